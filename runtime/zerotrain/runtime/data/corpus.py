@@ -1,7 +1,7 @@
-"""A corpus is one long sequence of token ids that is read in slices; text files are never held in memory.
+"""A corpus: one long sequence of token ids that is read in slices; text files are never held in memory.
 
 Text is bytes: every byte is a token, and files are joined by one zero byte, which text does not contain. A
-corpus knows only where its files begin; a slice is read from the page cache when it is asked for.
+corpus stores only where its files begin; a slice is read from the page cache on demand.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class Corpus(Protocol):
 
     num_tokens: int
     fingerprint: str
-    """Equal for equal contents (names and sizes of files); a resumed run compares it."""
+    """Hash that is equal for equal contents (names and sizes of files); a resumed run compares it."""
     notices: tuple[str, ...]
-    """What was passed over, for the log."""
+    """Descriptions of skipped files, for the log."""
 
     def read(self, start: int, length: int) -> NDArray[np.int64]:
-        """Ids `[start, start + length)`. Raises DataError when the file behind them cannot be read."""
+        """Return the ids `[start, start + length)`. Raises DataError when the file behind them cannot be
+        read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +73,7 @@ class TextCorpus:
         return ids
 
     def close(self) -> None:
-        """Close the files that are open; reading opens them again."""
+        """Close the open files; reading opens them again."""
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
@@ -99,7 +100,7 @@ class TextCorpus:
 
 
 class ArrayCorpus:
-    """Ids of an array: a memory-mapped file of token ids, or text that is small enough to hold."""
+    """Ids of an array: a memory-mapped file of token ids, or text that is small enough to hold in memory."""
 
     def __init__(
         self, ids: NDArray[np.generic], *, fingerprint: Sequence[object], notices: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""The loader that `initialize` makes: every rank its part of the data, in a new order in every epoch.
+"""The loader that `initialize` makes: every rank reads its part of the data, in a new order in every epoch.
 
-An epoch is over when an iteration has given all its batches, or when one begins after steps were taken in the
-one before (a `break` out of the loop). An iteration of which nothing was trained, such as a look at the first
-batch, does not count: one rank's look must not put the ranks into different orders.
+An epoch ends when an iteration has returned all its batches, or when an iteration begins after steps were
+taken in the previous one (a `break` out of the loop). An iteration without training, such as a look at the
+first batch, does not count: such a look on one rank must not put the ranks into different orders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """torch's sampler, which can leave out the samples that an epoch has given already."""
+    """torch's sampler, extended to leave out the samples that an epoch has used already."""
 
     skipped = 0
     """Samples of this rank that the next iteration leaves out."""
@@ -23,7 +23,7 @@ class EpochSampler(DistributedSampler[Any]):
     """Whether `set_epoch` was called since the last iteration began."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch next."""
+        """Use the order of this epoch next."""
         super().set_epoch(epoch)
         self.is_chosen = True
 
@@ -34,21 +34,21 @@ class EpochSampler(DistributedSampler[Any]):
 class RankPart(IterableDataset[Any]):
     """A stream's items dealt out in turn: item i goes to rank i modulo the number of ranks.
 
-    Every rank goes through the whole stream, which must give the same items on every rank, and keeps its own.
-    All ranks have equally many: what is missing of the last round is filled with items of the first, or with
-    `drop_last` that round is left out. Within a worker of a loader the stream is what the data set gives
-    there: splitting it by `torch.utils.data.get_worker_info()` is up to the data set, as in torch.
+    Every rank iterates over the whole stream, which must yield the same items on every rank, and keeps its
+    own. All ranks have equally many items: an incomplete last round is filled with items of the first round,
+    or left out with `drop_last`. Within a worker of a loader the stream is what the data set yields there:
+    splitting it by `torch.utils.data.get_worker_info()` is up to the data set, as in torch.
     """
 
     def __init__(self, data: IterableDataset[Any], *, rank: int, world_size: int, drop_last: bool) -> None:
         self.data = data
         self.epoch = self.skipped = 0
-        """As of `EpochSampler`."""
+        """Epoch of the next iteration, and `EpochSampler.skipped` for it."""
         self.is_chosen = False
         self._rank, self._world_size, self._drop_last = rank, world_size, drop_last
 
     def set_epoch(self, epoch: int) -> None:
-        """Take this epoch next; a stream that has such a method is told, and may shuffle by it."""
+        """Use this epoch next; a stream that has a `set_epoch` is given the epoch, and may shuffle by it."""
         self.epoch, self.is_chosen = epoch, True
 
     def __iter__(self) -> Iterator[Any]:
@@ -69,7 +69,7 @@ class RankPart(IterableDataset[Any]):
             yield turn[self._rank]
 
     def __len__(self) -> int:
-        """Raises TypeError for a stream of unknown length."""
+        """Return the number of this rank's items. Raises TypeError for a stream of unknown length."""
         whole: int = len(self.data)  # type: ignore[arg-type]
         return whole // self._world_size if self._drop_last else -(-whole // self._world_size)
 
@@ -77,7 +77,7 @@ class RankPart(IterableDataset[Any]):
 class EpochLoader(DataLoader[Any]):
     """Micro-batches of this rank.
 
-    `loader.sampler.set_epoch(n)`, for a stream `loader.dataset.set_epoch(n)`, chooses an epoch by hand.
+    `loader.sampler.set_epoch(n)`, for a stream `loader.dataset.set_epoch(n)`, chooses an epoch explicitly.
     """
 
     def __init__(
@@ -102,33 +102,32 @@ class EpochLoader(DataLoader[Any]):
         """Samples that all ranks together have in one batch each."""
         self._epoch = 0
         self._start = self._given = 0
-        """Batches of the epoch that were given before the iteration that runs, and so far."""
+        """Batches of the epoch that were returned before the running iteration, and so far."""
         self._is_over = self._is_restored = False
         self._steps_before = 0
         self._running: EpochIterator | None = None
         self._loads = 0
         self.steps_taken: Callable[[], int] = lambda: 0
-        """Number of `step()` calls so far; the engine puts its own here."""
+        """Number of `step()` calls so far; the engine sets its own function here."""
         self.on_batch: Callable[[int, int, bool], None] = lambda _epoch, _batches, _ended: None
-        """Called with the epoch and the batches so far: for every batch, and with True when no other
-        follows."""
+        """Called with the epoch and the batches so far: for every batch, and with True after the last one."""
         self.around: Callable[[Iterator[Any]], Iterator[Any]] = lambda batches: batches
-        """What an iteration goes through."""
+        """Wrapper that every iteration passes through."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self.around(EpochIterator(self))
 
     @property
     def epoch(self) -> int:
-        """Of the iteration that runs, or else of the last one."""
+        """Epoch of the running iteration, or else of the last one."""
         return self._epoch
 
     def was_moved(self, iterator: EpochIterator) -> bool:
-        """Whether a load came since the iteration began."""
+        """Return whether a state was loaded since the iteration began."""
         return iterator.loads != self._loads
 
     def begin(self, iterator: EpochIterator) -> Iterator[Any]:
-        """The batches of the next iteration, by torch's own loader."""
+        """Return the batches of the next iteration, by torch's own loader."""
         source = self._source
         if source.is_chosen:
             if not self._is_restored or source.epoch != self._epoch:
@@ -144,7 +143,8 @@ class EpochLoader(DataLoader[Any]):
         return super().__iter__()
 
     def count(self, iterator: EpochIterator, *, ended: bool) -> None:
-        """An iteration gave a batch, or has `ended`. Older ones that go on do not count."""
+        """Record that an iteration returned a batch, or has `ended`. Older iterations that still run do not
+        count."""
         if iterator is not self._running:
             return
         self._given += not ended
@@ -152,18 +152,18 @@ class EpochLoader(DataLoader[Any]):
         self.on_batch(self._epoch, self._given, ended)
 
     def state_dict(self) -> dict[str, int]:
-        """Where training is: the epoch, and the samples that all ranks together have had of it. The same on
-        every rank."""
+        """Return the position of training: the epoch, and the samples that all ranks together have used of
+        it. The same on every rank."""
         epoch, given = self._epoch, self._given if self._has_trained else self._start
         if self._is_over:
             epoch, given = epoch + 1, 0
         return {"epoch": epoch, "samples": given * self._round, "size": self._size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on there, also in an iteration that runs.
+        """Continue at that position, also in a running iteration.
 
-        With another number of ranks or another micro-batch the place is rounded down to whole batches; with
-        data of another size the epoch starts anew.
+        With another number of ranks or another micro-batch the position is rounded down to whole batches;
+        with data of another size the epoch starts anew.
         """
         self._epoch = self._source.epoch = int(state["epoch"])
         given = int(state["samples"]) // self._round if state["size"] == self._size else 0
@@ -179,7 +179,7 @@ class EpochLoader(DataLoader[Any]):
 
     @property
     def _size(self) -> int:
-        """Samples of the data; -1 of a stream."""
+        """Number of samples of the data; -1 for a stream."""
         return -1 if isinstance(self._source, RankPart) else len(self._source.dataset)  # type: ignore[arg-type]
 
 
@@ -190,7 +190,7 @@ class EpochIterator(Iterator[Any]):
         self._loader = loader
         self._batches: Iterator[Any] | None = None
         self.loads = 0
-        """Loads of the loader's place before it began."""
+        """Number of the loader's state loads before the iteration began."""
 
     def __next__(self) -> Any:
         loader = self._loader
@@ -214,13 +214,13 @@ def make_loader(
     drop_last: bool,
     collate_fn: Callable[[list[Any]], Any] | None,
 ) -> EpochLoader:
-    """The loader for `initialize(training_data=...)`, a map-style or an iterable data set.
+    """Return the loader for `initialize(training_data=...)`, a map-style or an iterable data set.
 
-    Raises TypeError for what is neither, ValueError where a rank would not get a single batch.
+    Raises TypeError for other data, ValueError where a rank would not get a single batch.
     """
     source: EpochSampler | RankPart
     if isinstance(data, IterableDataset):
-        # Of Hugging Face's split_dataset_by_node: such a stream is this rank's part already.
+        # A stream from Hugging Face's split_dataset_by_node is this rank's part already.
         is_split = getattr(data, "_distributed", None) is not None
         part = {"rank": 0, "world_size": 1} if is_split else {"rank": rank, "world_size": world_size}
         source = RankPart(data, **part, drop_last=drop_last)

@@ -1,4 +1,4 @@
-"""What is wrong with training data; ends every rank with exit BAD_DATA: a retry finds the same files."""
+"""Errors of training data. They end every rank with exit code BAD_DATA: a retry would find the same files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class DataError(Exception):
 
     @classmethod
     def unreadable(cls, what: str, error: OSError) -> DataError:
-        """The error for a file that the system does not let read; not the user's where it may pass."""
+        """Return the error for a file that the operating system cannot read; with STORAGE_FAILED where the
+        fault may pass."""
         found = cls(f"{what} cannot be read: {error.strerror}")
         if may_pass(error.errno):
             found.exit_code = ExitCode.STORAGE_FAILED

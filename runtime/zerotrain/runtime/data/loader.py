@@ -1,8 +1,8 @@
 """Micro-batches of one rank, and the position that a checkpoint keeps.
 
-A global batch of B samples is dealt out micro-step by micro-step, rank-strided: sample
-`base + j * world + rank` is the j-th of this rank. So what one optimizer step sees, over all ranks and
-micro-steps, depends on B alone.
+A global batch of B samples is dealt out micro-step by micro-step, rank-strided: sample `base + j * world +
+rank` is the j-th of this rank. So the samples of one optimizer step, over all ranks and micro-steps, depend
+on B alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zerotrain.runtime.data.order import SampleOrder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """Who reads how much."""
+    """Division of the samples among ranks and micro-batches, and the length of a sample."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ class Shape:
 
 
 class TokenLoader:
-    """Batches int64 `[micro_batch_size, context + 1]` without end; epochs follow one another."""
+    """Endless int64 batches `[micro_batch_size, context + 1]`; epochs follow one another."""
 
     def __init__(self, corpus: Corpus, shape: Shape, *, seed: int, vocabulary: int | None = None) -> None:
         """Raises DataError when the corpus is shorter than one sample."""
@@ -51,11 +51,11 @@ class TokenLoader:
 
     @property
     def samples_done(self) -> int:
-        """Samples that all ranks together have finished; moves by whole global batches."""
+        """Samples that all ranks together have finished; advances by whole global batches."""
         return self._samples_done
 
     def step_batches(self) -> Iterator[torch.Tensor]:
-        """The micro-batches of one optimizer step; the position moves when the last one was taken."""
+        """Yield the micro-batches of one optimizer step; the position advances after the last one."""
         shape, batch = self._shape, self._shape.batch
         for micro in range(batch.gradient_accumulation_steps):
             base = self._samples_done + micro * batch.micro_batch_size * shape.world_size + shape.rank
@@ -76,7 +76,7 @@ class TokenLoader:
         return torch.from_numpy(ids)
 
     def state(self) -> dict[str, Any]:
-        """The position, JSON-able; the same on every rank."""
+        """Return the position as JSON-compatible values; the same on every rank."""
         return {
             "samples_done": self._samples_done,
             "seed": self._seed,
@@ -85,7 +85,8 @@ class TokenLoader:
         }
 
     def restore(self, state: Mapping[str, Any]) -> tuple[str, ...]:
-        """Go on from a stored position; returns what differs from the run that stored it, for the log."""
+        """Continue from a stored position; return the differences from the run that stored it, for the
+        log."""
         self._samples_done = int(state["samples_done"])
         mine = self.state()
         return tuple(

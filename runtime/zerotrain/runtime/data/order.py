@@ -1,7 +1,7 @@
-"""In which order samples are seen: a seeded permutation of the corpus's windows for every epoch.
+"""Order of the samples: a seeded permutation of the corpus's windows for every epoch.
 
-Sample numbers count over the whole run and do not know ranks: whatever their number, step s sees the same
-samples, so that a run resumed on another number of ranks goes on with the same sequence. The permutation is
+Samples are numbered over the whole run, independently of ranks: with any number of ranks, step s uses the
+same samples, so that a run resumed on another number of ranks continues the same sequence. The permutation is
 computed index by index (a Feistel network with cycle walking) and needs no table, whatever the corpus's size.
 """
 
@@ -15,13 +15,13 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Permutation:
-    """A bijection of `range(size)` that looks shuffled; equal for equal size and key."""
+    """A pseudo-random bijection of `range(size)`; equal for equal size and key."""
 
     size: int
     key: bytes
 
     def __call__(self, index: int) -> int:
-        """The image of `index`."""
+        """Return the image of `index`."""
         if not 0 <= index < self.size:
             raise IndexError(f"index {index} is outside a permutation of {self.size}")
         half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
@@ -45,13 +45,13 @@ class Permutation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleOrder:
-    """Sample number -> window of the corpus."""
+    """Map from sample numbers to windows of the corpus."""
 
     num_windows: int
     seed: int
 
     def window(self, sample: int) -> int:
-        """The window that sample number `sample` (0-based, over all epochs) reads."""
+        """Return the window that sample number `sample` (0-based, over all epochs) reads."""
         epoch, index = divmod(sample, self.num_windows)
         key = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=16).digest()
         return Permutation(size=self.num_windows, key=key)(index)

@@ -1,6 +1,7 @@
-"""Opens what `data.path` names: text, a folder of text, `.jsonl`, a `.bin` of token ids, Python's own text.
+"""Opens the corpus of `data.path`: text, a folder of text, `.jsonl`, a `.bin` of token ids, Python's own
+text.
 
-The order of files is that of their relative paths, byte by byte, so that it is the same on every machine.
+Files are ordered by their relative paths, byte by byte, so that the order is the same on every machine.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from zerotrain.runtime.data.errors import DataError
 from zerotrain.runtime.data.tokens import tokenized
 
 PROBE_BYTES = 8192
-"""A zero byte among the first of them marks a file as binary."""
+"""Bytes that are read to detect a binary file: it has a zero byte among them."""
 
 MAX_JSONL_BYTES = 512 << 20
-"""A .jsonl file is decoded into memory; larger ones should be converted to text."""
+"""Largest .jsonl file, which is decoded into memory; larger ones should be converted to text."""
 
 TOKENS_SUFFIX = ".bin"
 
 TEXT_FIELD = "text"
 
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
-"""Dtype of a `.bin` file, read from its name: `corpus.uint16.bin`; uint16 when the name does not say."""
+"""Dtypes of a `.bin` file, read from its name: `corpus.uint16.bin`; uint16 when the name has none."""
 
 MAX_NAMED = 3
 
@@ -38,7 +39,7 @@ _OFTEN_LEFT_OUT = frozenset({"test", "tests", "idlelib", "tkinter", "turtledemo"
 
 
 def with_tokenizer(corpus: Corpus, data_path: str, folder: str) -> Corpus:
-    """The corpus for a model with a tokenizer of its own, in `folder`: text becomes that model's ids.
+    """Return the corpus for a model with a tokenizer of its own, in `folder`: text becomes that model's ids.
 
     Raises DataError when it cannot.
     """
@@ -46,7 +47,7 @@ def with_tokenizer(corpus: Corpus, data_path: str, folder: str) -> Corpus:
 
 
 def open_corpus(data_path: str) -> Corpus:
-    """The corpus behind `data_path`. Raises DataError naming the path, the rule and the way out."""
+    """Return the corpus of `data_path`. Raises DataError naming the path, the rule and the remedy."""
     if data_path == PYTHON_STDLIB:
         return python_stdlib()
     path = Path(data_path)
@@ -71,8 +72,9 @@ def open_corpus(data_path: str) -> Corpus:
 
 
 def python_stdlib() -> TextCorpus:
-    """The .py files of the running Python's standard library, without installed packages, and without the
-    parts that distributions and images often leave out: the same text on a machine and in a container."""
+    """Return the .py files of the running Python's standard library, without installed packages, and without
+    the parts that distributions and images often leave out: so the text is the same on a machine and in a
+    container."""
     return _folder(Path(sysconfig.get_paths()["stdlib"]), suffix=".py", without=_OFTEN_LEFT_OUT)
 
 
@@ -109,14 +111,15 @@ def _folder(root: Path, *, suffix: str | None, without: frozenset[str] = frozens
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Regular files below `root`, by path; hidden names, installed packages and linked folders left out."""
+    """Yield the regular files below `root`, by path, without hidden names, installed packages and linked
+    folders."""
 
     def fail(error: OSError) -> None:
         raise error
 
     found = []
     for folder, names, files in os.walk(root, onerror=fail):
-        # Linked folders are not followed (loops); a mounted ConfigMap links its files, and those are.
+        # Linked folders are not followed (loops); linked files are, as a mounted ConfigMap links its files.
         names[:] = [name for name in names if not _passed_over(name)]
         found += [Path(folder, name) for name in files if not name.startswith(".")]
     yield from (path for path in sorted(found, key=lambda path: os.fsencode(path)) if path.is_file())

@@ -1,6 +1,6 @@
-"""Text as the token ids of a model from a folder, by the folder's own `tokenizer.json`.
+"""Conversion of text into the token ids of a model from a folder, by the folder's own `tokenizer.json`.
 
-Needs the tokenizers library, which a worker may lack: then the ids must come in a `.bin` file. Every rank
+It needs the tokenizers library, which a worker may lack: then the ids must come in a `.bin` file. Every rank
 tokenises the text at its start and keeps the ids, so this is for text of moderate size.
 """
 
@@ -17,7 +17,7 @@ from zerotrain.runtime.data.corpus import SEPARATOR, ArrayCorpus, Corpus
 from zerotrain.runtime.data.errors import DataError
 
 MAX_TEXT_BYTES = 512 << 20
-"""Above it every rank would spend too long at its start."""
+"""Largest text; with more, every rank would spend too long at its start."""
 
 TOKENIZER = "tokenizer.json"
 
@@ -26,7 +26,7 @@ _DOCUMENTS = 256
 
 
 def tokenized(corpus: Corpus, folder: Path, data_path: str) -> ArrayCorpus:
-    """The ids of a text corpus; documents end with the model's end-of-text id where it has one.
+    """Return the ids of a text corpus; documents end with the model's end-of-text id where it has one.
 
     Raises DataError when there is no tokenizer or library, or too much text.
     """
@@ -63,7 +63,7 @@ def tokenized(corpus: Corpus, folder: Path, data_path: str) -> ArrayCorpus:
 
 
 def _documents(corpus: Corpus) -> Iterator[str]:
-    """The texts between separators."""
+    """Yield the texts between separators."""
     left = b""
     for start in range(0, corpus.num_tokens, _READ_BYTES):
         count = min(_READ_BYTES, corpus.num_tokens - start)

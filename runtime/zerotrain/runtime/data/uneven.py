@@ -1,9 +1,9 @@
-"""Ranks with unequal numbers of batches or samples train together (`uneven_inputs` "join").
+"""Joint training of ranks with unequal numbers of batches or samples (`uneven_inputs` "join").
 
-Before each update the ranks tell each other how many samples they have for it, in one small collective. A
-rank that has fewer batches goes through its last one again at weight zero, so that it takes part in every
-collective; the weights make the gradient the mean over all samples of the step, wherever they are, as if one
-process had them all. A pass over the data ends with the last rank's, at an update.
+Before each update the ranks exchange the number of samples that they have for it, in one small collective. A
+rank that has fewer batches repeats its last one at weight zero, so that it takes part in every collective.
+The weights make the gradient the mean over all samples of the step, wherever they are, as if one process had
+them all. A pass over the data ends with the last rank's data, at an update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Rounds:
-    """The samples of every rank between two updates, and the weights that follow."""
+    """Samples of every rank between two updates, and the resulting weights."""
 
     def __init__(self, comm: Comm, *, steps_taken: Callable[[], int]) -> None:
         """`steps_taken`: calls of the engine's `step()` so far, one per batch."""
@@ -29,16 +29,16 @@ class Rounds:
         self.last: Any = None
         """The last batch of this rank that had samples."""
         self._weights: dict[int, float] = {}
-        """By number of the `step()` call that ends the batch."""
+        """Weights by number of the `step()` call that ends the batch."""
 
     def weight(self, step_call: int) -> float:
-        """Of the batch that this call ends."""
+        """Return the weight of the batch that this call ends."""
         return self._weights.get(step_call, 1.0)
 
     def agree(self, sizes: list[int]) -> bool:
-        """Exchange the samples of this rank's next batches, as many as are left to the update; whether
-        anybody has any. Sets their weights. Raises ValueError, on every rank, when one has no batch to
-        repeat."""
+        """Exchange the sample counts of this rank's next batches, as many as are left to the update; set
+        their weights, and return whether a rank has any samples. Raises ValueError, on every rank, when one
+        has no batch to repeat."""
         rows = self.comm.gather_record([float(self.last is not None), *map(float, sizes)], label="samples")
         total = sum(sum(row[1:]) for row in rows)
         if not total:
@@ -56,7 +56,8 @@ class Rounds:
 
 
 def joined(batches: Iterator[Any], rounds: Rounds, *, length: Callable[[], int]) -> Iterator[Any]:
-    """The batches and, while other ranks have data, repeated ones. `length`: batches up to the update."""
+    """Yield the batches and, while other ranks have data, repeated ones. `length`: batches up to the
+    update."""
     while True:
         wanted = length()
         round_: list[Any] = list(islice(batches, wanted))
@@ -79,8 +80,8 @@ def joined(batches: Iterator[Any], rounds: Rounds, *, length: Callable[[], int])
 
 
 def num_samples(batch: Any) -> int:
-    """Samples of a batch: the first size of its first tensor, at whatever depth; 0 of None and of empty
-    containers. Raises TypeError for a batch without tensors, lists or texts."""
+    """Return the number of samples of a batch: the first size of its first tensor, at whatever depth; 0 for
+    None and for empty containers. Raises TypeError for a batch without tensors, lists or texts."""
     found = _first_size(batch)
     if found is None:
         raise TypeError(

@@ -2,9 +2,9 @@
 
     from zerotrain.runtime import deepspeed
 
-and likewise `from deepspeed.utils import ...` to `from zerotrain.runtime.deepspeed.utils import ...`. All is
-aliases; docs/deepspeed.md lists the names and what differs. What is not here is not part of zerotrain, and
-importing it fails at once, with the reason.
+and likewise `from deepspeed.utils import ...` to `from zerotrain.runtime.deepspeed.utils import ...`. All
+names are aliases; docs/deepspeed.md lists them and the differences. Other names are not part of zerotrain:
+importing them fails at once, with the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 __version__ = "0.19.8+zerotrain"
-"""The DeepSpeed whose names and behaviour these are."""
+"""Version of DeepSpeed whose names and behaviour these are."""
 
 __getattr__ = absent.attributes_of(__name__)
 absent.install()

@@ -1,5 +1,5 @@
-"""What DeepSpeed has and this package has not: every answer says why, what is nearest, and where to read
-on."""
+"""Errors for names of DeepSpeed that this package does not have: each gives the reason, the nearest
+alternative, and the document to read."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ ABSENT: Mapping[str, str] = {
     "sequence": "sequence parallelism is not part of zerotrain; all ranks are data-parallel",
     "tp_model_init": _TENSOR_PARALLEL,
 }
-"""By name below `deepspeed`: why it is not here, and what to use. docs/deepspeed.md has the same table."""
+"""Names below `deepspeed` that are absent, with the reason and the alternative. docs/deepspeed.md has the
+same table."""
 
 
 def text_for(module: str, name: str) -> str:
-    """The message for a name that a module of this package has not."""
+    """Return the message for a name that a module of this package does not have."""
     below = module.removeprefix(PACKAGE).lstrip(".")
     full = ".".join(filter(None, [below, name]))
     reason = next((ABSENT[part] for part in _outer(full) if part in ABSENT), None)
@@ -66,13 +67,13 @@ def text_for(module: str, name: str) -> str:
 
 
 def _outer(name: str) -> list[str]:
-    """The dotted name and everything that holds it, innermost first."""
+    """Return the dotted name and every name that contains it, innermost first."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _nearest(module: str, name: str) -> str:
-    """The same name in another module, else the most similar one in this module."""
+    """Return a hint at the same name in another module, else at the most similar one in this module."""
     for other, found in list(sys.modules.items()):
         if other.startswith(PACKAGE) and name in getattr(found, "__all__", ()):
             return f"; it is in {'.'.join(['deepspeed', *other.split('.')[3:]])}"
@@ -81,9 +82,9 @@ def _nearest(module: str, name: str) -> str:
 
 
 def attributes_of(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module of this package.
+    """Return the `__getattr__` of a module of this package.
 
-    `from module import name` drops the text of an AttributeError, so it gets an ImportError.
+    `from module import name` drops the text of an AttributeError, so that form raises an ImportError.
     """
 
     def missing(name: str) -> Any:
@@ -103,12 +104,12 @@ def _is_import(frame: types.FrameType) -> bool:
 
 
 class AbsentModules(importlib.abc.MetaPathFinder):
-    """The last finder: names below this package that no other one found."""
+    """Last finder: for names below this package that no other finder knows."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Raises ModuleNotFoundError for a module of this package, which is not there then."""
+        """Raise ModuleNotFoundError for a module of this package: at this point it does not exist."""
         if fullname.startswith(f"{PACKAGE}."):
             module, _, name = fullname.rpartition(".")
             raise ModuleNotFoundError(text_for(module, name), name=fullname)
@@ -116,6 +117,6 @@ class AbsentModules(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Put the finder behind the others, once."""
+    """Append the finder to the others, once."""
     if not any(isinstance(finder, AbsentModules) for finder in sys.meta_path):
         sys.meta_path.append(AbsentModules())

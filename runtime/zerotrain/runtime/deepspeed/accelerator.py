@@ -1,4 +1,4 @@
-"""`deepspeed.accelerator`: the device under this rank, asked through torch."""
+"""`deepspeed.accelerator`: the device of this rank, queried through torch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __getattr__ = attributes_of(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """CUDA where there is CUDA, else the CPU."""
+    """CUDA where it is available, else the CPU."""
 
     kind: str
 
     def device_name(self, index: int | None = None) -> str:
-        """As torch.device takes it."""
+        """Return the device's name for torch.device."""
         return self.kind if index is None or self.kind == "cpu" else f"{self.kind}:{index}"
 
     def current_device_name(self) -> str:
-        """As torch.device takes it."""
+        """Return the current device's name for torch.device."""
         return self.device_name(self.current_device())
 
     def current_device(self) -> int:
-        """The number of this rank's device."""
+        """Return the number of this rank's device."""
         return torch.cuda.current_device() if self.kind == "cuda" else 0
 
     def device_count(self) -> int:
-        """Devices of this host; a CPU counts as one."""
+        """Return the number of devices of this host; a CPU counts as one."""
         return torch.cuda.device_count() if self.kind == "cuda" else 1
 
     def set_device(self, index: int) -> None:
@@ -41,15 +41,15 @@ class Accelerator:
             torch.cuda.set_device(index)
 
     def is_available(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def communication_backend_name(self) -> str:
-        """torch.distributed's backend for it."""
+        """Return the backend of torch.distributed for the device."""
         return "nccl" if self.kind == "cuda" else "gloo"
 
     def is_bf16_supported(self) -> bool:
-        """Whether bf16 computes; the CPU emulates it at worst."""
+        """Return whether bf16 can be computed; the CPU emulates it at worst."""
         return torch.cuda.is_bf16_supported() if self.kind == "cuda" else True
 
     def synchronize(self) -> None:
@@ -58,19 +58,19 @@ class Accelerator:
             torch.cuda.synchronize()
 
     def empty_cache(self) -> None:
-        """Give cached device memory back."""
+        """Free cached device memory."""
         if self.kind == "cuda":
             torch.cuda.empty_cache()
 
     def memory_allocated(self) -> int:
-        """Bytes of device memory in tensors; 0 on the CPU."""
+        """Return the bytes of device memory in tensors; 0 on the CPU."""
         return torch.cuda.memory_allocated() if self.kind == "cuda" else 0
 
     def max_memory_allocated(self) -> int:
-        """Its peak."""
+        """Return the peak of `memory_allocated`."""
         return torch.cuda.max_memory_allocated() if self.kind == "cuda" else 0
 
 
 def get_accelerator() -> Accelerator:
-    """The accelerator of this process."""
+    """Return the accelerator of this process."""
     return Accelerator("cuda" if torch.cuda.is_available() else "cpu")

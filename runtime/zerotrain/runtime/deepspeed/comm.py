@@ -1,4 +1,4 @@
-"""`deepspeed.comm`: torch.distributed, whose functions DeepSpeed's have the names of."""
+"""`deepspeed.comm`: torch.distributed, which has the functions under the same names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deepspeed.zero`: building models without memory, whole parameters, as aliases."""
+"""`deepspeed.zero`: building models without memory, and access to whole parameters, as aliases."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def Init(
     enabled: bool = True,
     **_other: Any,
 ) -> Iterator[None]:
-    """`zerotrain.runtime.init_context`. `module` and the other arguments of DeepSpeed's have no meaning
-    here: `initialize` takes a model that is built already over as it is, on the device and in the precision
-    that the configuration says. While a model of an engine is in forward or backward it does nothing: the
-    tensors that are made then are the pass's own."""
+    """Enter `zerotrain.runtime.init_context`. `module` and the other arguments of DeepSpeed's have no meaning
+    here: `initialize` takes a model over that is already built, on the configured device and in the
+    configured precision. While a model of an engine is in forward or backward it does nothing: tensors that
+    are made then belong to the pass."""
     builds = enabled and module is None and not any(is_running(core) for core in cores())
     with init_context(config_dict_or_path if config is None else config, enabled=builds):
         yield
@@ -48,8 +48,8 @@ def GatheredParameters(
     fwd_module: nn.Module | None = None,
     enabled: bool = True,
 ) -> Iterator[None]:
-    """`zerotrain.runtime.full_parameters`. In forward and backward the parameters are whole until the pass
-    ends, which needs no context; writing them there (`modifier_rank`) raises RuntimeError. `fwd_module` has
+    """Enter `zerotrain.runtime.full_parameters`. In forward and backward the parameters are whole until the
+    pass ends, without a context; writing them there (`modifier_rank`) raises RuntimeError. `fwd_module` has
     no meaning here."""
     if isinstance(params, nn.Module):
         params = list(params.parameters())
@@ -62,8 +62,8 @@ def GatheredParameters(
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Nothing: a parameter that another module uses in forward is gathered when it is used."""
+    """Do nothing: a parameter that another module uses in forward is gathered when it is used."""
 
 
 def unregister_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Nothing; see `register_external_parameter`."""
+    """Do nothing; see `register_external_parameter`."""

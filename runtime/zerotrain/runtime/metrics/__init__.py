@@ -1,8 +1,8 @@
-"""What a worker exports to Prometheus.
+"""Metrics that a worker exports to Prometheus.
 
-`WorkerMetrics` is a rank's private registry; its snapshots travel over the channel, and the launcher's
-`MergedCollector` serves all ranks of the pod as one exposition. The rows are in `zerotrain.contract.metrics`.
-Nothing here imports torch.
+`WorkerMetrics` is a rank's private registry; its snapshots are sent over the channel, and the launcher's
+`MergedCollector` serves all ranks of the pod as one exposition. The definitions are in
+`zerotrain.contract.metrics`. This package does not import torch.
 """
 
 from zerotrain.runtime.metrics.merge import MergedCollector

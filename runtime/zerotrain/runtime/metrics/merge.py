@@ -19,7 +19,7 @@ class MergedCollector(Collector):
         self._by_rank: dict[int, list[Metric]] = {}
 
     def update(self, rank: int, families: list[Metric]) -> None:
-        """Replace what `rank` said before. `families` must not be changed afterwards."""
+        """Replace the earlier families of `rank`. `families` must not be changed afterwards."""
         with self._lock:
             self._by_rank[rank] = families
 
@@ -38,6 +38,6 @@ class MergedCollector(Collector):
         return iter(merged.values())
 
     def _claim(self, samples: Iterable[Sample], rank: int) -> Iterator[Sample]:
-        """The launcher says whose samples these are: a program can neither forge nor forget it."""
+        """Set the labels `job_name` and `rank` of samples: a program can neither forge nor omit them."""
         for sample in samples:
             yield sample._replace(labels={**sample.labels, "job_name": self._job, "rank": str(rank)})

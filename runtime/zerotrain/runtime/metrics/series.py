@@ -1,8 +1,8 @@
-"""The series of one catalogue, kept as plain numbers: what `WorkerMetrics` and the launcher's board write to.
+"""The series of one catalogue, kept as plain numbers: `WorkerMetrics` and the launcher's board write to them.
 
-Telling costs a training some tens of microseconds per step (tests/benchmarks/bench_metrics.py), as no number
-has a lock of its own: one thread writes, and `lock` keeps together what belongs together. Collected, they are
-prometheus_client's own families, so that its registries, encoders and tests take them.
+Writing costs some tens of microseconds per training step (tests/benchmarks/bench_metrics.py), as no number
+has a lock of its own: one thread writes, and `lock` keeps related numbers consistent. `collect` returns
+prometheus_client's own families, so that its registries, encoders and tests accept them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class Counter:
         self._exemplar: Exemplar | None = None
 
     def inc(self, amount: float = 1.0, *, step: int | None = None) -> None:
-        """`step` becomes the exemplar."""
+        """Add `amount`; `step` becomes the exemplar."""
         self.value += amount
         if step is not None:
             self._exemplar = Exemplar({"step": str(step)}, amount, time.time())
 
     def raise_to(self, total: float) -> None:
-        """For what is summed elsewhere; a smaller total is that of a successor, and changes nothing."""
+        """Set a total that is summed elsewhere; a smaller total comes from a new source that began at 0, and
+        changes nothing."""
         self.value = max(self.value, total)
 
     def samples(self, name: str, labels: Labels) -> list[Sample]:
@@ -77,7 +78,7 @@ class Histogram:
         self._labels = [{**labels, "le": _go(bound)} for bound in (*bounds, float("inf"))]
 
     def observe(self, value: float, step: int | None = None, *, times: int = 1) -> None:
-        """`step` becomes the bucket's exemplar."""
+        """Count `value` `times` times; `step` becomes the bucket's exemplar."""
         bucket = bisect_left(self._bounds, value)
         self._counts[bucket] += times
         self._sum += value * times
@@ -85,7 +86,7 @@ class Histogram:
             self._exemplars[bucket] = (step, value, time.time())
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Many at once, without exemplars."""
+        """Count many values at once, without exemplars."""
         bounds, counts, total = self._bounds, self._counts, self._sum
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -125,15 +126,16 @@ S = TypeVar("S", Counter, Gauge, Histogram, Info)
 
 
 class Families(Collector):
-    """All series of a catalogue under the same first labels. Every label set that is known is there at 0 from
-    the start; those of a family that is not everywhere (`MetricSpec.only`) from the first time they are asked
-    for."""
+    """All series of a catalogue under the same first labels. Every known label set exists at 0 from the
+    start; those of a family that exists only in some workers (`MetricSpec.only`) exist from their first
+    use."""
 
     def __init__(self, catalogue: Iterable[MetricSpec], common: Mapping[str, str]) -> None:
         self._common = dict(common)
         self._specs = {spec.name: spec for spec in catalogue}
         self.lock = Lock()
-        """Held while the families are collected, and by a writer for numbers that must be seen together."""
+        """Lock held while the families are collected, and by a writer for numbers that must be seen
+        together."""
         self._series: dict[tuple[str, ...], Series] = {}
         self._labels: dict[tuple[str, ...], Labels] = {}
         for spec in self._specs.values():
@@ -144,7 +146,7 @@ class Families(Collector):
                     self._make(spec, values)
 
     def registry(self) -> CollectorRegistry:
-        """A registry that holds these families alone."""
+        """Return a registry that holds these families alone."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return registry
@@ -176,7 +178,7 @@ class Families(Collector):
         return iter(families.values())
 
     def _find(self, kind: type[S], key: tuple[str, ...]) -> S:
-        """The way for what is not there yet, and for mistakes."""
+        """Make a series on its first use, or raise the error for a wrong name or type."""
         series = self._series.get(key)
         if series is None:
             spec = self._specs[key[0]]
@@ -198,7 +200,7 @@ class Families(Collector):
 
 
 def _go(bound: float) -> str:
-    """As prometheus_client writes it."""
+    """Return the bound in prometheus_client's notation."""
     return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
 
 
@@ -215,6 +217,6 @@ def _series(spec: MetricSpec, labels: Labels) -> Series:
 
 
 def _family(spec: MetricSpec) -> Metric:
-    """In OpenMetrics a family is named without the suffix of its samples."""
+    """Return an empty family; in OpenMetrics its name lacks the suffix of its samples."""
     name = spec.name.removesuffix("_total").removesuffix("_info")
     return Metric(name, spec.help, spec.kind.value)

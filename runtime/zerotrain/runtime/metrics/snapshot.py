@@ -1,4 +1,4 @@
-"""A registry as plain JSON values and back: how a rank's metrics reach its launcher without pickle."""
+"""A registry as plain JSON values and back: a rank's metrics reach its launcher without pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_EXEMPLAR_CHARS = 128
 """OpenMetrics' limit; a scrape with more fails as a whole."""
 
 _OWN = {spec.name.removesuffix("_total").removesuffix("_info"): spec.kind.value for spec in RANK_METRICS}
-"""Families of ours that a rank exports -> their type."""
+"""Families of the catalogue that a rank exports, with their types."""
 _OF_OTHERS = ("zerotrain_", "DCGM_", "ALERTS", "scrape_")
 _ENDS = {
     "counter": ("_total",),
@@ -30,18 +30,20 @@ _ENDS = {
     "histogram": ("_bucket", "_count", "_sum"),
     "gaugehistogram": ("_bucket", "_gcount", "_gsum"),
 }
-"""Type -> what its samples' names end with."""
+"""Suffixes of the samples' names by type."""
 
 
 def snapshot(registry: CollectorRegistry) -> list[dict[str, Any]]:
-    """Every family of `registry` with its samples: [{name, help, type, unit, samples: [[...], ...]}]."""
+    """Return every family of `registry` with its samples: [{name, help, type, unit, samples: [[...],
+    ...]}]."""
     return [
         {
             "name": family.name,
             "help": family.documentation,
             "type": family.type,
             "unit": family.unit,
-            # The text format would show creation times as families of their own; nothing of ours reads them.
+            # The text format would show creation times as separate families; no rule or dashboard of ours
+            # reads them.
             "samples": [_pack(sample) for sample in family.samples if not sample.name.endswith("_created")],
         }
         for family in registry.collect()
@@ -49,8 +51,8 @@ def snapshot(registry: CollectorRegistry) -> list[dict[str, Any]]:
 
 
 def restore(families: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """The families again, but those under names of others. Raises ValueError when the data is no snapshot or
-    exceeds its bounds: it comes from a tenant's program."""
+    """Return the families of a snapshot, without those under names reserved for other sources. Raises
+    ValueError when the data is not a snapshot or exceeds its bounds: it comes from a tenant's program."""
     try:
         if len(families) > MAX_FAMILIES or sum(len(family["samples"]) for family in families) > MAX_SAMPLES:
             raise ValueError(f"snapshot exceeds {MAX_FAMILIES} families or {MAX_SAMPLES} samples")
@@ -61,16 +63,16 @@ def restore(families: Sequence[Mapping[str, Any]]) -> list[Metric]:
 
 def _restore_family(family: Mapping[str, Any]) -> Metric:
     name, text, kind, unit = family["name"], family["help"], family["type"], family["unit"]
-    # prometheus_client accepts any UTF-8 name; one that older scrapers refuse spoils the whole exposition.
+    # prometheus_client accepts any UTF-8 name; one that older scrapers reject spoils the whole exposition.
     if not (_is_text(text) and _is_text(kind) and _is_identifier(name)):
         raise ValueError(f"family {name!r} must have an ASCII identifier as name and texts as help and type")
-    # The exposition writes the unit as it is.
+    # The exposition writes the unit unchanged.
     if not _is_text(unit) or (unit and not name.endswith(f"_{unit}")):
         raise ValueError(f"unit of {name} must be empty or how the name ends; got {unit!r}")
     own = _OWN.get(name)
     if own is not None and kind != own:
         raise ValueError(f"{name} is a {own}; got a {kind}")
-    # What is fixed for a rank is one thing. Rules multiply by it: a second one would end them for all jobs.
+    # A rank has one set of fixed facts. Rules multiply by it: a second one would make them fail for all jobs.
     if own == "info" and len(family["samples"]) > 1:
         raise ValueError(f"{name} is told once by a rank; got {len(family['samples'])} samples")
     metric = Metric(name, text, kind, unit)
@@ -79,7 +81,8 @@ def _restore_family(family: Mapping[str, Any]) -> Metric:
 
 
 def _speaks_for_others(name: object) -> bool:
-    """Names that operator, launcher, GPU exporter or Prometheus have, and that rules believe."""
+    """Return whether a name belongs to the operator, the launcher, the GPU exporter or Prometheus, whose
+    series rules trust."""
     if not isinstance(name, str) or name in _OWN:
         return False
     return name == "up" or name.startswith(_OF_OTHERS)
@@ -93,7 +96,7 @@ def _pack(sample: Sample) -> list[Any]:
 
 def _unpack(packed: Sequence[Any], family: Metric) -> Sample:
     name, labels, value, exemplar = packed
-    # Not just the same beginning: a family `z` would hold anything of ours.
+    # A common prefix is not enough: a family `z` would then hold any of our series.
     if not isinstance(name, str) or name not in {family.name + end for end in _ENDS[family.type]}:
         raise ValueError(f"sample {name!r} does not belong to the {family.type} {family.name!r}")
     if not _are_labels(labels.items()):
@@ -107,7 +110,8 @@ def _unpack(packed: Sequence[Any], family: Metric) -> Sample:
 
 
 def _exemplar(labels: Mapping[str, str], value: Any, timestamp: Any) -> Exemplar:
-    """Every part is checked, for the encoder writes them as they are: a line break would begin a series."""
+    """Return the exemplar. Every part is checked, because the encoder writes it unchanged: a line break would
+    begin a series."""
     moment = None if timestamp is None else float(timestamp)
     if not _are_labels(labels.items()) or sum(map(len, (*labels, *labels.values()))) > MAX_EXEMPLAR_CHARS:
         raise ValueError(f"an exemplar has at most {MAX_EXEMPLAR_CHARS} characters of labels; got {labels!r}")
@@ -117,7 +121,7 @@ def _exemplar(labels: Mapping[str, str], value: Any, timestamp: Any) -> Exemplar
 
 
 def _are_labels(items: Iterable[tuple[Any, Any]]) -> bool:
-    # Prometheus keeps `__` for itself and refuses an answer with a second `__name__`.
+    # Prometheus reserves `__` and rejects an answer with a second `__name__`.
     return all(_is_identifier(key) and not key.startswith("__") and _is_text(value) for key, value in items)
 
 
@@ -126,7 +130,8 @@ def _is_identifier(name: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Half a surrogate pair is no text: encoding it would fail, and with it the answer for all ranks."""
+    """Return whether a value is text. Half a surrogate pair is not: encoding it would fail, and with it the
+    answer for all ranks."""
     if not isinstance(value, str):
         return False
     try:

@@ -1,6 +1,7 @@
-"""A rank's metrics: the trainer tells what happened, this turns it into the families of the catalogue.
+"""A rank's metrics: the trainer reports events, and this module turns them into the families of the
+catalogue.
 
-One thread tells; any thread may collect.
+One thread reports; any thread may collect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ COMPUTE_PHASES = frozenset({"forward", "backward", "optimizer"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankIdentity:
-    """What is fixed for the life of a rank's process."""
+    """Properties that are fixed for the life of a rank's process."""
 
     job: str
     rank: int
@@ -32,30 +33,30 @@ class RankIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSample:
-    """One finished optimizer step as this rank saw it."""
+    """One finished optimizer step, or several, as this rank measured it."""
 
     step: int
-    """Steps done after this one, earlier attempts included."""
+    """Number of steps done after this one, those of earlier attempts included."""
     seconds: float
     loss: float | None = None
     grad_norm: float | None = None
     loss_scale: float | None = None
     learning_rate: float | None = None
     tokens: int = 0
-    """Of this rank."""
+    """Tokens of this rank."""
     samples: int = 0
     skipped: int = 0
-    """Of the steps, those whose update was left out (overflow)."""
+    """Number of steps whose update was skipped (overflow)."""
     replayed: bool = False
-    """An earlier attempt had reached this step already: the time is not productive."""
+    """Whether an earlier attempt had reached this step already: the time is not productive."""
     wait_seconds: float = 0.0
-    """Part of `seconds` in which the rank could only wait for collectives."""
+    """Part of `seconds` in which the rank only waited for collectives."""
     background_seconds: float = 0.0
-    """What updates beside the forward pass took."""
+    """Time of updates that ran beside the forward pass."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     steps: int = 1
-    """That ended since the last sample, `step` the last of them. Tokens and samples are of all of them, times
-    the mean of one."""
+    """Steps that ended since the last sample, `step` the last of them. Tokens and samples are those of all
+    steps, times are the mean of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +64,7 @@ class OffloadSample:
     """Totals since the engine was made."""
 
     moved_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By transfer direction."""
+    """Bytes by transfer direction."""
     wait_seconds: float = 0.0
     pass_seconds: float = 0.0
     pass_bytes: int = 0
@@ -75,7 +76,7 @@ class WorkerMetrics:
     """The private registry of one rank. Every label set of the catalogue exists, at 0, from the start."""
 
     def __init__(self, identity: RankIdentity, *, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives Unix seconds."""
+        """`clock` returns Unix seconds."""
         self._families = Families(RANK_METRICS, {"job_name": identity.job, "rank": str(identity.rank)})
         self.registry = self._families.registry()
         self._clock = clock
@@ -97,16 +98,17 @@ class WorkerMetrics:
             self._families.gauge(name).set(self._born_at)
 
     def add_facts(self, **facts: str) -> None:
-        """Further labels of zerotrain_rank_info, known once the engine exists."""
+        """Add labels of zerotrain_rank_info that are known once the engine exists."""
         self._facts.update(facts)
         self._families.info("zerotrain_rank_info").set(self._facts)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """A gauge of the catalogue that nothing else is derived from."""
+        """Set a gauge of the catalogue from which no other series is derived."""
         self._families.gauge(name, *labels).set(value)
 
     def observe_step(self, sample: StepSample) -> None:
-        """Optimizer steps are done; the step number becomes the exemplar of what they are counted in."""
+        """Record finished optimizer steps; the step number becomes the exemplar of the series that count
+        them."""
         with self._families.lock:
             self._observe_step(sample)
 
@@ -126,7 +128,7 @@ class WorkerMetrics:
         background = sample.background_seconds * steps
         families.counter("zerotrain_optimizer_background_seconds_total").inc(background)
         families.counter("zerotrain_data_wait_seconds_total").inc(phases.get("data", 0.0) * steps)
-        # Waits between two steps are told with the later one, and may be longer than that step took.
+        # Waits between two steps are reported with the later one, and may be longer than that step took.
         waited = min(sample.wait_seconds, sample.seconds)
         families.counter("zerotrain_collective_wait_seconds_total").inc(waited * steps)
         families.counter("zerotrain_step_own_seconds_total").inc((sample.seconds - waited) * steps)
@@ -142,31 +144,32 @@ class WorkerMetrics:
         families.gauge("zerotrain_last_step_timestamp_seconds").set(self._clock())
 
     def observe_collectives(self, op: str, seconds: Iterable[float], num_bytes: int = 0) -> None:
-        """These collectives finished; `num_bytes` is what this rank gave to others in all of them."""
+        """Record finished collectives; `num_bytes` is the number of bytes that this rank sent in all of
+        them."""
         with self._families.lock:
             self._families.histogram("zerotrain_collective_duration_seconds", op).observe_all(seconds)
             self._families.counter("zerotrain_collective_bytes_total", op).inc(num_bytes)
 
     def observe_digest(self, *, step: int, is_equal: bool) -> None:
-        """The ranks compared what all of them hold; whether this rank's was rank 0's."""
+        """Record a comparison of the replicated state: whether this rank's digest equals rank 0's."""
         self._families.counter("zerotrain_state_digest_checks_total").inc()
         if not is_equal:
             self._families.counter("zerotrain_state_digest_mismatch_total").inc(step=step)
 
     def observe_checkpoint(self, *, step: int, seconds: float, num_bytes: int = 0) -> None:
-        """A checkpoint of `step` is durable."""
+        """Record that a checkpoint of `step` is durable."""
         self._families.histogram("zerotrain_checkpoint_duration_seconds", "save").observe(seconds, step)
         self._families.counter("zerotrain_checkpoint_bytes_total").inc(num_bytes)
         self._families.gauge("zerotrain_checkpoint_size_bytes").set(num_bytes)
         self.set_last_checkpoint(step=step, at=self._clock())
 
     def observe_stall(self, *, step: int, seconds: float) -> None:
-        """Training stood still for a checkpoint."""
+        """Record the time that training waited for a checkpoint."""
         self._families.histogram("zerotrain_phase_duration_seconds", "checkpoint").observe(seconds, step)
         self._families.counter("zerotrain_lost_seconds_total", "checkpoint").inc(seconds)
 
     def observe_resume(self, *, step: int, seconds: float, at: float) -> None:
-        """The checkpoint of `step`, committed at Unix time `at`, was loaded."""
+        """Record that the checkpoint of `step`, committed at Unix time `at`, was loaded."""
         self._families.histogram("zerotrain_checkpoint_duration_seconds", "load").observe(seconds, step)
         self.set_last_checkpoint(step=step, at=at)
         self._families.gauge("zerotrain_step").set(step)
@@ -175,12 +178,13 @@ class WorkerMetrics:
         self._families.counter("zerotrain_checkpoint_failures_total").inc()
 
     def set_last_checkpoint(self, *, step: int, at: float) -> None:
-        """`at` is the Unix time of the commit."""
+        """Set the last checkpoint; `at` is the Unix time of the commit."""
         self._families.gauge("zerotrain_last_checkpoint_timestamp_seconds").set(at)
         self._families.gauge("zerotrain_last_checkpoint_step").set(step)
 
     def set_spill(self, *, engine: str, direct: bool, encryption: str, backend: str, reason: str) -> None:
-        """This rank spills; `encryption` is AEAD or None, `reason` says why not a faster way."""
+        """Record how this rank spills; `encryption` is AEAD or None, `reason` says why a faster way is not
+        used."""
         labels = {
             "engine": engine,
             "direct": str(direct).lower(),
@@ -191,7 +195,7 @@ class WorkerMetrics:
         self._families.info("zerotrain_spill_info").set(labels)
 
     def set_offload(self, sample: OffloadSample) -> None:
-        """What offloading did so far."""
+        """Set the totals of offloading so far."""
         families = self._families
         for direction, num_bytes in sample.moved_bytes.items():
             families.counter("zerotrain_transfer_bytes_total", direction).raise_to(num_bytes)
@@ -203,7 +207,7 @@ class WorkerMetrics:
 
     def _observe_numbers(self, sample: StepSample) -> None:
         finite = True
-        # The scale of fp16 finds its place by overflows: a skipped step is not the model's.
+        # fp16 finds its loss scale through overflows: a step skipped for one is not the model's fault.
         is_overflow = sample.skipped > 0 and sample.loss_scale not in (None, 1.0)
         for name, value, spikes in (
             ("zerotrain_loss", sample.loss, self._loss_spikes),
@@ -224,7 +228,7 @@ class WorkerMetrics:
 
 
 def _account(families: Families, sample: StepSample) -> None:
-    """To what the steps' time goes: progress, or one of the losses."""
+    """Account the steps' time: as progress, or as one of the kinds of loss."""
     if sample.skipped:
         families.counter("zerotrain_skipped_steps_total").inc(sample.skipped, step=sample.step)
         families.counter("zerotrain_lost_seconds_total", "skipped").inc(sample.seconds * sample.skipped)

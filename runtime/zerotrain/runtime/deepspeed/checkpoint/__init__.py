@@ -1,4 +1,5 @@
-"""`deepspeed.checkpoint`: only what libraries import from it; checkpoints are the engine's."""
+"""`deepspeed.checkpoint`: only the names that libraries import from it; the engine itself writes
+checkpoints."""
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
 from zerotrain.runtime.deepspeed.checkpoint import utils

@@ -14,7 +14,7 @@ __getattr__ = attributes_of(__name__)
 
 
 def clone_tensors_for_torch_save(item: Any, device: torch.device | str = "cpu") -> Any:
-    """The same lists, tuples and dicts with every tensor as a copy of its own size on the device.
+    """Return the same lists, tuples and dicts with every tensor as a copy of its own size on the device.
 
     Saving a view of a unit's buffer would write the whole buffer.
     """

@@ -1,4 +1,4 @@
-"""`deepspeed.ops`: only its optimizers, of which torch's or the engine's own do the work."""
+"""`deepspeed.ops`: only its optimizers, implemented by torch's or the engine's own."""
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
 from zerotrain.runtime.deepspeed.ops import adagrad, adam, lamb, lion

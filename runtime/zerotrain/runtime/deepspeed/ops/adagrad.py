@@ -16,5 +16,5 @@ __getattr__ = attributes_of(__name__)
 def DeepSpeedCPUAdagrad(
     model_params: Any, lr: float = 1e-2, eps: float = 1e-10, weight_decay: float = 0.0, **_other: Any
 ) -> torch.optim.Optimizer:
-    """torch's Adagrad."""
+    """Return torch's Adagrad."""
     return torch.optim.Adagrad(model_params, lr=lr, eps=eps, weight_decay=weight_decay)

@@ -23,7 +23,7 @@ def FusedAdam(
     weight_decay: float = 0.0,
     **_other: Any,
 ) -> torch.optim.Optimizer:
-    """torch's AdamW, or Adam without `adam_w_mode`. Raises ValueError without bias correction."""
+    """Return torch's AdamW, or Adam without `adam_w_mode`. Raises ValueError without bias correction."""
     if not bias_correction:
         raise ValueError(
             "bias_correction=False is not an option of an optimizer object; leave it out, and name the "
@@ -43,5 +43,6 @@ def DeepSpeedCPUAdam(
     adamw_mode: bool = True,
     **_other: Any,
 ) -> torch.optim.Optimizer:
-    """The same; where states live and which kernel updates them is the configuration's business."""
+    """Return the same as `FusedAdam`; the configuration determines the tier of the states and the update
+    kernel."""
     return FusedAdam(model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay)

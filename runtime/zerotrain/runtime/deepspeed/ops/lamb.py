@@ -32,7 +32,7 @@ class FusedLamb(NamedOptimizer):
     shared_options = ("bias_correction", "eps_inside_sqrt", "max_coeff", "min_coeff")
 
     def __init__(self, params: Any, lr: float = 1e-3, **options: Any) -> None:
-        """Raises TypeError for an option that LAMB has not, ValueError for one that the engine has
+        """Raises TypeError for an option that LAMB does not have, ValueError for one that the engine takes
         elsewhere."""
         unknown = sorted(options.keys() - _DEFAULTS.keys())
         if unknown:

@@ -13,7 +13,7 @@ __getattr__ = attributes_of(__name__)
 
 
 class FusedLion(NamedOptimizer):
-    """The engine's Lion; where its state lives is the configuration's business."""
+    """The engine's Lion; the configuration determines the tier of its state."""
 
     update_name = "Lion"
 
@@ -29,4 +29,4 @@ class FusedLion(NamedOptimizer):
 
 
 class DeepSpeedCPULion(FusedLion):
-    """The same."""
+    """The same as `FusedLion`."""

@@ -1,4 +1,4 @@
-"""`deepspeed.runtime`: only what scripts import from it."""
+"""`deepspeed.runtime`: only the names that scripts import from it."""
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
 from zerotrain.runtime.deepspeed.runtime import engine, lr_schedules, utils, zero

@@ -48,13 +48,12 @@ class _Schedule:
     """A schedule of DeepSpeed's over `optimizer.param_groups`."""
 
     parameters: ClassVar[Mapping[str, Any]]
-    """Its arguments behind the optimizer, in order, with their defaults."""
+    """Arguments of the schedule after the optimizer, in order, with their defaults."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *values: Any, last_batch_iteration: int = -1, **named: Any
     ) -> None:
-        """Writes the first rates. Raises TypeError for arguments that the schedule has not, or that it
-        lacks."""
+        """Write the first rates. Raises TypeError for unknown or missing arguments."""
         given = {**dict(zip(self.parameters, values, strict=False)), **named}
         unknown = sorted(given.keys() - self.parameters.keys())
         if unknown or len(values) > len(self.parameters):
@@ -79,29 +78,29 @@ class _Schedule:
         return self._schedule.num_updates - 1
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """Write the rates that follow an update; of the next one, or of the one given."""
+        """Write the rates that follow an update: the next one, or the given one."""
         done = self._schedule.num_updates if last_batch_iteration is None else last_batch_iteration
         self._schedule.load_state_dict({"num_updates": done + 1})
 
     def get_lr(self) -> list[float]:
-        """The rates as they are now, one per group."""
+        """Return the present rates, one per group."""
         return self._schedule.get_last_lr()
 
     def get_last_lr(self) -> list[float]:
-        """The same."""
+        """Return the same as `get_lr`."""
         return self._schedule.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the state as JSON-compatible values."""
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`."""
+        """Restore what `state_dict` returned."""
         self._schedule.load_state_dict({"num_updates": int(state["last_batch_iteration"]) + 1})
 
 
 class _Groups(Sequence[dict[str, Any]]):
-    """An optimizer's groups as they are at any time: `initialize` gives the optimizer other ones."""
+    """Groups of an optimizer at any time: `initialize` replaces the optimizer's groups."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -118,7 +117,7 @@ class _Groups(Sequence[dict[str, Any]]):
 
 
 class LRRangeTest(_Schedule):
-    """Ever rising, to find the rate at which training breaks."""
+    """Rate that rises without end, to find the rate at which training diverges."""
 
     parameters: ClassVar[Mapping[str, Any]] = {
         "lr_range_test_min_lr": 1e-3,
@@ -129,7 +128,7 @@ class LRRangeTest(_Schedule):
 
 
 class OneCycle(_Schedule):
-    """Up and down once, momentum the other way, then decay."""
+    """One cycle of the rate up and down, with the momentum in the opposite direction, then a decay."""
 
     parameters: ClassVar[Mapping[str, Any]] = {
         "cycle_min_lr": _REQUIRED,
@@ -148,19 +147,19 @@ class OneCycle(_Schedule):
 
 
 class WarmupLR(_Schedule):
-    """Up to a rate, which stays."""
+    """Rise to a rate, which is then kept."""
 
     parameters: ClassVar[Mapping[str, Any]] = _WARMUP
 
 
 class WarmupDecayLR(_Schedule):
-    """Up to a rate, and down to zero at the end."""
+    """Rise to a rate, then decay to zero at the end."""
 
     parameters: ClassVar[Mapping[str, Any]] = {"total_num_steps": _REQUIRED, **_WARMUP}
 
 
 class WarmupCosineLR(_Schedule):
-    """Up to the optimizer's rate, and down along a cosine."""
+    """Rise to the optimizer's rate, then decay along a cosine."""
 
     parameters: ClassVar[Mapping[str, Any]] = {
         "total_num_steps": _REQUIRED,

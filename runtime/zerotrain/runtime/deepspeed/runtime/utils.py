@@ -1,4 +1,4 @@
-"""`deepspeed.runtime.utils`: memory lines, as aliases."""
+"""`deepspeed.runtime.utils`: reports of memory use, as aliases."""
 
 from __future__ import annotations
 

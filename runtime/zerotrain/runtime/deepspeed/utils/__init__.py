@@ -1,4 +1,4 @@
-"""`deepspeed.utils`: one parameter's state, log, loader, as aliases.
+"""`deepspeed.utils`: access to one parameter's state, logging and loaders, as aliases.
 
 The state functions raise where DeepSpeed's return None: for a frozen parameter, and for a gradient after
 `step()`.
@@ -61,27 +61,27 @@ logger = logging.getLogger("zerotrain")
 
 
 def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor:
-    """`zerotrain.runtime.get_full_optimizer_state`."""
+    """Call `zerotrain.runtime.get_full_optimizer_state`."""
     return fragments.get_full_optimizer_state(param, optim_state_key)
 
 
 def safe_set_full_optimizer_state(param: nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
-    """`zerotrain.runtime.set_full_optimizer_state`, with the key last."""
+    """Call `zerotrain.runtime.set_full_optimizer_state`, with the key last."""
     fragments.set_full_optimizer_state(param, optim_state_key, value)
 
 
 def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor:
-    """`zerotrain.runtime.get_local_optimizer_state`."""
+    """Call `zerotrain.runtime.get_local_optimizer_state`."""
     return fragments.get_local_optimizer_state(param, optim_state_key)
 
 
 def safe_set_local_optimizer_state(param: nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
-    """`zerotrain.runtime.set_local_optimizer_state`, with the key last."""
+    """Call `zerotrain.runtime.set_local_optimizer_state`, with the key last."""
     fragments.set_local_optimizer_state(param, optim_state_key, value)
 
 
 def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:
-    """Log on the ranks given; on all of them for None or [-1]."""
+    """Log on the given ranks; on all of them for None or [-1]."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     if not ranks or -1 in ranks or rank in ranks:
         logger.log(level, "[rank %d] %s", rank, message)
@@ -90,8 +90,8 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: Sequence[type[nn.Module] | str], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Mark every module of these classes (or names of classes) as a unit that is gathered as a whole; those
-    marked. Call it before `initialize`.
+    """Mark every module of these classes (or names of classes) as a unit that is gathered as a whole; return
+    the marked modules. Call it before `initialize`.
 
     Raises ValueError when none is found, RuntimeError for a model that an engine drives already.
     """
@@ -101,22 +101,22 @@ def set_z3_leaf_modules(
 def unset_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: Sequence[type[nn.Module] | str], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Take the marks away; errors as of `set_z3_leaf_modules`."""
+    """Remove the marks and return the modules; errors as of `set_z3_leaf_modules`."""
     return _mark(model, leaf_module_classes, raise_if_not_found, is_leaf=False)
 
 
 def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
-    """Mark one module, or take its mark away; errors as of `set_z3_leaf_modules`."""
+    """Mark one module, or remove its mark; errors as of `set_z3_leaf_modules`."""
     leaves.mark_leaf(model, is_leaf=flag)
 
 
 def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
-    """The marked modules of a model."""
+    """Return the marked modules of a model."""
     return leaves.marked_in(model)
 
 
 def z3_leaf_module(model: nn.Module) -> bool:
-    """Whether this module is marked."""
+    """Return whether this module is marked."""
     return leaves.is_leaf(model)
 
 
@@ -132,8 +132,8 @@ def _mark(
 
 
 class RepeatingLoader:
-    """Starts over when a loader ends: the one of `initialize` with the next epoch's order, another one as it
-    is; set the epoch of a sampler of yours yourself."""
+    """Restarts a loader when it ends: the loader of `initialize` with the next epoch's order, any other one
+    unchanged; the user must set the epoch of a sampler of their own."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

@@ -11,7 +11,7 @@ from zerotrain.runtime.deepspeed.absent import attributes_of
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.running import cores
 
-# DeepSpeed's own names begin like this; scripts and libraries call them all the same.
+# DeepSpeed's own names begin like this; scripts and libraries call them nevertheless.
 __all__ = [
     "_get_data_parallel_group",
     "_get_data_parallel_rank",
@@ -32,24 +32,24 @@ __getattr__ = attributes_of(__name__)
 
 
 def _divided() -> tuple[Core, ModelParallel] | None:
-    """An open engine that was given an mpu."""
+    """Return an open engine that was given an mpu, and its groups; None without one."""
     found = ((core, core.comm.model_parallel) for core in cores())
     return next(((core, parallel) for core, parallel in found if parallel is not None), None)
 
 
 def _get_world_group() -> Any:
-    """All ranks; None before there is a process group."""
+    """Return the group of all ranks; None before there is a process group."""
     return dist.group.WORLD if dist.is_initialized() else None
 
 
 def _get_data_parallel_group() -> Any:
-    """The ranks among which an engine shards: all, unless an mpu says otherwise."""
+    """Return the group of ranks among which an engine shards: all, unless an mpu says otherwise."""
     divided = _divided()
     return _get_world_group() if divided is None else divided[0].comm.group
 
 
 def _get_data_parallel_world_size() -> int:
-    """How many they are."""
+    """Return the number of data-parallel ranks."""
     divided = _divided()
     if divided is not None:
         return divided[0].comm.world_size
@@ -57,7 +57,7 @@ def _get_data_parallel_world_size() -> int:
 
 
 def _get_data_parallel_rank() -> int:
-    """This rank among them."""
+    """Return this rank's number among the data-parallel ranks."""
     divided = _divided()
     if divided is not None:
         return divided[0].comm.rank
@@ -65,35 +65,35 @@ def _get_data_parallel_rank() -> int:
 
 
 def _get_model_parallel_group() -> Any:
-    """The mpu's group of the ranks that hold parts of one replica; None without one."""
+    """Return the mpu's group of the ranks that hold parts of one replica; None without an mpu."""
     divided = _divided()
     return None if divided is None else divided[1].group
 
 
 def _get_model_parallel_world_size() -> int:
-    """How many they are; 1 without an mpu."""
+    """Return the number of model-parallel ranks; 1 without an mpu."""
     divided = _divided()
     return 1 if divided is None else divided[1].world_size
 
 
 def _get_model_parallel_rank() -> int:
-    """This rank among them."""
+    """Return this rank's number among the model-parallel ranks; 0 without an mpu."""
     divided = _divided()
     return 0 if divided is None else divided[1].rank
 
 
 def _get_sequence_parallel_group() -> Any:
-    """None: no rank holds a part of a sequence."""
+    """Return None: sequences are not divided among ranks."""
     return None
 
 
 def _get_sequence_parallel_world_size() -> int:
-    """1, likewise."""
+    """Return 1: sequences are not divided among ranks."""
     return 1
 
 
 def _get_sequence_parallel_rank() -> int:
-    """0, likewise."""
+    """Return 0: sequences are not divided among ranks."""
     return 0
 
 

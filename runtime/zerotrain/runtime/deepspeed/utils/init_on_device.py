@@ -17,10 +17,10 @@ __getattr__ = attributes_of(__name__)
 
 @contextmanager
 def OnDevice(dtype: torch.dtype, device: str | torch.device = "meta", enabled: bool = True) -> Iterator[None]:
-    """Within the context, constructors make floating-point tensors of the dtype on the device.
+    """Make constructors within create floating-point tensors of the dtype on the device.
 
     On "meta" it is `zerotrain.runtime.init_context`, so that `initialize` can give every rank its part of the
-    values; the dtype is then the configuration's.
+    values; the dtype is then the configured one.
     """
     if not enabled:
         yield

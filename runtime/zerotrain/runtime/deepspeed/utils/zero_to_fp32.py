@@ -31,11 +31,12 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The fp32 weights and the buffers of a checkpoint in host memory, under the names of the model's state
-    dict; tied ones under each of theirs.
+    """Return the fp32 weights and the buffers of a checkpoint in host memory, under the names of the model's
+    state dict; tied ones under each of their names.
 
-    Needs room for them in the folder of temporary files. `lazy_mode` changes nothing: tensors are read from
-    that file when they are used. Raises CheckpointError when there is no such checkpoint or it is damaged.
+    It needs free space for them in the folder of temporary files. `lazy_mode` changes nothing: tensors are
+    read from the temporary file when they are used. Raises CheckpointError when there is no such checkpoint
+    or it is damaged.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "fp32.safetensors"
@@ -51,7 +52,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> None:
-    """Write a folder of safetensors. Raises ValueError for `safe_serialization=False`, which asks for
+    """Write a folder of safetensors. Raises ValueError for `safe_serialization=False`, which requests
     pickles, and errors as of `get_fp32_state_dict_from_zero_checkpoint`."""
     if not safe_serialization:
         raise ValueError(
@@ -65,7 +66,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def load_state_dict_from_zero_checkpoint(
     model: Model, checkpoint_dir: str | Path, tag: str | None = None
 ) -> Model:
-    """Load the fp32 weights into a plain model, which moves to the host first; the model."""
+    """Load the fp32 weights into a plain model, which is first moved to the host; return the model."""
     model.cpu()
     model.load_state_dict(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False)
     return model

@@ -1,4 +1,4 @@
-"""`deepspeed.runtime.zero`: only where libraries look for the states of parameters."""
+"""`deepspeed.runtime.zero`: only the module in which libraries look for the states of parameters."""
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
 from zerotrain.runtime.deepspeed.runtime.zero import partition_parameters

@@ -1,4 +1,5 @@
-"""`deepspeed.runtime.zero.partition_parameters`: what libraries import from it beside `deepspeed.zero`."""
+"""`deepspeed.runtime.zero.partition_parameters`: names that libraries import from it beside
+`deepspeed.zero`."""
 
 from __future__ import annotations
 
@@ -32,15 +33,16 @@ __all__ = [
 __getattr__ = attributes_of(__name__)
 
 _orig_torch_arange = torch.arange
-"""transformers asks which constructor is wrapped; none is."""
+"""Original constructor, for transformers, which checks which constructor is wrapped; none is."""
 
 
 def zero_wrapper_for_fp_tensor_constructor(fn: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-    """The constructor itself: `zero.Init` changes no dtype and wraps no function. transformers replaces
-    this name while it builds a model, which has no effect here."""
+    """Return the constructor itself: `zero.Init` changes no dtype and wraps no function. transformers
+    replaces this name while it builds a model, which has no effect here."""
     return fn
 
 
 def is_zero_param(parameter: object) -> bool:
-    """Whether the values of a parameter are on other ranks now, so that it has `ds_id` and the like."""
+    """Return whether the values of a parameter are on other ranks now, so that it has `ds_id` and similar
+    attributes."""
     return isinstance(parameter, ShardedParameter)
