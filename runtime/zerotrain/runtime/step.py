@@ -56,7 +56,7 @@ class StepResult:
     step: int
     """Step boundaries so far, skipped ones included."""
     at_boundary: bool
-    """False inside gradient accumulation, where the other fields have no meaning."""
+    """Whether a step ended; False inside gradient accumulation, where the other fields have no meaning."""
     grad_norm: float = 0.0
     """Global 2-norm of the averaged gradient before clipping, without the loss scale. Under 1-bit Adam after
     its warm-up the root mean square of the ranks' own norms, as no rank has the average."""

@@ -31,7 +31,7 @@ HTTP_FILE = "http.json"
 REPORT_FILE = "report.json"
 """File in the run folder with the last GET /progress, written at the end."""
 MAX_SOCKET_PATH = 107
-"""sun_path holds 108 bytes, the last is NUL."""
+"""Longest path of a Unix socket in bytes: sun_path holds 108, the last of which is NUL."""
 STACKS_TIMEOUT_S = 5.0
 
 

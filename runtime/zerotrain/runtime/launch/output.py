@@ -10,7 +10,7 @@ from typing import IO
 
 CHUNK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024
-"""Longer lines (of a program that never writes a newline) are copied in pieces."""
+"""Longest line that is kept whole; a longer one (of a program that writes no newline) is copied in pieces."""
 KEPT_LINES = 50
 KEPT_LINE_CHARS = 2000
 

@@ -42,8 +42,7 @@ def snapshot(registry: CollectorRegistry) -> list[dict[str, Any]]:
             "help": family.documentation,
             "type": family.type,
             "unit": family.unit,
-            # The text format would show creation times as separate families; no rule or dashboard of ours
-            # reads them.
+            # The text format would show creation times as separate families, which nothing here reads.
             "samples": [_pack(sample) for sample in family.samples if not sample.name.endswith("_created")],
         }
         for family in registry.collect()

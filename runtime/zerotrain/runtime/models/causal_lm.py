@@ -1,7 +1,8 @@
-"""What our implementations of Hugging Face's causal language models share: outputs, loss, masks, norms.
+"""Common parts of this project's implementations of Hugging Face's causal language models: outputs, loss,
+masks, norms.
 
-They exist for workers without the transformers library; names and shapes of parameters are the library's, so
-that the same folders load and what is saved loads there.
+They exist for workers without the transformers library. Names and shapes of parameters are the library's, so
+that the same folders load here and saved folders load there.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from torch import nn
 from torch.nn import functional
 
 IGNORED_LABEL = -100
-"""Positions with it do not count in the loss."""
+"""Label of positions that do not count in the loss."""
 
 
 class UnsupportedModel(ValueError):
-    """A model's configuration asks for something that our implementation does not have."""
+    """Raised when a model's configuration requests something that the implementation does not have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CausalLmOutput:
-    """Fields named as in transformers."""
+    """Outputs of a model; the fields are named as in transformers."""
 
     logits: torch.Tensor
     """`[batch, tokens, vocabulary]`."""
@@ -42,7 +43,7 @@ _SIZES = frozenset(
         *("beta_fast", "beta_slow"),
     )
 )
-"""Numbers of a `config.json`, at any depth, without which nothing can be computed unless positive."""
+"""Numbers of a `config.json`, at any depth, that must be positive."""
 
 
 def check_numbers(raw: Mapping[str, Any], prefix: str = "") -> None:
@@ -60,7 +61,7 @@ def check_numbers(raw: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def next_token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of `labels[:, 1:]` given the logits before them, in fp32."""
+    """Return the mean cross entropy of `labels[:, 1:]` given the logits before them, in fp32."""
     scores = logits_BTV[:, :-1].float().flatten(0, 1)
     return functional.cross_entropy(scores, labels_BT[:, 1:].flatten(), ignore_index=IGNORED_LABEL)
 
@@ -68,10 +69,11 @@ def next_token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.
 def attention_allowed(
     tokens: int, *, window: int | None, padding_BT: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Which key each query may see, boolean, for `scaled_dot_product_attention`; None = plainly causal.
+    """Return the boolean mask of the keys that each query may see, for `scaled_dot_product_attention`; None =
+    plainly causal.
 
     With `window`, a query sees itself and the `window - 1` tokens before it. `padding_BT` is 0 for tokens
-    that nobody sees.
+    that no query sees.
     """
     if padding_BT is None and (window is None or tokens <= window):
         return None
@@ -81,7 +83,7 @@ def attention_allowed(
         allowed = allowed & (query - key < window)
     if padding_BT is None:
         return allowed
-    # A padding token in front sees nothing; without itself its softmax would be 0 / 0.
+    # A leading padding token sees nothing; without itself its softmax would be 0 / 0.
     itself = torch.eye(tokens, dtype=torch.bool, device=device)
     return (allowed & padding_BT.bool()[:, None, None, :]) | itself
 
@@ -112,7 +114,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation of that name in transformers. Raises UnsupportedModel."""
+    """Return the activation of that name in transformers. Raises UnsupportedModel."""
     try:
         return _ACTIVATIONS[name]
     except KeyError:
@@ -120,7 +122,8 @@ def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def initialise_normal(model: nn.Module, std: float) -> None:
-    """Linear and embedding weights normal, biases zero: what these models start from."""
+    """Initialise linear and embedding weights from a normal distribution, and biases with zero, as these
+    models require."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)

@@ -1,4 +1,4 @@
-"""Llama, Qwen2, Qwen3 and Mistral: one decoder, told apart by their `config.json`."""
+"""Llama, Qwen2, Qwen3 and Mistral: one decoder, configured by their `config.json`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zerotrain.runtime.models.rotary import Rotary, rotate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
-    """The sizes and switches; see `parse` for the differences between the families."""
+    """Sizes and switches of a decoder; `parse` shows the differences between the families."""
 
     vocabulary: int
     width: int
@@ -43,16 +43,16 @@ class DecoderConfig:
     out_bias: bool
     mlp_bias: bool
     head_norms: bool
-    """Qwen3: queries and keys are normed per head."""
+    """Whether queries and keys are normed per head (Qwen3)."""
     windows: tuple[int | None, ...]
-    """Per layer, tokens that a query sees; None = all before it."""
+    """Number of tokens that a query sees, per layer; None = all before it."""
     dropout: float
     tied: bool
     init_std: float
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> DecoderConfig:
-        """From a `config.json`. Raises UnsupportedModel naming the key."""
+        """Return the configuration of a `config.json`. Raises UnsupportedModel naming the key."""
         family = str(raw.get("model_type"))
         try:
             width, heads, layers = (
@@ -87,7 +87,7 @@ class DecoderConfig:
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+    """Return `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     context = raw.get("max_position_embeddings") or 2048
     return {
@@ -189,7 +189,7 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    """Everything below the head; `model.` in the names of the files."""
+    """The layers below the head; `model.` in the names of the files."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Body(nn.Module):
         positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None]
         angles = self.rotary_emb(positions_BT, x_BTD.dtype)
         for layer in self.layers:
-            # Bound: of what goes to a layer, only x is its own; the rest is there once, for all of them.
+            # Bound, because only x belongs to one layer; the other inputs exist once, for all layers.
             run = partial(layer, angles=angles, padding_BT=padding_BT)
             x_BTD = checkpoint_activations(run, x_BTD) if self.checkpoint_activations else run(x_BTD)
         output: torch.Tensor = self.norm(x_BTD)
@@ -212,7 +212,7 @@ class Body(nn.Module):
 
 
 class Decoder(nn.Module):
-    """`model(input_ids, labels=input_ids).loss`, as in transformers."""
+    """Causal language model: `model(input_ids, labels=input_ids).loss`, as in transformers."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         """`raw` is a `config.json`. Raises UnsupportedModel."""
@@ -231,7 +231,7 @@ class Decoder(nn.Module):
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> CausalLmOutput:
-        """Ids, mask (1 = a token, 0 = padding) and labels are `[batch, tokens]`."""
+        """Run the model. Ids, mask (1 = a token, 0 = padding) and labels are `[batch, tokens]`."""
         logits_BTV = self.lm_head(self.model(input_ids, attention_mask))
         loss = None if labels is None else next_token_loss(logits_BTV, labels)
         return CausalLmOutput(logits=logits_BTV, loss=loss)

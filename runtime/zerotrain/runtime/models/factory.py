@@ -1,5 +1,5 @@
-"""From the job's model part to an nn.Module: a GPT by size or by name, a folder in Hugging Face's form, or
-what the user's factory returns."""
+"""Models of a job's model part as an nn.Module: a GPT by size or by name, a folder in Hugging Face's form, or
+the result of the user's factory."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ from zerotrain.runtime.models.huggingface import load_pretrained, read_model_con
 from zerotrain.runtime.weights import WeightsError
 
 DEFAULT_CONTEXT = 2048
-"""Tokens per sample of a model from a folder that can take more, unless the job says."""
+"""Tokens per sample of a model from a folder that allows more, unless the job sets the number."""
 
 
 class ModelError(Exception):
-    """The model cannot be built; the job's model part, or the factory, must change."""
+    """Raised when the model cannot be built; the job's model part, or the factory, must change."""
 
     exit_code: ExitCode = ExitCode.BAD_MODEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltModel:
-    """A model, and what the data loader must know of it."""
+    """A model, and its properties that the data loader needs."""
 
     module: nn.Module
     context: int
     """Tokens per sample; a batch is int64 `[batch, context + 1]`."""
     vocabulary: int | None
-    """Ids run from 0 to this - 1; None when a factory's model does not say (attribute `vocabulary`)."""
+    """Number of token ids, which run from 0; None when a factory's model does not declare it (attribute
+    `vocabulary`)."""
     loss: Callable[[Callable[..., Any], torch.Tensor], torch.Tensor] = lambda call, batch: call(batch)
-    """`loss(call, batch)`, where `call` is the engine."""
+    """Loss function `loss(call, batch)`, where `call` is the engine."""
 
 
 def build_model(spec: TrainSpec, *, checkpoint_activations: bool = False) -> BuiltModel:
-    """Build the model of a job. Raises ModelError naming the field, the rule, the value and the way out.
+    """Build the model of a job. Raises ModelError naming the field, the rule, the value and the remedy.
 
-    `checkpoint_activations` reaches a factory's model through its attribute of that name, if it has one.
+    A factory's model gets `checkpoint_activations` through its attribute of that name, if it has one.
     """
     model = spec.model
     if model.path is not None:
@@ -68,7 +69,7 @@ def build_model(spec: TrainSpec, *, checkpoint_activations: bool = False) -> Bui
 
 
 def _from_folder(folder: str, spec: TrainSpec, *, checkpoint_activations: bool) -> BuiltModel:
-    """A model with weights; its call gives logits, so the loss is taken here."""
+    """Return a model with weights; its call returns logits, so the loss is computed here."""
     try:
         module = load_pretrained(folder, seed=spec.seed)
         raw = read_model_config(Path(folder))
@@ -109,7 +110,7 @@ def _from_factory(model: ModelSpec, context: int | None, checkpoint_activations:
     try:
         module = function(**model.factory_args)
     except Exception as error:
-        # Whatever the user's code raises, the job's model part is at fault; the chain shows where.
+        # Whatever the user's code raises, the job's model part is the cause; the chain shows where.
         raise ModelError(
             f"model.factory {name!r} with args {dict(model.factory_args)} failed: "
             f"{type(error).__name__}: {error}"

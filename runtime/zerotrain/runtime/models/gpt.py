@@ -1,7 +1,7 @@
 """Byte-level GPT: pre-norm blocks, learned positions, causal attention, GELU, head tied to the embedding.
 
-The trainer's own model, for the demonstration and for tests of the engine on something real. A call on a
-batch of token ids returns the loss, which is what every model of the trainer does.
+The trainer's own model, for the demonstration and for tests of the engine on a real model. A call on a batch
+of token ids returns the loss, as for every model of the trainer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """`model(ids)` with int64 ids `[batch, tokens + 1]` gives the next token's mean cross entropy (fp32)."""
+    """`model(ids)` with int64 ids `[batch, tokens + 1]` returns the next token's mean cross entropy
+    (fp32)."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Gpt(nn.Module):
         tied_head: bool = True,
         checkpoint_activations: bool = False,
     ) -> None:
-        """With `checkpoint_activations` every block's activations are recomputed in backward."""
+        """`checkpoint_activations`: recompute every block's activations in backward."""
         super().__init__()
         self.spec = spec
         self.vocabulary = vocabulary
@@ -81,12 +82,13 @@ class Gpt(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Loss of `ids[:, 1:]` given `ids[:, :-1]`. Raises ValueError for more tokens than context."""
+        """Return the loss of `ids[:, 1:]` given `ids[:, :-1]`. Raises ValueError for more tokens than
+        context."""
         logits_BTV = self.logits(ids[:, :-1]).float()
         return functional.cross_entropy(logits_BTV.flatten(0, 1), ids[:, 1:].flatten())
 
     def logits(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token, `[batch, tokens, vocabulary]`."""
+        """Return the scores of the next token, `[batch, tokens, vocabulary]`."""
         tokens = ids_BT.shape[1]
         if tokens > self.spec.context:
             raise ValueError(f"a sample has {tokens} tokens but the model's context is {self.spec.context}")

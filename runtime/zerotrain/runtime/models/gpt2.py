@@ -104,7 +104,7 @@ class Block(nn.Module):
 
 
 class Body(nn.Module):
-    """Everything below the head; `transformer.` in the names of the files."""
+    """The layers below the head; `transformer.` in the names of the files."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Body(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """`model(input_ids, labels=input_ids).loss`, as in transformers."""
+    """Causal language model: `model(input_ids, labels=input_ids).loss`, as in transformers."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         """`raw` is a `config.json`. Raises UnsupportedModel naming the key."""
@@ -152,7 +152,7 @@ class Gpt2(nn.Module):
         attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> CausalLmOutput:
-        """Ids, mask (1 = a token, 0 = padding) and labels are `[batch, tokens]`."""
+        """Run the model. Ids, mask (1 = a token, 0 = padding) and labels are `[batch, tokens]`."""
         logits_BTV = self.lm_head(self.transformer(input_ids, attention_mask))
         loss = None if labels is None else next_token_loss(logits_BTV, labels)
         return CausalLmOutput(logits=logits_BTV, loss=loss)

@@ -30,16 +30,17 @@ FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], nn.Module]] = {
     "mistral": Decoder,
     "gpt2": Gpt2,
 }
-"""`model_type` of config.json -> what builds the model where transformers is not installed."""
+"""Builders by `model_type` of config.json, used where transformers is not installed."""
 
 _LIBRARYS_CHECKPOINT = "_gradient_checkpointing_func"
-"""What blocks of transformers call with a function and its inputs; torch's own unless replaced."""
+"""Attribute that blocks of transformers call with a function and its inputs; torch's checkpointing unless
+replaced."""
 
 _folders: WeakKeyDictionary[nn.Module, Path] = WeakKeyDictionary()
 
 
 class Implementation(StrEnum):
-    """Whose code the model is."""
+    """Implementation of the model: the library's or this project's."""
 
     AUTO = "auto"  # transformers where it is installed
     TRANSFORMERS = "transformers"
@@ -53,12 +54,13 @@ def load_pretrained(
     implementation: str = Implementation.AUTO,
     seed: int | None = None,
 ) -> nn.Module:
-    """A causal language model from a folder with `config.json` and safetensors; takes no memory yet.
+    """Return a causal language model from a folder with `config.json` and safetensors; it takes no memory
+    yet.
 
     `initialize` reads the weights, each rank the byte ranges of its own part; `materialize` gives the whole
     model to one process. With transformers installed the model is its class (any architecture with a causal
-    language model whose stored names are the model's); without it, ours: llama, qwen2, qwen3, mistral, gpt2.
-    Both are called as `model(input_ids=ids, labels=ids).loss`.
+    language model whose stored names are the model's); without it, this project's own: llama, qwen2, qwen3,
+    mistral, gpt2. Both are called as `model(input_ids=ids, labels=ids).loss`.
 
     Args:
         folder: local; nothing is downloaded.
@@ -66,7 +68,7 @@ def load_pretrained(
         implementation: "auto", "transformers" or "zerotrain".
         seed: for parameters that no file holds, as in `init_context`.
 
-    Raises WeightsError when files are missing or do not fit, UnsupportedModel when config.json asks for
+    Raises WeightsError when files are missing or do not fit, UnsupportedModel when config.json requests
     something that the implementation does not have.
     """
     path, kind = Path(folder).absolute(), Implementation(implementation)
@@ -85,7 +87,8 @@ def load_pretrained(
 
 
 def build_model(raw: Mapping[str, Any]) -> nn.Module:
-    """Our implementation of what a `config.json` describes, with fresh weights. Raises UnsupportedModel."""
+    """Return this project's implementation of the model of a `config.json`, with fresh weights. Raises
+    UnsupportedModel."""
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise UnsupportedModel(
@@ -102,7 +105,7 @@ def build_model(raw: Mapping[str, Any]) -> nn.Module:
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`. Raises WeightsError."""
+    """Return the folder's `config.json`. Raises WeightsError."""
     try:
         raw = read_json(folder / CONFIG, max_bytes=MAX_MODEL_CONFIG_BYTES, follow_link=True, finite=False)
     except FileNotFoundError:
@@ -117,7 +120,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Let all blocks of a model of `load_pretrained` go through `checkpoint_activations`, the library's too.
+    """Make all blocks of a model of `load_pretrained` use `checkpoint_activations`, the library's too.
 
     Raises ValueError where the library has no recomputation for the model.
     """
@@ -132,7 +135,7 @@ def recompute_activations(model: nn.Module) -> None:
 
 
 def folder_of(model: nn.Module) -> Path | None:
-    """The folder that `load_pretrained` made the model from; None for other models."""
+    """Return the folder from which `load_pretrained` made the model; None for other models."""
     return _folders.get(model)
 
 
@@ -148,7 +151,7 @@ def _by_transformers(folder: Path) -> nn.Module:
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        config.use_cache = False  # it would keep every key and value of a training step
+        config.use_cache = False  # the cache would keep every key and value of a training step
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except (ValueError, KeyError, OSError) as error:
         raise UnsupportedModel(f"model folder {folder}: transformers cannot build it: {error}") from error

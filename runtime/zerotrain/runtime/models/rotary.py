@@ -37,14 +37,14 @@ class Rotary(nn.Module):
 
     @torch.no_grad()
     def forward(self, positions_BT: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, `[batch, tokens, head_dim]`."""
+        """Return cosines and sines, `[batch, tokens, head_dim]`."""
         angles = positions_BT[..., None].float() * self.inv_freq.float()
         both = torch.cat((angles, angles), dim=-1)
         return (both.cos() * self.scale).to(dtype), (both.sin() * self.scale).to(dtype)
 
 
 def rotate(x_BHTK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs (i, i + K / 2) by their angles."""
+    """Rotate the pairs (i, i + K / 2) by their angles."""
     first, second = x_BHTK.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return x_BHTK * cos_BTK[:, None] + turned * sin_BTK[:, None]
@@ -61,7 +61,8 @@ def _linear(head_dim: int, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float
 
 
 def _llama3(head_dim: int, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
-    """Long waves are stretched, short ones kept, those between mixed."""
+    """Return the frequencies of Llama 3.1: long waves are stretched, short ones kept, those between
+    interpolated."""
     frequencies, scale = _plain(head_dim, rope)
     factor, trained = float(rope["factor"]), float(rope["original_max_position_embeddings"])
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])

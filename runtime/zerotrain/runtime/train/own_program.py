@@ -82,7 +82,7 @@ class ProgressReporter:
         self._registry = CollectorRegistry() if reporter is None else reporter.metrics.registry
         self._stop: StopRequest | None = None
         self._engine: weakref.ref[Engine] | None = None
-        """Weak, so that a program that closed its engine can free the memory."""
+        """Weak reference, so that a program that closed its engine can free the memory."""
         self._is_closed = False
         self._is_paused = False
         self._step_calls = 0

@@ -1,4 +1,4 @@
-"""Weights from safetensors files, read by byte range: each rank touches only the bytes of its own part."""
+"""Weights from safetensors files, read by byte range: each rank reads only the bytes of its own part."""
 
 from zerotrain.runtime.weights.errors import WeightsError
 from zerotrain.runtime.weights.files import WeightFiles

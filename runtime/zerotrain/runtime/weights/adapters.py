@@ -1,7 +1,7 @@
-"""Adapters of the PEFT library inside a sharded model: which parameters are theirs, and saving them.
+"""Adapters of the PEFT library inside a sharded model: their parameters, and saving them.
 
-PEFT writes them itself, so that the folder is what `PeftModel.from_pretrained` reads; here it gets a state
-dict that was gathered without the base model.
+PEFT writes them itself, so that `PeftModel.from_pretrained` can read the folder; this module passes it a
+state dict that was gathered without the base model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CARD = "README.md"
 
 
 def adapted(model: nn.Module) -> Any | None:
-    """The PEFT model itself, without wrappers around it; None for any other model."""
+    """Return the PEFT model itself, without wrappers around it; None for any other model."""
     inner = innermost(model)
     return inner if _is_peft_model(inner) else None
 
@@ -37,7 +37,7 @@ def _is_peft_model(module: nn.Module) -> bool:
 
 
 def adapter_parameters(model: nn.Module) -> set[int]:
-    """Ids of all parameters that belong to PEFT adapters, those of adapters that are not active included."""
+    """Return the ids of all parameters of PEFT adapters, those of inactive adapters included."""
     found: set[int] = set()
     if "peft" not in sys.modules:
         return found
@@ -59,7 +59,8 @@ def adapter_parameters(model: nn.Module) -> set[int]:
 
 
 def warn_of_wrapped_adapters(model: nn.Module) -> None:
-    """PEFT looks for its tensors under torch's names, which wrappers inside the model change; say so."""
+    """Warn of wrappers inside a PEFT model: PEFT looks for its tensors under torch's names, which wrappers
+    change."""
     if adapted(model) is not None and has_wrappers(model):
         warnings.warn(
             "modules of this PEFT model are compiled or wrapped by checkpoint_wrapper, and save_pretrained("
@@ -70,8 +71,8 @@ def warn_of_wrapped_adapters(model: nn.Module) -> None:
 
 
 def save_adapters(model: Any, state: Mapping[str, Any], directory: Path, group: RankGroup) -> None:
-    """Let PEFT write its folder (one below for every adapter that is not called "default"), and let the files
-    take the place of older ones. Collective; raises the same CheckpointError on all ranks."""
+    """Make PEFT write its folder (one below for every adapter that is not called "default"), and replace
+    older files by the new ones. Collective; raises the same CheckpointError on all ranks."""
     is_first = group.rank == 0
     folder = directory / TEMPORARY
 
@@ -80,7 +81,7 @@ def save_adapters(model: Any, state: Mapping[str, Any], directory: Path, group: 
             remove_tree(folder)
 
     def write() -> None:
-        # Every rank calls it, since prompt tuning runs its encoder for what is stored.
+        # Every rank calls it, since prompt tuning runs its encoder for the stored values.
         with torch.no_grad(), unwrapped(model):
             model.save_pretrained(folder, state_dict=dict(state), is_main_process=is_first)
 
@@ -89,16 +90,16 @@ def save_adapters(model: Any, state: Mapping[str, Any], directory: Path, group: 
             _publish(folder, directory)
 
     try:
-        with full_parameters(_encoders(model)):  # which PEFT reads from the model
+        with full_parameters(_encoders(model)):  # PEFT reads their parameters from the model
             for action in (clear, write, publish):
-                # Whatever PEFT raises: ranks that went on would wait for this one.
+                # Any exception of PEFT: ranks that went on would wait for this one.
                 agree(group, directory, Outcome.of(action, directory, catch=Exception))
     finally:
         clear()
 
 
 def _encoders(model: nn.Module) -> list[nn.Parameter]:
-    """Of prompt tuning."""
+    """Return the parameters of the encoder of prompt tuning."""
     encoders = model._modules.get("prompt_encoder") if _is_peft_model(model) else None
     return [] if encoders is None else list(encoders.parameters())
 
@@ -107,7 +108,7 @@ def _publish(folder: Path, directory: Path) -> None:
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         target = directory / path.relative_to(folder)
         if target.name == _CARD and target.exists():
-            continue  # a model card that somebody wrote
+            continue  # keep a model card that was written before
         target.parent.mkdir(parents=True, exist_ok=True)
         with path.open("rb") as file:
             os.fsync(file.fileno())

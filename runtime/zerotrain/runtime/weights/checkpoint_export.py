@@ -1,8 +1,8 @@
-"""From a committed checkpoint to weights for other programs, in one process, tile by tile.
+"""Export of a committed checkpoint to weights for other programs, in one process, tile by tile.
 
-Called by `zerotrain checkpoint export` and `zerotrain zero-to-fp32`. Checks every digest first, then reads
-the fp32 masters (and frozen weights as they are) wherever the ranks that wrote them put the pieces; holds one
-tile.
+Called by `zerotrain checkpoint export` and `zerotrain zero-to-fp32`. It checks every digest first, then reads
+the fp32 masters (and frozen weights as stored) from the files of all ranks that wrote them, and holds one
+tile in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BUFFER = "buffer/"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to write."""
+    """Options of an export."""
 
     checkpoint: Path
     """A step folder, or the folder that holds several."""
@@ -44,14 +44,14 @@ class Request:
     """Name of the step folder; the newest unless given."""
     exclude_frozen: bool = False
     every_name: bool = False
-    """Store tied parameters under each of their names, which plain `load_state_dict` wants."""
+    """Whether to store tied parameters under each of their names, which plain `load_state_dict` needs."""
     model: Path | None = None
     """Folder whose config.json and tokenizer are put beside the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     checkpoint: Path
     step: int
@@ -60,7 +60,8 @@ class Exported:
 
 
 def export_checkpoint(request: Request) -> Exported:
-    """Write the weights. Raises CheckpointError, OSError or ValueError; the output is whole or as before."""
+    """Write the weights. Raises CheckpointError, OSError or ValueError; the output is complete or
+    unchanged."""
     path = find_checkpoint(request.checkpoint, request.tag)
     manifest = _checked_manifest(path)
     is_file = request.output.suffix == ".safetensors"
@@ -94,7 +95,7 @@ def export_checkpoint(request: Request) -> Exported:
 
 
 def find_checkpoint(directory: Path, tag: str | None = None) -> Path:
-    """The step folder itself, the one named `tag` in it, or the newest. Raises CheckpointError."""
+    """Return the step folder itself, the one named `tag` in it, or the newest. Raises CheckpointError."""
     if tag is not None:
         found = directory / check_tag(tag)
         if not (found / COMMIT).is_file():
@@ -134,7 +135,8 @@ def _tensors(manifest: Manifest, pieces: _Pieces, request: Request) -> Iterator[
 
 
 def _extra_tensors(manifest: Manifest) -> dict[str, str]:
-    """Extra states of modules that are tensors: key in a state dict -> key in the file of rank 0."""
+    """Return the extra states of modules that are tensors: key in a state dict -> key in the file of rank
+    0."""
     stored: Mapping[str, Any] = manifest.scalars.get(EXTRA_STATE, {})
     keys = {name: tensor_key(value) for name, value in stored.items()}
     return {name: key for name, key in keys.items() if key is not None}
@@ -164,16 +166,16 @@ class _Pieces:
             file.close()
 
     def dtype(self, entry: TensorEntry) -> torch.dtype:
-        """As stored."""
+        """Return the stored dtype."""
         return DTYPES[self._manifest.units[entry.unit].kinds[self._kind(entry)]]
 
     def buffer(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """Shape and dtype of a buffer."""
+        """Return shape and dtype of a buffer."""
         file, key = self._file(0), self._key(name)
         return file.shape(key), file.dtype(key)
 
     def copy(self, tensor: ExportTensor, target: WeightFolder) -> None:
-        """Move one tensor over, in tiles. Raises CheckpointDamaged when a file was cut short."""
+        """Copy one tensor in tiles. Raises CheckpointDamaged when a file was cut short."""
         try:
             entry = self._manifest.tensors.get(self._manifest.aliases.get(tensor.name, tensor.name))
             if entry is None:
@@ -190,7 +192,7 @@ class _Pieces:
             raise CheckpointDamaged(f"{self._path} cannot be read: {error}") from error
 
     def _key(self, name: str) -> str:
-        """Of a buffer or an extra state."""
+        """Return the key of a buffer or an extra state in the file of rank 0."""
         return self._extra.get(name, _BUFFER + name)
 
     def _kind(self, entry: TensorEntry) -> str:

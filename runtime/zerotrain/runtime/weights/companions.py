@@ -30,7 +30,8 @@ _COPIED = (
 def companions_of(
     folder: Path | None, config: Mapping[str, Any] | None, dtype: torch.dtype
 ) -> dict[str, Path | bytes]:
-    """From the folder that a model came from, or its own configuration; config.json names the new dtype.
+    """Return the files of the folder that a model came from, or its own configuration; config.json names the
+    new dtype.
 
     Raises OSError or ValueError when the folder's config.json cannot be read.
     """

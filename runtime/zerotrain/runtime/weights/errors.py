@@ -1,4 +1,4 @@
-"""What can be wrong with a file or folder of weights."""
+"""Errors of a file or folder of weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from zerotrain.contract.exit_codes import ExitCode
 
 
 class WeightsError(ValueError):
-    """The files cannot be read, or do not fit the model. Nothing was loaded."""
+    """Raised when the files cannot be read, or do not fit the model. Nothing was loaded then."""
 
     exit_code: ExitCode = ExitCode.BAD_MODEL

@@ -1,4 +1,4 @@
-"""Export of a running engine: every rank writes the intervals it owns, nobody gathers anything.
+"""Export of a running engine: every rank writes the intervals that it owns; nothing is gathered.
 
 Called by `engine.save_16bit_model`. Memory: one window of a stream.
 """
@@ -30,27 +30,27 @@ from zerotrain.runtime.zero.strided import flat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """How to write."""
+    """Options of an export."""
 
     dtype: torch.dtype
-    """Of floating-point parameters; buffers and whole numbers keep theirs."""
+    """Stored dtype of floating-point parameters; buffers and integers keep theirs."""
     keeps_frozen: bool = False
-    """Frozen parameters keep theirs, too."""
+    """Whether frozen parameters keep their dtype, too."""
     max_bytes: int
-    """Of one file's tensors."""
+    """Largest size of one file's tensors."""
     single: str = "model.safetensors"
     exclude_frozen: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What an engine lends for the time of an export."""
+    """Access to an engine's values for the time of an export."""
 
     module: nn.Module
     layout: ModelLayout
     rank: int
     stream_of: Callable[[UnitLayout], StateStream]
-    """This rank's interval of a unit, in compute precision or better."""
+    """Returns this rank's interval of a unit, in compute precision or better."""
 
 
 def export(source: Source, directory: Path, options: ExportOptions, group: RankGroup) -> None:
@@ -95,7 +95,7 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
 
 
 def _origin(module: nn.Module) -> tuple[str, Path | None]:
-    """Name of the submodule that came from a folder ("" = the module itself), and the folder."""
+    """Return the name of the submodule that came from a folder ("" = the module itself), and the folder."""
     for name, part in all_modules(module):
         folder = folder_of(part)
         if folder is not None:
@@ -104,8 +104,8 @@ def _origin(module: nn.Module) -> tuple[str, Path | None]:
 
 
 def _own_config(module: nn.Module) -> Mapping[str, Any] | None:
-    """The configuration that a transformers model carries."""
-    module = innermost(module)  # whose class config.json names
+    """Return the configuration that a transformers model carries."""
+    module = innermost(module)  # config.json names its class
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
     if not callable(to_dict) or not hasattr(module, "save_pretrained"):
         return None
@@ -128,7 +128,7 @@ def _buffers(buffers: Mapping[str, torch.Tensor], prefix: str) -> Iterator[Expor
 
 
 def _distinct(buffers: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Every buffer by its first name, and its further names with that one."""
+    """Return every buffer by its first name, and the first name of each further name."""
     owners: dict[int, str] = {}
     for name, buffer in buffers.items():
         owners.setdefault(id(buffer), name)

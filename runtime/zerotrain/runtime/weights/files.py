@@ -1,6 +1,6 @@
 """The tensors of a safetensors file, or of a folder in Hugging Face's form, by name.
 
-Only headers are read here. No pickle is ever opened: a folder that has only `.bin` files is refused.
+Opening files reads only their headers. No pickle is ever opened: a folder with only `.bin` files is rejected.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_OPEN_FILES = 32
 MAX_INDEX_BYTES = 256 << 20
-"""A name and a file for every tensor: the largest in use have a few MiB."""
+"""Largest index, with a name and a file for every tensor; the largest in use have a few MiB."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTensor:
-    """A tensor's place in the files."""
+    """File, shape and dtype of a stored tensor."""
 
     file: Path
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class WeightFiles:
         self.tensors: Mapping[str, StoredTensor] = self._scan()
 
     def read_into(self, name: str, start: int, target: torch.Tensor) -> None:
-        """Fill 1-D `target` with elements from `start` on of a tensor, cast to the target's dtype.
+        """Fill 1-D `target` with elements of a tensor from `start` on, cast to the target's dtype.
 
         Raises WeightsError when the file has changed or cannot be read.
         """
@@ -95,7 +95,7 @@ class WeightFiles:
             file = self._file(path)
             return {
                 name: StoredTensor(file=path, shape=file.shape(name), dtype=file.dtype(name))
-                for name in file.keys()  # noqa: SIM118 - it is no mapping
+                for name in file.keys()  # noqa: SIM118 - it is not a mapping
             }
         except FileNotFoundError:
             raise WeightsError(f"weights file {path} does not exist; fetch the folder again") from None

@@ -1,7 +1,7 @@
-"""A folder of weights while it is written: files are filled under temporary names, then appear at once.
+"""A folder of weights during its writing: files are filled under temporary names, and appear atomically.
 
 The first rank `create`s the files with their headers and full length; every rank `write`s its intervals; the
-first rank `commit`s. What readers follow is one file, the index or the only weights file, and it is replaced
+first rank `commit`s. Readers start from one file, the index or the only weights file, and it is replaced
 last, by one rename; so a reader, or a crash at any point, finds the old weights or the new ones.
 """
 
@@ -28,7 +28,7 @@ from zerotrain.runtime.weights.plan import ExportTensor, file_names, index_json,
 TEMPORARY = ".tmp-weights"
 
 _SHARD = re.compile(r"model(-v\d+)?-\d{5}-of-\d{5}\.safetensors")
-"""What `file_names` makes; any other file in the folder is somebody else's."""
+"""Names that `file_names` makes; other files in the folder do not belong to an export."""
 
 
 class WeightFolder:
@@ -58,11 +58,11 @@ class WeightFolder:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(file.num_bytes for file in self._files)
 
     def create(self) -> None:
-        """Make the temporary files, of full length so that a full disk shows now. Raises OSError."""
+        """Make the temporary files, of full length so that a full disk is detected now. Raises OSError."""
         folder = self.directory / TEMPORARY
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_tree(folder)
@@ -84,20 +84,21 @@ class WeightFolder:
             _write_at(self._open[number], part, offset + (start + first) * dtype.itemsize)
 
     def sync(self) -> None:
-        """Make what this process wrote durable, and close the files. Raises OSError."""
+        """Make the data that this process wrote durable, and close the files. Raises OSError."""
         for descriptor in self._open.values():
             os.fsync(descriptor)
         self.close()
 
     def close(self) -> None:
-        """Close the files; nothing else."""
+        """Close the files without syncing them."""
         while self._open:
             os.close(self._open.popitem()[1])
 
     def commit(self, companions: Mapping[str, Path | bytes]) -> None:
-        """Let the new weights take the place of the old. Raises OSError.
+        """Replace the old weights by the new ones. Raises OSError.
 
-        `companions` (config.json, tokenizer: name -> contents or a file to copy) come before the weights.
+        `companions` (config.json, tokenizer: name -> contents or a file to copy) are written before the
+        weights.
         """
         for name, source in companions.items():
             replace_durable(
@@ -127,7 +128,7 @@ class WeightFolder:
         remove_tree(self.directory / TEMPORARY)
 
     def _weights_there(self) -> set[str]:
-        """Files of an older export, unless this one has a name of its own."""
+        """Return the files of an older export; none if this export has a file name of its own."""
         if self._single != SINGLE:
             return set()
         shards = {path.name for path in self.directory.iterdir() if _SHARD.fullmatch(path.name)}

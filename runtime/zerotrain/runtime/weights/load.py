@@ -1,4 +1,5 @@
-"""`load_weights`: say which file holds which parameter; `initialize` reads the bytes, each rank its own."""
+"""`load_weights`: record which file holds which parameter; `initialize` reads the bytes, each rank its
+own."""
 
 from __future__ import annotations
 
@@ -19,21 +20,22 @@ from zerotrain.runtime.zero.plan import persistent_buffers
 _NAMED = 8
 
 _BASE_PREFIXES = ("model.", "transformer.")
-"""Hugging Face's base models: files of `LlamaModel` load into `LlamaForCausalLM` and the other way round."""
+"""Prefixes of Hugging Face's base models: files of `LlamaModel` load into `LlamaForCausalLM` and vice
+versa."""
 
 _DERIVED = re.compile(r"(\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
-"""Buffers that older versions stored and models now compute."""
+"""Buffers that older versions stored and that models now compute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedWeights:
-    """What `load_weights` found. `missing` and `unexpected` are empty when it was strict."""
+    """Result of `load_weights`. `missing` and `unexpected` are empty when it was strict."""
 
     files: WeightFiles
     missing: tuple[str, ...]
-    """Parameters and buffers without a stored tensor; they keep the values they have."""
+    """Parameters and buffers without a stored tensor; they keep their values."""
     unexpected: tuple[str, ...]
-    """Stored tensors that the model has no place for."""
+    """Stored tensors that have no counterpart in the model."""
 
 
 class FromFile:
@@ -50,15 +52,15 @@ class FromFile:
 def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> LoadedWeights:
     """Make `initialize` give `model` the weights of a safetensors file or a Hugging Face folder.
 
-    The model may be built within `init_context` or plainly. Here only headers are read and compared; then
-    `initialize` reads, on each rank, the byte ranges of that rank's own part, and casts them. Tied parameters
-    need one of their names in the file. Values that the constructors gave are not computed.
+    The model may be built within `init_context` or plainly. This function only reads and compares headers;
+    then `initialize` reads, on each rank, the byte ranges of that rank's own part, and casts them. Tied
+    parameters need one of their names in the file. Values of the constructors are not computed.
 
     Args:
         path: a `.safetensors` file, or a folder with `model.safetensors` or `model.safetensors.index.json`.
         strict: raise for names that only the model or only the file has; shapes must agree in any case.
 
-    Raises WeightsError listing every name that is missing, unexpected, or of another shape or kind.
+    Raises WeightsError listing names that are missing, unexpected, or of another shape or kind.
     """
     files = WeightFiles(path)
     stored = _renamed(files.tensors, model)
@@ -95,7 +97,7 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
 
 
 def _names_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """Every distinct tensor with all its names."""
+    """Yield every distinct tensor with all its names."""
     names: dict[int, list[str]] = {}
     for name, tensor in tensors:
         names.setdefault(id(tensor), []).append(name)
@@ -113,26 +115,27 @@ def _misfit(name: str, tensor: torch.Tensor, stored: StoredTensor) -> Sequence[s
 
 
 def _kind(dtype: torch.dtype) -> object:
-    """What may be cast into each other; floats of 8 bits and fewer mean nothing without their scales."""
+    """Return the class of dtypes that can be cast into each other; floats of 8 bits and fewer have no meaning
+    without their scales."""
     if dtype.is_floating_point and dtype.itemsize == 1:
         return dtype
     return dtype.is_floating_point, dtype.is_complex
 
 
 def _renamed(tensors: Mapping[str, StoredTensor], model: nn.Module) -> dict[str, str]:
-    """The model's name -> the name in the files, whether or not they carry the base model's prefix or what
-    wrappers add."""
+    """Return the model's names with the names in the files, which may have or lack the base model's prefix
+    and the additions of wrappers."""
     known = {name for name, _ in named_parameters(model, remove_duplicate=False)}
     known |= set(persistent_buffers(model))
     found: dict[str, str] = {}
-    for name in sorted(tensors, key=lambda name: name not in known):  # what needs no other name comes first
+    for name in sorted(tensors, key=lambda name: name not in known):  # exact names first
         fitting = (other for other in _names_like(name) if other in known and other not in found)
         found[next(fitting, name)] = name
     return found
 
 
 def _names_like(name: str) -> Iterator[str]:
-    """The name, without what wrappers of torch's add to names, with and without the base model's prefix."""
+    """Yield the name, without the additions of torch's wrappers, with and without the base model's prefix."""
     bare = without_wrappers(name)
     for each in dict.fromkeys((name, bare, bare.removeprefix("module."))):
         yield each

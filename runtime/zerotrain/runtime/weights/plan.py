@@ -1,4 +1,4 @@
-"""Which tensor goes to which byte of which file: pure, so that every rank computes the same answer."""
+"""Layout of tensors in files, to the byte: pure, so that every rank computes the same result."""
 
 from __future__ import annotations
 
@@ -47,18 +47,19 @@ class PlannedFile:
     header: bytes
     """Length prefix and JSON, padded so that the data starts on a page."""
     offsets: Mapping[str, int]
-    """Tensor -> the byte of the file at which it starts."""
+    """Byte of the file at which each tensor starts."""
     num_bytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
 
 
 def plan_files(
     tensors: Sequence[ExportTensor], *, max_bytes: int, aliases: Mapping[str, str]
 ) -> tuple[PlannedFile, ...]:
-    """Files of at most `max_bytes` of data (a larger tensor has one for itself), in the order given.
+    """Return files of at most `max_bytes` of data (a larger tensor gets a file of its own), in the given
+    order.
 
     `aliases` (tied name -> stored name) go into the header's metadata, where `safetensors.torch.load_model`
-    looks for them. Raises ValueError for a dtype that the format does not know.
+    looks for them. Raises ValueError for a dtype that the format does not have.
     """
     groups: list[list[ExportTensor]] = [[]]
     filled = 0
@@ -72,21 +73,21 @@ def plan_files(
 
 
 def file_names(count: int, *, stem: str = "model") -> tuple[str, ...]:
-    """As transformers names them."""
+    """Return file names in the scheme of transformers."""
     if count == 1:
         return (f"{stem}.safetensors",)
     return tuple(f"{stem}-{index + 1:05d}-of-{count:05d}.safetensors" for index in range(count))
 
 
 def index_json(files: Iterable[tuple[str, PlannedFile]], *, num_bytes: int) -> bytes:
-    """Contents of `model.safetensors.index.json`; `num_bytes` of all tensors together."""
+    """Return the contents of `model.safetensors.index.json`; `num_bytes` of all tensors together."""
     places = {tensor: name for name, file in files for tensor in file.offsets}
     index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(places.items()))}
     return json.dumps(index, indent=2).encode() + b"\n"
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of `5GB`, `200MB`, `1GiB` or a plain number. Raises ValueError."""
+    """Return the bytes of `5GB`, `200MB`, `1GiB` or a plain number. Raises ValueError."""
     found = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", str(text))
     if found is None or found[2].upper() not in _UNITS or int(found[1]) < 1:
         raise ValueError(f"max_shard_size must be a size such as 5GB, 200MB or 1GiB; got {text!r}")

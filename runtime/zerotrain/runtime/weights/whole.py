@@ -1,4 +1,4 @@
-"""The state dict of a sharded model as copies in host memory, put together unit by unit.
+"""The state dict of a sharded model as copies in host memory, assembled unit by unit.
 
 Called by `engine.module_state_dict` and for PEFT adapters. Beside the copies it takes the memory of one unit.
 """
@@ -22,12 +22,12 @@ from zerotrain.runtime.zero.placeholder import ParameterSharded
 def whole_state(
     core: Core, *, without: Collection[int] = (), dtype: torch.dtype | None = None
 ) -> dict[str, Any]:
-    """`model.state_dict()` with the plain model's names; what tensors are shared is one tensor under several
+    """Return `model.state_dict()` with the plain model's names; shared tensors are one tensor under several
     names. Collective, the same on every rank.
 
     Args:
-        without: ids of parameters to leave out; units of which nothing else is asked are not gathered.
-        dtype: of floating-point parameters, from the masters where those are closer; None = as computed with.
+        without: ids of parameters to leave out; units without any other parameter are not gathered.
+        dtype: of floating-point parameters, from the masters where those are closer; None = compute dtype.
 
     Raises RuntimeError while the model is in forward or backward.
     """
@@ -50,7 +50,7 @@ def whole_state(
 
 
 def _gathered(core: Core, wanted: Collection[int], dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
-    """Copies of the units' parameters of these ids, by id."""
+    """Return copies of the units' parameters with these ids, by id."""
     copies: dict[int, torch.Tensor] = {}
     for unit in core.units:
         members = [parameter for parameter in unit.parameters if id(parameter) in wanted]
@@ -60,7 +60,7 @@ def _gathered(core: Core, wanted: Collection[int], dtype: torch.dtype | None) ->
         if casts and unit.layout.trainable:
             copies.update((id(each), get_full_fp32(each).to("cpu", dtype, copy=True)) for each in members)
             continue
-        with full_parameters(members):  # this unit alone
+        with full_parameters(members):  # gathers this unit alone
             for parameter in members:
                 values = parameter.detach()
                 copies[id(parameter)] = values.to("cpu", dtype if casts else values.dtype, copy=True)
@@ -68,12 +68,12 @@ def _gathered(core: Core, wanted: Collection[int], dtype: torch.dtype | None) ->
 
 
 def _on_host(value: Any) -> Any:
-    """A copy; what is no tensor (extra state) as it is in memory."""
+    """Return a copy in host memory; a deep copy of a value that is not a tensor (extra state)."""
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def frozen_parameters(model: nn.Module, *, but: Collection[int] = ()) -> set[int]:
-    """Ids of the parameters that are not trained, without those of `but`."""
+    """Return the ids of the parameters that are not trained, without those of `but`."""
     return {
         id(parameter)
         for parameter in model.parameters()
