@@ -1,0 +1,66 @@
+"""Folders of many pages have a complete index; that of the decisions is in order and has their titles."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_repo_shape import ROOT
+
+pytestmark = pytest.mark.unit
+
+
+DOCS = ROOT / "docs"
+INDEXED = {"adr": "adr/README.md", "runbooks": "alerts.md"}
+"""Folders whose pages have an index of their own, and that index."""
+
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+_DECISION = re.compile(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+?) \| .*\|$", flags=re.MULTILINE)
+_TITLE = re.compile(r"# (\d{4}) (.+)")
+
+
+def linked(index: Path) -> set[Path]:
+    """The files that a page links."""
+    return {(index.parent / target).resolve() for target in _LINK.findall(index.read_text())}
+
+
+def index_of(folder: Path) -> list[tuple[str, str, str]]:
+    """Number, file and title of every row of an index of decisions."""
+    return _DECISION.findall((folder / "README.md").read_text())
+
+
+def decisions(folder: Path) -> list[tuple[str, str, str]]:
+    """The same, by the files themselves, in their order."""
+    found = []
+    for path in sorted(folder.glob("[0-9]*.md")):
+        title = _TITLE.match(path.read_text())
+        assert title is not None, f"{path.name} begins with no title of the form '# NUMBER TITLE'"
+        assert path.name.startswith(title[1]), f"{path.name} has the title of {title[1]}"
+        found.append((title[1], path.name, title[2]))
+    return found
+
+
+@pytest.mark.parametrize("folder", INDEXED)
+def test_the_index_of_a_folder_links_every_page_of_it(folder: str) -> None:
+    index = DOCS / INDEXED[folder]
+    pages = {path.resolve() for path in (DOCS / folder).glob("*.md")} - {index.resolve()}
+    assert len(pages) > 30
+    assert {path.name for path in pages - linked(index)} == set()
+
+
+def test_the_list_of_decisions_has_each_file_once_in_order_with_its_title() -> None:
+    assert len(decisions(DOCS / "adr")) > 50
+    assert index_of(DOCS / "adr") == decisions(DOCS / "adr")
+
+
+def test_numbers_of_decisions_follow_each_other() -> None:
+    numbers = [int(number) for number, _, _ in decisions(DOCS / "adr")]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_checks_see_another_title(tmp_path: Path) -> None:
+    (tmp_path / "0001-x.md").write_text("# 0001 X\n")
+    (tmp_path / "README.md").write_text("| [0001](0001-x.md) | Y | |\n")
+    assert index_of(tmp_path) != decisions(tmp_path) == [("0001", "0001-x.md", "X")]
