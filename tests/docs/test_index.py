@@ -1,4 +1,4 @@
-"""Folders of many pages have a complete index; that of the decisions is in order and has their titles."""
+"""Every page of docs/ is found from docs/README.md, and the list of decisions is complete and in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 DOCS = ROOT / "docs"
 INDEXED = {"adr": "adr/README.md", "runbooks": "alerts.md"}
-"""Folders whose pages have an index of their own, and that index."""
+"""Folders whose pages have an index of their own, and that index; the map links the index."""
 
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 _DECISION = re.compile(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+?) \| .*\|$", flags=re.MULTILINE)
@@ -24,6 +24,14 @@ _TITLE = re.compile(r"# (\d{4}) (.+)")
 def linked(index: Path) -> set[Path]:
     """The files that a page links."""
     return {(index.parent / target).resolve() for target in _LINK.findall(index.read_text())}
+
+
+def unlisted(folder: Path) -> list[str]:
+    """Pages below a folder of documents that its README.md does not link, and whose folder has no index."""
+    found = linked(folder / "README.md")
+    pages = {path for path in folder.rglob("*.md") if path.relative_to(folder).parts[0] not in INDEXED}
+    wanted = {*pages, *(folder / index for index in INDEXED.values())} - {folder / "README.md"}
+    return sorted(str(path.relative_to(folder)) for path in wanted if path.resolve() not in found)
 
 
 def index_of(folder: Path) -> list[tuple[str, str, str]]:
@@ -40,6 +48,10 @@ def decisions(folder: Path) -> list[tuple[str, str, str]]:
         assert path.name.startswith(title[1]), f"{path.name} has the title of {title[1]}"
         found.append((title[1], path.name, title[2]))
     return found
+
+
+def test_the_map_links_every_page() -> None:
+    assert unlisted(DOCS) == []
 
 
 @pytest.mark.parametrize("folder", INDEXED)
@@ -60,7 +72,11 @@ def test_numbers_of_decisions_follow_each_other() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_the_checks_see_another_title(tmp_path: Path) -> None:
-    (tmp_path / "0001-x.md").write_text("# 0001 X\n")
-    (tmp_path / "README.md").write_text("| [0001](0001-x.md) | Y | |\n")
-    assert index_of(tmp_path) != decisions(tmp_path) == [("0001", "0001-x.md", "X")]
+def test_the_checks_see_what_is_missing(tmp_path: Path) -> None:
+    for name in ("README.md", "a.md", "b.md", "alerts.md", "adr/README.md", "adr/0001-x.md", "runbooks/R.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("# 0001 X\n")
+    (tmp_path / "README.md").write_text("[a](a.md) [the web](https://example.org/b.md)")
+    (tmp_path / "adr" / "README.md").write_text("| [0001](0001-x.md) | Y | |\n")
+    assert unlisted(tmp_path) == ["adr/README.md", "alerts.md", "b.md"]
+    assert index_of(tmp_path / "adr") != decisions(tmp_path / "adr") == [("0001", "0001-x.md", "X")]
