@@ -118,7 +118,7 @@ cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simu
 cluster-down: ## stop it
 	@if [ $(CLUSTER) = kind ]; then kind delete cluster --name $(NAME); elif [ -x $(DEVCLUSTER) ]; then $(DEVCLUSTER) down --name $(NAME) --root $(INSTANCES); else echo "no development cluster was built here"; fi
 
-generate: venv ## regenerate CRDs, dashboards, the chart's parts and documentation tables
+generate: venv ## regenerate CRDs, dashboards, the chart's parts, documentation tables and pictures
 	@mkdir -p build
 	$(PY) -m zerotrain.operator.api.generate > build/crd.yaml && mv build/crd.yaml crds/zerotrain.dev_zerotrainingjobs.yaml
 	mkdir -p deploy/policy && $(PY) -m zerotrain.operator.api.policy > build/policy.yaml && mv build/policy.yaml deploy/policy/jobs.yaml
@@ -128,6 +128,7 @@ generate: venv ## regenerate CRDs, dashboards, the chart's parts and documentati
 	$(PY) -m zerotrain.contract.metrics.document > build/metrics.md && mv build/metrics.md docs/metrics.md
 	$(PY) -m zerotrain.cli.document > build/cli.md && mv build/cli.md docs/cli.md
 	$(PY) -m deploy.dashboards
+	$(PY) -m deploy.pictures
 	$(PY) -m deploy.chart
 
 clean: ## stop clusters, remove build/ and .venv

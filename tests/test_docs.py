@@ -39,6 +39,11 @@ def test_the_readme_names_make_targets_that_exist() -> None:
     assert named <= targets, named - targets
 
 
+def test_the_readme_is_short() -> None:
+    """Whatever else there is to say stands in docs/, where docs/README.md lists it."""
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+
+
 def readme_job(tmp_path: Path) -> Path:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     path = tmp_path / "job.yaml"
