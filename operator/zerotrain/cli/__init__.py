@@ -1,1 +1,1 @@
-"""The `zerotrain` command: one file per command, registered in `main`. Only rank processes load torch."""
+"""The `zerotrain` command: one file per command, registered in `main`. Only rank processes import torch."""

@@ -1,4 +1,4 @@
-"""`zerotrain checkpoint ls|verify|diff|import`: look at the checkpoints of a run; `export` has its own file.
+"""`zerotrain checkpoint ls|verify|diff|import`: inspect the checkpoints of a run. `export` has its own file.
 
 `ls` and `verify` need no torch; `diff` and `import` do.
 """
@@ -31,7 +31,7 @@ DIFF_EXAMPLE = "Example: zerotrain checkpoint diff checkpoints/step-0000000040-a
 IMPORT_EXAMPLE = "Example: zerotrain checkpoint import ds_output checkpoints/gpt"
 
 DIFFERENT = 1
-"""Exit code of `diff` when anything differs, as that of diff(1)."""
+"""Exit code of `diff` when anything differs, the same as that of diff(1)."""
 
 LS_NUMBERS = ("step", "attempt", "ranks", "size", "age")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -149,14 +149,14 @@ def import_checkpoint(
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes in the unit that gives one to three digits before the point."""
+    """Return a size in the binary unit that gives one to four digits before the point."""
     exponent = min(int(math.log2(num_bytes) // 10), len(_UNITS) - 1) if num_bytes else 0
     value = num_bytes / 1024**exponent
     return f"{value:.0f} {_UNITS[exponent]}" if exponent == 0 else f"{value:.1f} {_UNITS[exponent]}"
 
 
 def age_text(seconds: float) -> str:
-    """Seconds as their largest unit: `3 d`, `5 h`, `12 min`, `40 s`."""
+    """Return a duration in its largest unit: `3 d`, `5 h`, `12 min`, `40 s`."""
     for name, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {name}"
@@ -164,7 +164,7 @@ def age_text(seconds: float) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises CliError where it is none, or none that can be read."""
+    """Raise CliError unless `folder` is a folder that can be read."""
     try:
         next(folder.iterdir(), None)
     except OSError as error:
@@ -173,7 +173,7 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def volume_errors(folder: Path) -> Iterator[None]:
-    """What a volume that fails answers ends the command as such. Raises CliError."""
+    """Turn an OSError of a failing volume into a CliError that says so; re-raise every other OSError."""
     try:
         yield
     except OSError as error:
@@ -183,7 +183,7 @@ def volume_errors(folder: Path) -> Iterator[None]:
 
 
 def volume_failed(error: OSError, folder: Path) -> CliError:
-    """The error of a command that met one, which says nothing of any checkpoint."""
+    """Return the CliError for a volume that failed while it was read. It says nothing about any checkpoint."""
     name = f"{Path(error.filename).name}: " if isinstance(error.filename, str) else ""
     return CliError(
         f"the volume failed while {folder} was read: {name}{error.strerror}",
@@ -201,11 +201,11 @@ def _unreadable(error: OSError, folder: Path) -> CliError:
 
 
 def _missing(path: Path) -> dict[Path, list[str]]:
-    """What to say of a checkpoint that is not there; empty where it is. Raises CliError if that is unclear,
-    as where another program's format is in its place.
+    """Return the problem of a checkpoint that is absent, by path; empty if the checkpoint exists.
 
-    Somebody counts on a checkpoint that is named: that it is gone is an answer, and no better than damage.
-    Cause and way out are in the last line: a job's status has but that of the pod that verifies.
+    Raises CliError if its absence is unclear, for example if a checkpoint of another format is in its place.
+    A checkpoint that the user names is relied upon, so its absence is reported like damage. Cause and remedy
+    are in the last line, because a job's status holds only the last line of the verifying pod.
     """
     try:
         missing: str | None = _inspect().absence(path)
@@ -230,7 +230,7 @@ def _foreign(path: Path, missing: str) -> CliError:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """`folder` itself, or all in it that were ever committed. Raises CliError where there is none."""
+    """Return `folder` itself, or every committed checkpoint in it. Raises CliError if there is none."""
     if _is_checkpoint(folder):
         return [folder]
     partial = _inspect().Condition.PARTIAL
@@ -260,8 +260,11 @@ def _verify_all(paths: Sequence[Path]) -> dict[Path, list[str]]:
 
 
 def runtime_part(module: str) -> Any:
-    """A module of the runtime, imported now: the help of a command does not need it, and where only the
-    command line or the operator is installed it is not there. Raises CliError."""
+    """Import a module of the runtime on demand. Raises CliError if it is not installed.
+
+    The help of a command does not need the runtime, and an installation of only the command line or the
+    operator does not have it.
+    """
     from importlib import import_module
 
     try:

@@ -1,4 +1,4 @@
-"""Registers the commands about jobs in a cluster. Called by `main`, once."""
+"""Registration of the commands about jobs in a cluster. `main` calls it once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PANEL = "Jobs in a cluster"
 
 
 def register(app: typer.Typer) -> None:
-    """Each with its example, in the order of a job's life."""
+    """Add each command with its example, in the order of a job's life."""
     for name, example, command in (
         ("submit", submit.EXAMPLE, submit.submit),
         ("get", get.EXAMPLE, get.get),

@@ -1,4 +1,4 @@
-"""`zerotrain config check`: what becomes of each key of a DeepSpeed-style configuration, before it runs."""
+"""`zerotrain config check`: the outcome of each key of a DeepSpeed-style configuration, before it runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ EXAMPLE = "Example: zerotrain config check ds_config.json --world-size 8"
 
 
 class Outcome(StrEnum):
-    """What becomes of a key."""
+    """Outcome of a key."""
 
     RUN = "run"
-    """Does what it says."""
+    """The key does what it says."""
     EXPLAINED = "explained"
-    """Accepted; something else happens instead, or it has no meaning here."""
+    """The key is accepted, but something else happens instead, or it has no meaning here."""
     REFUSED = "refused"
-    """The job would not start."""
+    """The job would not start with this key."""
 
 
 STYLES = {Outcome.RUN: "green", Outcome.EXPLAINED: "yellow", Outcome.REFUSED: "bold red"}
@@ -42,7 +42,7 @@ STYLES = {Outcome.RUN: "green", Outcome.EXPLAINED: "yellow", Outcome.REFUSED: "b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One key that the file gives."""
+    """One key that the file sets."""
 
     key: str
     outcome: Outcome
@@ -68,7 +68,7 @@ def check_config(
     try:
         rows = rows_of(config_of(file, world_size, config))
     except ConfigError as error:
-        # The reader stops at the first wrong key: it says nothing about the others.
+        # The reader stops at the first wrong key, so nothing is known about the others.
         rows = [Row(key=error.path, outcome=Outcome.REFUSED, value=error.value, why=_why(error))]
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}", next_step="give a file that can be read") from error
@@ -85,7 +85,7 @@ def check_config(
 
 
 def rows_of(config: EngineConfig) -> list[Row]:
-    """Every key that the file gives, the refused first."""
+    """Return a row for every key that the file sets, the refused ones first."""
     notices: dict[str, list[str]] = {}
     for notice in config.notices:
         notices.setdefault(notice.path, []).append(notice.message)
@@ -106,7 +106,7 @@ def rows_of(config: EngineConfig) -> list[Row]:
                 why=entry.effect if told is None else " ".join(told),
             )
         )
-    # Notices about older names and whole blocks stand at paths of the user's file that are no key's.
+    # Notices about older names and whole blocks have paths of the user's file that are not those of a key.
     rows += [
         Row(key=path, outcome=Outcome.EXPLAINED, value=None, why=" ".join(texts))
         for path, texts in notices.items()
@@ -140,7 +140,7 @@ def _print(rows: Sequence[Row], refused: Sequence[Row]) -> None:
 
 
 def _plain(text: str) -> str:
-    """The file's texts are not markup, and draw nothing on the terminal."""
+    """Escape a text of the file, so that it is neither markup nor a control sequence for the terminal."""
     from rich.markup import escape
 
     return escape(printable(text))

@@ -54,11 +54,11 @@ def show_config(
 
 
 def config_of(file: Path, world_size: int | None, config: Path | None = None) -> EngineConfig:
-    """Of a job file (YAML), whose ConfigMap may be `config`, or of a JSON file.
+    """Return the configuration of a job file (YAML), or of a DeepSpeed-style JSON file.
 
-    Raises CliError, ConfigError, OSError.
+    `config` stands in for the ConfigMap of a job file. Raises CliError, ConfigError or OSError.
     """
-    # Imported late, as the schema takes longer than what `--help` has to say.
+    # Imported late, because importing the schema takes longer than printing `--help`.
     from zerotrain.contract.config import load, resolve
 
     if file.suffix in {".yaml", ".yml"}:
@@ -71,7 +71,7 @@ def config_of(file: Path, world_size: int | None, config: Path | None = None) ->
 
 
 def _of_job(file: Path, world_size: int | None, config: Path | None) -> EngineConfig:
-    # Imported late: the models of the API take a second that no other command needs.
+    # Imported late: importing the API's models takes a second, which no other command needs to spend.
     from zerotrain.client.config_source import ConfigSourceError, inlined
     from zerotrain.client.jobfile import JobFileError, load_job
     from zerotrain.operator.api.admission import engine_config
@@ -83,7 +83,7 @@ def _of_job(file: Path, world_size: int | None, config: Path | None) -> EngineCo
     except JobFileError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
     found = engine_config(spec, world_size=world_size)
-    assert found is not None  # `inlined` leaves no job without
+    assert found is not None  # `inlined` returns no job without a configuration
     return found
 
 

@@ -106,7 +106,7 @@ def _section(console: Console, title: str, lines: list[str]) -> None:
 
 
 def _lines(text: str) -> list[str]:
-    """A sentence may bring a text of several lines along."""
+    """Split a text into its lines without the empty ones, each of at most MAX_TEXT_CHARS characters."""
     return [line[:MAX_TEXT_CHARS] for line in printable_lines(text) if line.strip()] or [""]
 
 
@@ -132,7 +132,8 @@ def _bytes(value: int | None) -> str:
 
 
 def _pods(pods: list[Pod], *, wide: bool) -> list[str]:
-    """All of them when asked for; else those that are not simply fine."""
+    """Return a table of all pods with `wide`, else of at most MAX_PODS pods that are not both running and
+    ready."""
     chosen = pods if wide else [pod for pod in pods if not (pod.is_running and pod.ready)]
     rows = [
         (

@@ -1,6 +1,6 @@
-"""docs/cli.md, from the commands themselves: `python -m zerotrain.cli.document > docs/cli.md`.
+"""Generator of docs/cli.md from the commands: `python -m zerotrain.cli.document > docs/cli.md`.
 
-Typer brings a click of its own, private to it, so commands are looked at by their attributes.
+Typer vendors its own private click, so commands are recognised by their attributes, not by their types.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ what to do.
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     from zerotrain.cli.main import app
 
     commands = list(leaves(typer.main.get_command(app)))
@@ -60,7 +60,7 @@ def reference() -> str:
 
 
 def leaves(group: Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Command]]:
-    """Every command that is no group, with its words after `zerotrain`."""
+    """Yield every visible command that is not a group, with its words after `zerotrain`."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from leaves(command, (*path, name))
@@ -106,7 +106,7 @@ def _option_row(option: Parameter) -> str:
 
 
 def _kind(option: Parameter) -> str:
-    """What to write for the value."""
+    """Return the placeholder for an option's value."""
     annotation = option.type_descriptor.annotation
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "|".join(str(item.value) for item in annotation)

@@ -1,4 +1,4 @@
-"""`zerotrain env`: what a bug report needs, without secrets."""
+"""`zerotrain env`: the facts that a bug report needs, without secrets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def env(
 
 
 def packages() -> dict[str, str]:
-    """By their metadata: importing torch takes seconds."""
+    """Return the versions of the packages, from their metadata: importing torch takes seconds."""
     found = {}
     for name in PACKAGES:
         try:
@@ -79,7 +79,7 @@ def packages() -> dict[str, str]:
 
 
 def system() -> dict[str, str]:
-    """Kernel, distribution, processor, memory, devices."""
+    """Return the kernel, distribution, processor, memory and devices."""
     rows = {"kernel": f"{platform.system()} {platform.release()} {platform.machine()}"}
     try:
         rows["distribution"] = platform.freedesktop_os_release().get("PRETTY_NAME", "not known")
@@ -101,7 +101,7 @@ def system() -> dict[str, str]:
 
 
 def native() -> dict[str, str]:
-    """How the native module was built."""
+    """Return how the native module was built."""
     try:
         from zerotrain.runtime import _native
     except ImportError as error:
@@ -114,7 +114,7 @@ def native() -> dict[str, str]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those that change what training does."""
+    """Return the environment variables that change training, with the values of possible secrets hidden."""
     chosen = sorted(name for name in environ if name.startswith(PREFIXES) or name in NAMES)
     return {
         name: HIDDEN if any(word in name.upper() for word in SECRET_WORDS) else environ[name]

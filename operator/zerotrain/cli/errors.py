@@ -1,4 +1,4 @@
-"""How every command fails: what went wrong, which code, what to type next."""
+"""The error of a command: what went wrong, its exit code, and what to type next."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from zerotrain.contract.text import printable_lines
 
 
 class CliError(Exception):
-    """A command cannot do what it was asked to."""
+    """A command cannot do what the user asked for."""
 
     def __init__(self, message: str, *, next_step: str | None, code: int = int(ExitCode.BAD_CONFIG)) -> None:
-        """`message` may have several lines; `next_step` is a command to type or a thing to correct.
+        """Create the error.
 
-        It is None for errors of others alone that bring none along.
+        `message` may have several lines. `next_step` is a command to type or a thing to correct; it is None
+        only for an error of another component that names no next step.
         """
         super().__init__(message)
         self.code = code
@@ -22,8 +23,11 @@ class CliError(Exception):
 
 
 def show(error: CliError) -> None:
-    """On standard error, so that a pipe's reader gets results alone. A message may quote what a cluster, a
-    registry or a training program said: nothing of it reaches the terminal as a command."""
+    """Print an error on standard error, so that a pipe receives only results.
+
+    A message may quote a cluster, a registry or a training program. Its control characters are removed, so
+    that the terminal does not interpret them.
+    """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"error ({error.code}):", style="bold red", end=" ")
     console.print("\n".join(printable_lines(str(error))), markup=False)

@@ -88,7 +88,7 @@ def _row(job: Job, form: Format) -> tuple[str, ...]:
 
 
 def _why(job: Job) -> str:
-    """The reason word of the condition that speaks for the phase."""
+    """Return the reason of the condition that explains the job's phase."""
     kinds = ("Failed", "Stalled", "Hung", "Suspended")
     told = [found for kind in kinds if (found := job.condition(kind)) is not None and found.is_true]
     waiting = job.condition("Reconciling")
@@ -107,7 +107,7 @@ def _watch(
     table: _Table,
     shown: Sequence[Job],
 ) -> None:
-    """Until Ctrl-C, or until every job that was named is gone."""
+    """Print changed jobs until Ctrl-C, or until every named job is deleted."""
     known = {job.reference: job for job in shown}
     batches = target.client.watch_list(
         names, all_namespaces=all_namespaces, selector=selector, known=known, on_problem=say
@@ -124,7 +124,7 @@ def _watch(
 
 
 class _Table:
-    """Rows as they come; the header comes again where a column has to become wider."""
+    """Printer of rows that arrive over time. It repeats the header when a column has to become wider."""
 
     def __init__(self, form: Format, all_namespaces: bool) -> None:
         self._form, self._all = form, all_namespaces

@@ -1,4 +1,4 @@
-"""`zerotrain suspend|resume|scale|delete|wait`: what is done to a job that exists."""
+"""`zerotrain suspend|resume|scale|delete|wait`: operations on an existing job."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def wait(
 
 
 def wait_until(target: Target, job: str, goal: str, timeout_s: float | None) -> Job:
-    """Wait, and on a terminal say how far the job is."""
+    """Wait until the job reaches `goal`, and show its progress on a terminal."""
     from zerotrain.client.waiting import wait_for
 
     client = target.client
@@ -182,14 +182,14 @@ def wait_until(target: Target, job: str, goal: str, timeout_s: float | None) -> 
 
 
 def _change(target: Target, job: Job, spec: dict[str, object], dry_run: DryRun) -> Job:
-    """Merge into the spec; a dry run of the client is judged by the rules that are known here."""
+    """Merge `spec` into the job's spec. A client dry run checks it by the rules that are known locally."""
     if dry_run is DryRun.CLIENT:
         return _judged(job, spec)
     return target.client.patch(job.name, {"spec": spec}, dry_run=dry_run is DryRun.SERVER)
 
 
 def _judged(job: Job, spec: dict[str, object]) -> Job:
-    """The job as it would be. Raises InvalidJobError."""
+    """Return the job with the changed spec, checked locally. Raises InvalidJobError."""
     from zerotrain.client import Job, JobFileError, parse_job
     from zerotrain.client.errors import InvalidJobError
 
@@ -207,7 +207,7 @@ def _judged(job: Job, spec: dict[str, object]) -> Job:
 
 
 def _tell(job: Job, output: Format, text: str, dry_run: DryRun) -> None:
-    """What was done in words, or the object for another program."""
+    """Print a sentence about what was done, or the object for another program."""
     if output not in (Format.TABLE, Format.WIDE):
         print_objects([job.raw], output, is_list=False)
     elif text:
@@ -215,7 +215,8 @@ def _tell(job: Job, output: Format, text: str, dry_run: DryRun) -> None:
 
 
 def _afterwards(output: Format, text: str) -> None:
-    """A pipe got the object already."""
+    """Print a later message: on standard error if another program has already received the object as the
+    result."""
     (show if output in (Format.TABLE, Format.WIDE) else say)(text)
 
 

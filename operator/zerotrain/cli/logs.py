@@ -1,4 +1,4 @@
-"""`zerotrain logs`: what the ranks write, and what was kept of those whose pods are gone."""
+"""`zerotrain logs`: the output of the ranks, and the kept output of ranks whose pods are gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerotrain.contract.text import printable
 EXAMPLE = "Example: zerotrain logs gpt --rank 0,4-7 -f"
 MAX_RANKS = 100_000
 MAX_FOLLOWED = 64
-"""As `client.log_stream`, which the help of a command need not import."""
+"""Copy of the value in `client.log_stream`, so that the help of a command need not import that module."""
 
 
 @cluster_command
@@ -75,7 +75,7 @@ def logs(
 
 
 def parse_ranks(texts: list[str] | None) -> list[int] | None:
-    """`0,4-7` and repeated options. Raises CliError."""
+    """Parse the ranks of all `--rank` options, such as `0,4-7`. Raises CliError."""
     if not texts:
         return None
     found: list[int] = []

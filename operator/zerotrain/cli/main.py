@@ -1,4 +1,4 @@
-"""The entry point: registers the commands and turns their errors into messages and exit codes."""
+"""The entry point, which registers the commands and turns their errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ checkpoint_app = typer.Typer(help="Look at the checkpoints of a run.", no_args_i
 app.add_typer(init.commands)
 app.command("run", epilog=run.EXAMPLE)(run.run)
 app.add_typer(plan.commands)
-app.command("export", hidden=True, epilog=export.EXAMPLE)(export.export)  # its name before
+app.command("export", hidden=True, epilog=export.EXAMPLE)(export.export)  # its former name
 app.command("zero-to-fp32", epilog=export.FP32_EXAMPLE)(export.zero_to_fp32)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command("env", epilog=env.EXAMPLE)(env.env)
@@ -47,7 +47,7 @@ app.add_typer(explain.app, name="explain")
 
 
 def main() -> None:
-    """`zerotrain` and `kubectl zerotrain`; the exit code of `run` is the job's."""
+    """Run `zerotrain` or `kubectl zerotrain`. The exit code of `run` is that of the job."""
     try:
         app(prog_name=program_name(sys.argv[0]))
     except CliError as error:
@@ -62,5 +62,5 @@ def main() -> None:
 
 
 def program_name(path: str) -> str:
-    """As it was called: kubectl runs its plugins by their file's name."""
+    """Return the name that the command was called by: kubectl runs its plugins by their file's name."""
     return "kubectl zerotrain" if Path(path).name.startswith("kubectl-zerotrain") else "zerotrain"

@@ -1,7 +1,7 @@
-"""What all commands about a cluster share: options, the connection, errors, completion of names.
+"""Parts shared by all commands about a cluster: options, connection, errors, completion of names.
 
-A command is a function whose first parameter is a `Target`, decorated with `cluster_command`; the options
-that say which cluster are added to its own.
+A command is a function whose first parameter is a `Target`, decorated with `cluster_command`. The decorator
+adds the options that choose the cluster to the command's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 
 
 class Format(StrEnum):
-    """How objects are printed."""
+    """Format of printed objects."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -37,7 +37,7 @@ class Format(StrEnum):
 
 
 class Output(StrEnum):
-    """How commands that need no cluster print."""
+    """Output format of commands that need no cluster."""
 
     TABLE = "table"
     JSON = "json"
@@ -45,18 +45,18 @@ class Output(StrEnum):
 
 
 class DryRun(StrEnum):
-    """How far a change goes."""
+    """Extent of a dry run."""
 
     NONE = "none"
     CLIENT = "client"
-    """Checked and printed here: the cluster is at most read."""
+    """The change is checked and printed locally; the cluster is at most read."""
     SERVER = "server"
-    """The API server checks it with all its rules and keeps nothing."""
+    """The API server checks the change by all its rules and stores nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Which cluster and namespace a command is about. `client` connects at its first use."""
+    """Cluster and namespace of a command. `client` connects at its first use."""
 
     namespace: str | None = None
     context: str | None = None
@@ -70,7 +70,7 @@ class Target:
 
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs, for the shell; nothing where the cluster does not answer."""
+    """Return names of jobs for shell completion; empty if the cluster does not answer."""
     options = context.params
     target = Target(
         namespace=options.get("namespace"),
@@ -120,7 +120,8 @@ _TARGET_OPTIONS = {
 
 
 def cluster_command(function: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
-    """The function as a command: options for its Target, and errors of the client as those of the command."""
+    """Return the function as a command: with options for its Target, and with the client's errors as
+    CliError."""
     signature = inspect.signature(function, eval_str=True)
     own = list(signature.parameters.values())[1:]
     added = [
@@ -144,10 +145,10 @@ def cluster_command(function: Callable[Concatenate[Target, P], None]) -> Callabl
 
 
 def as_cli_error(error: ClientError) -> CliError:
-    """With the code of COMMAND_EXITS and the way out."""
+    """Return the CliError of a client error, with its code of COMMAND_EXITS and its next step."""
     return CliError(str(error), code=int(error.exit_code), next_step=error.next_step)
 
 
 def usage_error(message: str, next_step: str | None = None) -> CliError:
-    """For options that do not go together."""
+    """Return the error for options that cannot be combined."""
     return CliError(message, code=int(CommandExit.USAGE), next_step=next_step)

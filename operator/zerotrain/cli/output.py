@@ -1,4 +1,4 @@
-"""Printing what came from a cluster: tables like kubectl's, JSON, YAML; never a control character."""
+"""Output of data from a cluster, as tables like kubectl's, JSON or YAML, without control characters."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ GAP = "   "
 
 
 def say(text: str) -> None:
-    """A line for people beside the results: on standard error, so that a pipe gets results alone."""
+    """Print a line for the user on standard error, so that a pipe receives only results."""
     typer.echo(printable(text), err=True)
 
 
 def show(text: str) -> None:
-    """A line of results that may hold what a cluster or a training program said."""
+    """Print a line of results, which may quote a cluster or a training program."""
     typer.echo(printable(text))
 
 
 def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -> None:
-    """Columns that are folded where the terminal is too narrow; a text is what it is, no markup."""
+    """Print a table whose columns fold on a narrow terminal. Texts are not read as markup."""
     from rich.console import Console
     from rich.table import Table
 
@@ -48,7 +48,7 @@ def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -
 
 
 def show_record(value: Any, form: Output) -> None:
-    """For other programs. Nothing in it drives a terminal: both forms escape what is not ASCII."""
+    """Print a value for other programs. Both formats escape non-ASCII characters, so none reaches a terminal."""
     if form is Output.YAML:
         typer.echo(as_yaml(own_json(json.dumps(value, default=str))), nl=False)
     else:
@@ -58,7 +58,7 @@ def show_record(value: Any, form: Output) -> None:
 def column_widths(
     header: Sequence[str], rows: Iterable[Sequence[str]], least: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """Of a table's columns, in characters, each at least as wide as `least` says."""
+    """Return the widths of a table's columns in characters, each at least that in `least`."""
     columns = zip(header, *map(_clean, rows), strict=True)
     widest = [max(map(len, column)) for column in columns]
     return tuple(map(max, widest, least or widest))
@@ -67,7 +67,8 @@ def column_widths(
 def table_lines(
     header: Sequence[str], rows: Iterable[Sequence[str]], widths: Sequence[int] = ()
 ) -> list[str]:
-    """Columns as wide as their widest text, or as `widths`; nothing is folded or cut."""
+    """Return a table's lines, with columns as wide as their widest text or as `widths`; no text is folded or
+    cut."""
     rows = list(rows)
     widths = widths or column_widths(header, rows)
     lines = [tuple(header), *map(_clean, rows)]
@@ -82,7 +83,7 @@ def _clean(row: Sequence[str]) -> tuple[str, ...]:
 
 
 def print_objects(objects: Sequence[Mapping[str, Any]], form: Format, *, is_list: bool) -> None:
-    """As JSON, YAML or names; what the API server keeps for its own books is left out, as kubectl does."""
+    """Print objects as JSON, YAML or names, without the API server's managedFields, as kubectl does."""
     cleaned = [_without_books(item) for item in objects]
     value: Any = {"apiVersion": "v1", "kind": "List", "items": cleaned} if is_list else cleaned[0]
     match form:
@@ -96,7 +97,7 @@ def print_objects(objects: Sequence[Mapping[str, Any]], form: Format, *, is_list
 
 
 def object_name(item: Mapping[str, Any]) -> str:
-    """`zerotrainingjob.zerotrain.dev/gpt`, as kubectl takes it."""
+    """Return the name as kubectl accepts it: `zerotrainingjob.zerotrain.dev/gpt`."""
     return f"{SINGULAR}.{GROUP}/{item['metadata']['name']}"
 
 
@@ -112,7 +113,7 @@ def as_yaml(value: Any) -> str:
 
 
 def on_terminal() -> bool:
-    """Whether results go to somebody's eyes."""
+    """Return whether results go to a terminal."""
     return sys.stdout.isatty()
 
 

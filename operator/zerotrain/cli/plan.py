@@ -80,7 +80,7 @@ def plan(
 
 
 def _load(job_file: Path, config: Path | None) -> JobFile:
-    # Imported late: the models of the API take a second that no other command needs.
+    # Imported late: importing the API's models takes a second, which no other command needs to spend.
     from zerotrain.client.config_source import ConfigSourceError, inlined
     from zerotrain.client.jobfile import JobFileError, load_job
     from zerotrain.operator.api.admission import refusals
@@ -146,12 +146,12 @@ def _way_out(file: JobFile, error: Exception, workers: int | None) -> str:
         return "give other --workers" if workers is not None else f"correct {file.source}"
     if model is not None and model.path is not None:
         return "give the model's config.json with --model-config, or its size as spec.model.parameters"
-    # What a program or a factory builds may have a config.json all the same.
+    # The model that a program or a factory builds may have a config.json, too.
     return "give the model's size as spec.model.parameters, or a config.json with --model-config"
 
 
 def _base(file: JobFile) -> int | None:
-    """The workers whose global batch an elastic job keeps."""
+    """Return the number of workers whose global batch an elastic job keeps; None if the job is not elastic."""
     spec = file.job.spec
     return spec.workers if spec.elastic is not None else None
 
@@ -159,7 +159,7 @@ def _base(file: JobFile) -> int | None:
 def _rates(
     file: JobFile, device: Accelerator | None, workload: Workload, *, probe: Path | None, given: Iterable[str]
 ) -> Rates:
-    """By data sheet, then measured, then given: the last one counts."""
+    """Return the rates from the data sheet, replaced by measured ones, replaced by those that the user gave."""
     from zerotrain.operator.api.planning import sheet_rates
 
     rates = sheet_rates(file.job.spec, workload, device)
@@ -187,7 +187,7 @@ def _pair(text: str) -> tuple[str, float]:
 
 
 def parse_count(text: str) -> int:
-    """7B, 7.5e9, 350M or 124439808. Raises ValueError."""
+    """Parse a count such as 7B, 7.5e9, 350M or 124439808. Raises ValueError."""
     units = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
     cleaned = text.strip().lower().replace("_", "")
     factor = units.get(cleaned[-1:], 1)

@@ -1,4 +1,4 @@
-"""How `zerotrain plan` looks: the verdict first, then the numbers, then what they rest on; or JSON."""
+"""Output of `zerotrain plan`: the verdict, then the numbers, then the assumptions behind them; or JSON."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ MIN_COLUMNS = 110
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """All that is printed."""
+    """All data that is printed."""
 
     name: str
     plan: JobPlan
     config_from: str
-    """Where the configuration was found."""
+    """Source of the configuration."""
     rates: Rates
     price_per_worker: float | None
 
@@ -63,14 +63,14 @@ class Answer:
 
     @property
     def cost_per_billion(self) -> float | None:
-        """Of tokens, where step time and price are known and no part of the step is left out."""
+        """Cost of 10^9 tokens; None unless price and step time are known and no part of the step is left out."""
         if self.pace is None or self.price_per_worker is None or self.pace.missing:
             return None
         return self.pace.cost_per_billion(self.price_per_worker * self.pace.workers)
 
 
 def print_plan(answer: Answer) -> None:
-    """The whole page; numbers of one kind stand below each other."""
+    """Print the whole page. Numbers of one kind are in one column."""
     console, found = wide_console(), answer.plan.demand
     assert found is not None  # planned from a demand
     console.print(f"{answer.name}:", end=" ", markup=False)
@@ -88,12 +88,12 @@ def print_plan(answer: Answer) -> None:
 
 
 def wide_console() -> Console:
-    """Numbers are never cut: a narrow terminal wraps the line."""
+    """Return a console that never cuts numbers: a narrow terminal wraps the line."""
     return Console(soft_wrap=True, highlight=False, width=max(MIN_COLUMNS, Console().width))
 
 
 def _first_sentence(answer: Answer) -> str:
-    """Without the way out, which has a line of its own."""
+    """Return the summary without the way out, which has a line of its own."""
     from zerotrain.contract.planner import summary
 
     assert answer.plan.demand is not None  # planned from a demand
@@ -236,7 +236,7 @@ def _assumptions(console: Console, answer: Answer, found: Demand) -> None:
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
-    """The same for programs, sizes in bytes."""
+    """Return the answer for other programs, with sizes in bytes."""
     found = answer.plan.demand
     assert found is not None  # planned from a demand
     proposal = answer.plan.proposal

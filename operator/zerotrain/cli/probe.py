@@ -1,7 +1,8 @@
-"""How fast this machine is, for `zerotrain plan --probe`: a few seconds of copying, writing and multiplying.
+"""Measurement of this machine's speed for `zerotrain plan --probe`: seconds of copying, writing and
+multiplying.
 
-What one process can reach: a lower bound of what several ranks reach together, and an upper one of what is
-left to them beside other work. The network between workers cannot be measured from one of them.
+One process measures. Its result is a lower bound of what several ranks reach together, and an upper bound of
+what is left for them beside other work. The network between workers cannot be measured from one of them.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ COPY_BYTES = 256 << 20
 FILE_BYTES = 512 << 20
 BLOCK_BYTES = 1 << 20
 QUEUE = 16
-"""Requests in flight, as many threads."""
+"""Number of requests in flight, and of threads."""
 SECONDS = 0.6
 MATMUL_SIZE = 1024
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""By name: torch is imported where it is there, and late."""
+"""Names of torch's types, not the types: torch is imported late, and only if it is installed."""
 MATMUL_PART = 0.7
-"""What training reaches of a bare matrix product."""
+"""Fraction of a bare matrix product's speed that training reaches."""
 
 
 class ProbeError(Exception):
-    """The folder cannot be written in."""
+    """The folder is not writable."""
 
 
 def measure(folder: Path, *, ranks: int, dtype: str) -> dict[str, float]:
-    """Rates by their names in a plan. `ranks` share the processor. `dtype`: of their products, as in a
-    configuration. Raises ProbeError."""
+    """Return the measured rates by their names in a plan. Raises ProbeError.
+
+    `ranks` is the number of ranks that share the processor. `dtype` is the type of their matrix products, as
+    named in a configuration.
+    """
     found = {"host": host_gbps(), "nvme": disk_gbps(folder)}
     tflops = matmul_tflops(dtype)
     if tflops is not None:
@@ -44,7 +48,7 @@ def measure(folder: Path, *, ranks: int, dtype: str) -> dict[str, float]:
 
 
 def host_gbps() -> float:
-    """Read and written by one thread that copies."""
+    """Return the GB/s that one copying thread reads and writes together."""
     source, target = memoryview(bytearray(COPY_BYTES)), memoryview(bytearray(COPY_BYTES))
     target[:] = source
     rounds, began = 0, time.perf_counter()
@@ -55,7 +59,10 @@ def host_gbps() -> float:
 
 
 def disk_gbps(folder: Path) -> float:
-    """A file is written and read again, past the page cache where the file system can; then it is gone."""
+    """Return the GB/s of writing a file and reading it again.
+
+    It bypasses the page cache where the file system allows it. The file has no name and is gone afterwards.
+    """
     try:
         handle = _open(folder)
     except OSError as error:
@@ -78,11 +85,11 @@ def _open(folder: Path) -> int:
 
 
 def _sweep(handle: int, *, writes: bool) -> int:
-    """Bytes moved until the time is up, the file is written whole at most once."""
+    """Return the bytes moved until the time is up. The file is written or read at most once."""
     until = time.perf_counter() + SECONDS
 
     def lane(first: int) -> int:
-        block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as direct I/O wants it
+        block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as direct I/O requires
         moved = 0
         for offset in range(first * BLOCK_BYTES, FILE_BYTES, QUEUE * BLOCK_BYTES):
             if moved and time.perf_counter() > until:
@@ -95,7 +102,8 @@ def _sweep(handle: int, *, writes: bool) -> int:
 
 
 def matmul_tflops(dtype: str) -> float | None:
-    """Of the GPU if there is one, else of all cores; None without torch."""
+    """Return the TFLOP/s of a matrix product on the GPU if there is one, else on all cores; None without
+    torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch
@@ -108,5 +116,5 @@ def matmul_tflops(dtype: str) -> float | None:
         (left @ left).sum().item()  # waits for the device
         rounds += 1
         if rounds == 0:
-            began = time.perf_counter()  # the first one warms up
+            began = time.perf_counter()  # the first round is a warm-up
     return 2 * size**3 * max(1, rounds) / elapsed / 1e12

@@ -1,4 +1,4 @@
-"""`zerotrain run`: a job file as local processes, without a cluster."""
+"""`zerotrain run`: run a job file as local processes, without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zerotrain submit`: a job file into the cluster."""
+"""`zerotrain submit`: create a job in the cluster from a job file."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _exists(target: Target, name: str) -> bool:
 
 
 def _named(file: JobFile, name: str | None, target: Target) -> dict[str, Any]:
-    """The object with the name and namespace that were asked for."""
+    """Return the object with the requested name. Raises CliError if the file and --namespace disagree."""
     raw: dict[str, Any] = dict(file.document.value)
     meta = dict(raw["metadata"])
     if name is not None:
@@ -119,6 +119,7 @@ def _print(raw: Any, output: Format, done: str) -> None:
 
 
 def _mention_others(file: JobFile) -> None:
-    """A file may bring a claim or a ConfigMap along; they are kubectl's business."""
+    """Say that other objects of the file, such as a claim or a ConfigMap, were not created: kubectl can apply
+    them."""
     if (others := len(file.others)) > 0:
         say(f"the file holds {others} more objects, which were left alone: kubectl apply -f {file.source}")

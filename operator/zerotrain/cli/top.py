@@ -49,14 +49,15 @@ def top(
 
         client = target.client
         looks = Looks(client, job)
-        first = looks.take()  # a wrong name or a cluster that is down is told before the screen is taken
+        first = looks.take()  # may raise, so before the view takes the screen
         problem = TopApp(looks.take, first=first, every_s=every).run()
         if problem:
             say(problem)
 
 
 def as_record(snapshot: Snapshot) -> dict[str, Any]:
-    """The same for programs: sizes in bytes, times in seconds, null for what no rank has told."""
+    """Return a snapshot for programs: sizes in bytes, times in seconds, null for values that no rank
+    reported."""
     job = snapshot.job
     return {
         "name": job.name,

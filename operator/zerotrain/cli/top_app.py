@@ -1,5 +1,7 @@
-"""The live view of `zerotrain top`. It shows snapshots; a thread takes them, so that keys never wait for a
-cluster."""
+"""The live view of `zerotrain top`.
+
+It shows snapshots that a thread takes, so that keys never wait for a cluster.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from zerotrain.client.words import counted, since, size, span
 from zerotrain.contract.text import printable
 
 HISTORY = 120
-"""Step times that the sparkline shows."""
+"""Number of step times that the sparkline shows."""
 
 _COLOURS = {
     Mark.FINE: "",
@@ -35,7 +37,7 @@ _BAR_WIDTH = 24
 
 
 class TopApp(App[str]):
-    """Ends with a message for the terminal, or None."""
+    """The terminal application. It ends with a message for the terminal, or None."""
 
     CSS = """
     #head { height: auto; padding: 0 1; }
@@ -96,7 +98,7 @@ class TopApp(App[str]):
         self.look()
 
     def look(self) -> None:
-        """Take the next snapshot, unless one is under way."""
+        """Take the next snapshot in a thread, unless the view is paused."""
         if not self.paused:
             self._look()
 
@@ -112,7 +114,8 @@ class TopApp(App[str]):
             self.call_from_thread(self.show, snapshot)
 
     def _tell(self, problem: str) -> None:
-        """What is on the screen stays; the cluster may be back at the next look."""
+        """Show a problem. The last snapshot stays on the screen, since the cluster may be back at the next
+        one."""
         self.query_one("#problem", Static).update(Text(printable(" ".join(problem.split()))))
 
     def show(self, snapshot: Snapshot) -> None:
@@ -186,7 +189,7 @@ def _left(snapshot: Snapshot) -> str:
 
 
 def _tier(row: TierRow) -> Text:
-    """`host  ██████░░░░  61 %  1.2 GiB of 2 GiB`"""
+    """Return one line such as `host  ██████░░░░  61 %  1.2 GiB of 2 GiB`."""
     share = row.share
     if share is None:
         amount = f"of {size(row.planned)}" if row.planned else "(not planned)"

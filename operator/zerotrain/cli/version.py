@@ -24,7 +24,7 @@ def version(output: OutputOption = Output.TABLE) -> None:
 
 
 def _installed(distribution: str) -> str:
-    """From the metadata: importing torch takes seconds."""
+    """Return the version from the metadata: importing torch takes seconds."""
     try:
         return version_of(distribution)
     except PackageNotFoundError:

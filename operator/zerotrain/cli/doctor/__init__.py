@@ -1,5 +1,5 @@
-"""`zerotrain doctor`: what this machine, or a node of the cluster, would make of a job.
+"""`zerotrain doctor`: checks of this machine, or of a node of the cluster, for what a job needs.
 
-`command` chooses among the local checks (`drive`, `machine`, `accelerators`, `network`) and `pods`,
-the same inside the cluster, in restricted pods.
+`command` chooses between the local checks (`drive`, `machine`, `accelerators`, `network`) and `pods`, which
+runs the same checks inside the cluster, in restricted pods.
 """

@@ -1,4 +1,5 @@
-"""What ranks compute on: GPUs, NCCL with one real collective over all GPUs, and what CPUs are slow at."""
+"""Checks of the compute devices: GPUs, NCCL with a real collective over all GPUs, and data types slow on
+CPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ NCCL_NUMEL = 16 << 20
 
 
 def gpus() -> list[Finding]:
-    """Devices as the driver lists them and as torch can use them."""
+    """Return findings about the devices, as the driver lists them and as torch can use them."""
     group = Group("gpu")
     rows = _smi()
     nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
@@ -54,7 +55,8 @@ def gpus() -> list[Finding]:
 
 
 def nccl() -> list[Finding]:
-    """Version, settings, network devices, and a collective over all GPUs."""
+    """Return findings about NCCL's version, settings and network devices, and about a collective over all
+    GPUs."""
     group = Group("nccl")
     settings = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     hcas = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
@@ -81,7 +83,7 @@ def nccl() -> list[Finding]:
 
 
 def narrow_products() -> list[Finding]:
-    """Whether ranks that train on this machine's CPUs may compute in bf16 and fp16."""
+    """Return whether ranks that train on this machine's CPUs can compute in bf16 and fp16 at full speed."""
     group = Group("processor")
     if importlib.util.find_spec("torch") is None:
         group.add("bf16, fp16", State.SKIP, "", "torch is not installed: pip install zerotrain[runtime]")
@@ -121,7 +123,7 @@ def _torch(group: Group) -> Any:
 
 
 def _smi() -> list[str] | None:
-    """One text per device; None without the tool."""
+    """Return one text per device, or None if nvidia-smi is missing or failed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

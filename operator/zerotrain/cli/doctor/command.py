@@ -1,4 +1,4 @@
-"""`zerotrain doctor`: look at this machine, or at a node of the cluster from inside a pod."""
+"""`zerotrain doctor`: check this machine, or a node of the cluster from inside a pod."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def doctor(
 
 
 def local(folder: Path | None) -> list[Finding]:
-    """Every check of this machine; about ten seconds."""
+    """Run every check of this machine, which takes about ten seconds."""
     from zerotrain.cli.doctor import accelerators, drive, machine, network
 
     with tempfile.TemporaryDirectory(prefix="zerotrain-doctor-") as scratch:
@@ -104,7 +104,7 @@ def local(folder: Path | None) -> list[Finding]:
 
 
 def _listening(folder: Path | None, ports: Sequence[int], seconds: float, output: Output) -> None:
-    """The local checks; they are printed at once, and the ports stay open for the other pod."""
+    """Run and print the local checks. The ports stay open for the other pod until `seconds` after that."""
     from zerotrain.cli.doctor.network import listen
 
     servers = listen(ports, seconds=seconds)
@@ -144,7 +144,7 @@ def _in_pods(
     try:
         found = examination.run()
     except BaseException:
-        # What went wrong is the answer; what is left is told beside it.
+        # The error is the answer; what could not be deleted is shown beside it.
         try:
             examination.clean_up()
         except CliError as left:
@@ -156,7 +156,7 @@ def _in_pods(
 
 def _show(found: Sequence[Finding], output: Output) -> None:
     if output is Output.JSON:
-        print(json.dumps(to_records(found)), flush=True)  # on one line, as the pods' log is read
+        print(json.dumps(to_records(found)), flush=True)  # one line, as the parser of the pods' log expects
         return
     if output is Output.YAML:
         show_record(to_records(found), output)
@@ -183,7 +183,7 @@ def _show(found: Sequence[Finding], output: Output) -> None:
 
 
 def _plain(text: str) -> str:
-    """Texts of a pod are neither markup nor orders to the terminal."""
+    """Escape a text of a pod, so that it is neither markup nor a control sequence for the terminal."""
     from rich.markup import escape
 
     return escape(printable(text))

@@ -1,4 +1,4 @@
-"""The folder that states would be spilled to: its room, its engine, its speed."""
+"""Checks of the folder that states would be spilled to: free space, I/O engine and speed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from zerotrain.cli.probe import QUEUE, ProbeError, disk_gbps
 from zerotrain.contract.planner import bytes_text
 
 SLOW_GBPS = 0.5
-"""Below it the drive, not the processor, sets the pace of an offloaded step."""
+"""Speed below which the drive, not the processor, bounds an offloaded step."""
 BLOCK = 4096
 SMALL_READS = 256
 MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
 
 
 def drive(folder: Path) -> list[Finding]:
-    """Measures for a few seconds and leaves nothing behind."""
+    """Measure the folder's drive for a few seconds. No file is left behind."""
     group = Group("drive")
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         group.add("folder", State.FAIL, str(folder), "cannot be written in; give another --folder")
@@ -53,7 +53,7 @@ def drive(folder: Path) -> list[Finding]:
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Its type, by the mount that the folder lies in; empty where the kernel does not tell."""
+    """Return the type of the file system that `folder` is on, from the mount table; empty if it is not known."""
     best, kind = "", ""
     place = str(folder.resolve())
     try:
@@ -70,7 +70,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> st
 
 
 def _engine(group: Group, folder: Path) -> None:
-    """What the spill itself would choose here, and why nothing better."""
+    """Report the I/O engine that the spill would choose in `folder`, and why it would choose no better one."""
     try:
         from zerotrain.runtime._native import SpillFile
     except ImportError:
@@ -93,7 +93,8 @@ def _engine(group: Group, folder: Path) -> None:
 
 
 def _latency(group: Group, folder: Path) -> None:
-    """Median time of reading one block at random, past the page cache where the file system can."""
+    """Measure the median time to read one block at random, past the page cache where the file system allows
+    it."""
     try:
         with _scratch(folder) as handle, mmap.mmap(-1, BLOCK) as block:
             for at in range(SMALL_READS):

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 
 
 class State(StrEnum):
-    """How serious it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
-    """It runs, but slower or less protected than it could."""
+    """A job runs, but slower or less protected than it could."""
     FAIL = "fail"
-    """A job that needs it would not run, or would not be what it promises."""
+    """A job that needs it would not run, or would not keep its promises."""
     SKIP = "skip"
-    """Could not be looked at here; the note says why."""
+    """The check could not be made here; the note says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One line."""
+    """The result of one check, printed as one line."""
 
     group: str
-    """drive, kernel, memory, processor, gpu, nccl, network."""
+    """One of drive, kernel, memory, processor, gpu, nccl, network."""
     name: str
     state: State
     value: str
-    """What was found."""
+    """The value that was found."""
     note: str = ""
-    """What follows from it, and what to do."""
+    """The consequence, and what to do about it."""
 
 
 class Group:
-    """Findings of one group, made in a few words each."""
+    """Builder of the findings of one group."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,24 +45,25 @@ class Group:
         self.findings.append(Finding(group=self.name, name=name, state=state, value=value, note=note))
 
     def judge(self, name: str, value: str, *, good: bool, note: str, bad: State = State.WARN) -> None:
-        """OK without the note, or the other state with it."""
+        """Add a finding: OK without the note if `good`, else `bad` with the note."""
         self.add(name, State.OK if good else bad, value, "" if good else note)
 
 
 def worst(findings: Iterable[Finding]) -> State:
-    """Of all; OK for none."""
+    """Return the most severe state of all findings; OK if there are none."""
     order = (State.FAIL, State.WARN)
     found = {item.state for item in findings}
     return next((state for state in order if state in found), State.OK)
 
 
 def to_records(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """For JSON."""
+    """Return the findings as records for JSON."""
     return [{name: str(value) for name, value in asdict(item).items()} for item in findings]
 
 
 def from_records(records: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """What another process printed. Raises ValueError, KeyError or TypeError for something else."""
+    """Parse the findings that another process printed. Raises ValueError, KeyError or TypeError for any other
+    content."""
     return [
         Finding(
             group=str(item["group"]),

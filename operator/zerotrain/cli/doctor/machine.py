@@ -1,4 +1,4 @@
-"""Processor, memory and kernel: what bounds the ranks, and what the kernel lets them do."""
+"""Checks of the processor, the memory and the kernel: what limits the ranks, and what the kernel permits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMLOCK_PROBE_BYTES = 64 << 20
 
 
 def processor(root: Path = Path("/")) -> list[Finding]:
-    """Cores by affinity and limit, vector instructions, NUMA."""
+    """Return findings about the cores (by affinity and limit), vector instructions and NUMA."""
     group = Group("processor")
     online, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     native = _native()
@@ -67,7 +67,7 @@ def _numa(group: Group, root: Path) -> None:
 
 
 def memory(root: Path = Path("/")) -> list[Finding]:
-    """The tightest limit, /dev/shm, page-locking, huge pages, swap."""
+    """Return findings about the tightest memory limit, /dev/shm, page-locking, huge pages and swap."""
     from zerotrain.runtime.offload.room import memory_room
 
     group = Group("memory")
@@ -148,7 +148,7 @@ def _huge_pages(group: Group, root: Path) -> None:
 
 
 def kernel(root: Path = Path("/")) -> list[Finding]:
-    """Seccomp, privileges, io_uring, where cores would go."""
+    """Return findings about the version, seccomp, capabilities, io_uring and the core pattern."""
     group = Group("kernel")
     group.add("version", State.OK, os.uname().release)
     status = dict(
@@ -184,11 +184,15 @@ def kernel(root: Path = Path("/")) -> list[Finding]:
 
 
 def io_uring_answer() -> str:
-    """What the kernel says to a ring that cannot be made: who refuses its arguments allows the call."""
+    """Return "allowed" if the kernel permits io_uring_setup, else the error text.
+
+    The call has invalid arguments, so it creates no ring. A kernel that rejects the arguments permits the
+    call.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall(SYS_IO_URING_SETUP, 0, None)
     number = ctypes.get_errno()
-    if number in (22, 14):  # EINVAL, EFAULT: it looked at what it was given
+    if number in (22, 14):  # EINVAL, EFAULT: it checked the arguments
         return "allowed"
     return os.strerror(number)
 
@@ -209,7 +213,7 @@ def _text(path: Path) -> str:
 
 
 def _cpu_list(text: str) -> set[int]:
-    """0-3,8 of the kernel."""
+    """Parse a CPU list of the kernel, such as `0-3,8`."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

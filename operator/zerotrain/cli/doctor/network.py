@@ -1,4 +1,4 @@
-"""Names and connections: locally the resolver alone, inside pods also whether a NetworkPolicy holds."""
+"""Checks of names and connections: locally only the resolver, inside pods also whether a NetworkPolicy holds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zerotrain.cli.doctor.finding import Finding, Group, State
 SLOW_S = 1.0
 CONNECT_TIMEOUT_S = 4.0
 PATIENCE_S = 20.0
-"""For a port that should be open: its pod may have started this very second, its policy too."""
+"""Seconds to retry a port that should be open, because its pod and its policy may have just started."""
 CLUSTER_NAME = "kubernetes.default.svc"
 
 
 def dns() -> list[Finding]:
-    """The host's own name, and in a pod that of the API server."""
+    """Return findings about the resolution of the host's own name, and in a pod of the API server's name."""
     group = Group("network")
     names = [socket.gethostname(), "localhost"]
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -55,7 +55,7 @@ def dns() -> list[Finding]:
 
 
 def listen(ports: Sequence[int], *, seconds: float) -> list[socket.socket]:
-    """Accept and close connections on these ports for a while, in threads of their own."""
+    """Accept and close connections on these ports for `seconds`, in one thread per port."""
     servers = [socket.create_server(("", port)) for port in ports]
     until = time.monotonic() + seconds
     for server in servers:
@@ -74,7 +74,8 @@ def _serve(server: socket.socket, until: float) -> None:
 
 
 def reach(allowed: Sequence[str], denied: Sequence[str]) -> list[Finding]:
-    """Whether a NetworkPolicy holds: `host:port` that it lets through, and that it does not."""
+    """Return whether NetworkPolicies hold: each `host:port` in `allowed` must be reachable, each in `denied`
+    not."""
     group = Group("network")
     opened = [_opens(target, PATIENCE_S) for target in allowed]
     for target, is_open in zip(allowed, opened, strict=True):

@@ -1,8 +1,9 @@
-"""The checks inside the cluster: two pods of the restricted level, two NetworkPolicies, all gone afterwards.
+"""The checks inside the cluster: two pods of the restricted level and two NetworkPolicies, deleted
+afterwards.
 
-One pod runs the local checks where workers would run and listens on two ports, of which its policy opens one.
-The other tries both, and the API server, which its own policy does not open. What is reached although it is
-refused shows that the cluster does not enforce policies.
+One pod runs the local checks on a worker's node and listens on two ports, of which its policy opens one. The
+other pod tries both ports and the API server, which its own policy does not open. A connection that succeeds
+although the policy forbids it shows that the cluster does not enforce policies.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ RIGHTS = "ask for the rights to create, get and delete pods, pods/log and networ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodWishes:
-    """What the pods are like."""
+    """Requested properties of the pods."""
 
     image: str
     node: str | None
@@ -52,7 +53,7 @@ class PodWishes:
 
 
 class Examination:
-    """One run; everything it makes has the same label and is deleted by `clean_up`."""
+    """One run of the checks. All objects that it creates have the same label, and `clean_up` deletes them."""
 
     def __init__(self, client: Client, wishes: PodWishes, *, say: Callable[[str], None]) -> None:
         self._client = client
@@ -63,7 +64,7 @@ class Examination:
         self._until = time.monotonic() + wishes.timeout_s
 
     def run(self) -> list[Finding]:
-        """Raises CliError when a pod does not come to its end, and ClientError."""
+        """Run the checks and return the findings. Raises CliError if a pod does not finish, and ClientError."""
         self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "server"))
         self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "client"))
         server = self._create("v1", "pods", self._server())
@@ -75,7 +76,7 @@ class Examination:
         return [*found, *self._findings(client)]
 
     def clean_up(self) -> None:
-        """Delete what was made, the rest also where one fails. Raises CliError that names what is left."""
+        """Delete all created objects, also after one deletion fails. Raises CliError that names those left."""
         left: list[str] = []
         for version, plural, name in reversed(self._made):
             path = f"{self._path(version, plural)}/{name}"
@@ -100,13 +101,13 @@ class Examination:
 
     def _create(self, version: str, plural: str, body: Mapping[str, Any]) -> str:
         name = str(body["metadata"]["name"])
-        # Noted before it is known whether it worked: an answer that is lost may have made it.
+        # Recorded before the answer is known: the object may exist although the answer was lost.
         self._made.append((version, plural, name))
         try:
             self._client.transport.post(self._path(version, plural), body, what=name)
         except (ForbiddenError, InvalidJobError, NotFoundError) as error:
             self._made.pop()
-            if " cannot " in str(error):  # else a policy of the cluster, whose words are the answer
+            if " cannot " in str(error):  # otherwise a policy of the cluster, whose message is the answer
                 error.next_step = RIGHTS
             raise
         return name
@@ -123,7 +124,7 @@ class Examination:
             self._wait(pod)
 
     def _findings(self, name: str, *, is_still_running: bool = False) -> list[Finding]:
-        """From the one line of JSON that the pod prints."""
+        """Wait for the findings, which the pod prints as one line of JSON."""
         while True:
             pod = self._pod(name)
             if pod.started or pod.exit_code is not None:
@@ -219,7 +220,10 @@ def _labels(run: str, role: str) -> dict[str, str]:
 
 
 def _policy(run: str, role: str) -> dict[str, Any]:
-    """The server may be reached by the client at one port; the client may reach that pod and DNS alone."""
+    """Return the NetworkPolicy of a pod.
+
+    The client pod may reach the server pod on one port. The client pod may reach only the server pod and DNS.
+    """
     dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
     def peer(other: str) -> list[dict[str, Any]]:
@@ -251,7 +255,7 @@ def _volume(wishes: PodWishes) -> dict[str, Any]:
 
 
 def _read(text: str) -> list[Finding] | None:
-    """The last line that is a list of findings."""
+    """Return the findings of the last line that holds such a list; None if there is none."""
     for line in reversed(text.splitlines()):
         if not line.startswith("["):
             continue

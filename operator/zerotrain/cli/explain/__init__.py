@@ -1,5 +1,5 @@
-"""`zerotrain explain`: what an exit code, an alert, a condition, a metric or a configuration key means.
+"""`zerotrain explain`: the meaning of an exit code, alert, condition, metric or configuration key.
 
-`commands` registers; `lookup` finds a word among `alerts`, `reasons`, exit codes, metrics and keys; `tables`
-prints the contract's tables.
+`commands` registers the commands. `lookup` finds a word among `alerts`, `reasons`, exit codes, metrics and
+keys. `tables` prints the contract's tables.
 """

@@ -1,6 +1,7 @@
-"""The alerts and their runbooks, read from the files that Prometheus and people read.
+"""The alerts and their runbooks, read from the same files that Prometheus and users read.
 
-Both folders stand beside this package: as links to where they are maintained, as copies in a wheel.
+Both folders are beside this package: in a checkout as links to where they are maintained, in a wheel as
+copies.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """One alert as Prometheus gets it."""
+    """One alert as Prometheus loads it."""
 
     name: str
     severity: str
@@ -29,23 +30,23 @@ class Alert:
     description: str
     expression: str
     duration: str
-    """How long it must hold; empty = at once."""
+    """Duration for which the expression must hold; empty if the alert fires at once."""
     runbook_url: str
 
     @property
     def runbook(self) -> dict[str, str]:
-        """Section -> text, in the file's order; empty where this installation has none."""
+        """The runbook's text by section, in the file's order; empty if this installation has none."""
         path = RUNBOOKS / f"{self.name}.md"
         return _sections(path.read_text()) if path.is_file() else {}
 
 
 def alerts() -> dict[str, Alert]:
-    """Every alert by name, in the files' order; empty where this installation has no rules."""
+    """Return every alert by name, in the files' order; empty if this installation has no rules."""
     return {alert.name: alert for alert in _read()}
 
 
 def find(text: str) -> Alert | None:
-    """By name in any case, with or without the prefix."""
+    """Find an alert by name, in any case, with or without the prefix."""
     wanted = text.casefold().removeprefix(PREFIX.casefold())
     return next(
         (
@@ -58,7 +59,7 @@ def find(text: str) -> Alert | None:
 
 
 def recorded() -> dict[str, str]:
-    """Name of each recording rule -> its expression."""
+    """Return the expression of each recording rule by its name."""
     return {str(rule["record"]): str(rule["expr"]).strip() for rule in _rules() if "record" in rule}
 
 

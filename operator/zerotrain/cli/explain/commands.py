@@ -1,4 +1,4 @@
-"""The command group `zerotrain explain`, which also takes a bare word."""
+"""The command group `zerotrain explain`, which also accepts a bare word."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WORD = "word"
 
 
 class BareWords(TyperGroup):
-    """`explain X` is `explain word X` unless X is a command."""
+    """Command group in which `explain X` means `explain word X` unless X is a command."""
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
-        """Called by click with what follows `explain`."""
+        """Insert `word` before a bare word. click calls this with the arguments after `explain`."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             args = [WORD, *args]
         return super().resolve_command(ctx, args)
@@ -119,7 +119,7 @@ app.command("memory", epilog=tables.MEMORY_EXAMPLE)(tables.memory)
 
 
 def show(topics: Sequence[Topic], output: Output) -> None:
-    """For people or for programs."""
+    """Print topics as text, or as records for another program."""
     if output is not Output.TABLE:
         records = [{"kind": item.kind, "name": item.name, **dict(item.facts)} for item in topics]
         show_record(records, output)

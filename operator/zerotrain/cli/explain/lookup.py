@@ -1,4 +1,4 @@
-"""From a word that the product or a cluster has shown to what it means."""
+"""Lookup of the meaning of a word that the product or a cluster has shown."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from zerotrain.contract.exit_codes import EXIT_CODES, ExitCodeMeaning, meaning_o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topic:
-    """One answer."""
+    """One answer: a name and the facts about it."""
 
     kind: str
-    """exit code, alert, condition, reason, metric, recorded metric or configuration key."""
+    """One of exit code, exit code of a command, alert, condition, reason, metric, recorded metric,
+    configuration key."""
     name: str
     facts: tuple[tuple[str, str], ...]
-    """Title -> text of one line or several, in the order in which they are printed."""
+    """Pairs of title and text, in the order of printing. A text may have several lines."""
 
 
 def explain_word(word: str) -> list[Topic]:
-    """Everything that is called so. Raises CliError with what is near."""
+    """Return everything of this name. Raises CliError that suggests similar names."""
     finders = (exit_code, command_exit, alert, condition, reason, metric, recorded_metric, key)
     found = [topic for find in finders if (topic := find(word)) is not None]
     if not found:
@@ -33,7 +34,7 @@ def explain_word(word: str) -> list[Topic]:
 
 
 def one(find: Callable[[str], Topic | None], word: str, kind: str, names: Iterator[str]) -> Topic:
-    """Of one kind. Raises CliError with what is near."""
+    """Return the topic that `find` gives for a word. Raises CliError that suggests similar names."""
     topic = find(word)
     if topic is None:
         raise unknown(word, kind, names)
@@ -41,7 +42,7 @@ def one(find: Callable[[str], Topic | None], word: str, kind: str, names: Iterat
 
 
 def unknown(word: str, kind: str, names: Iterator[str]) -> CliError:
-    """The error for a word that nothing is called, with the nearest names."""
+    """Return the error for an unknown word, with the nearest names."""
     known = {name.casefold(): name for name in names}
     folded = word.casefold()
     near = difflib.get_close_matches(folded, known, n=4, cutoff=0.6)
@@ -53,14 +54,14 @@ def unknown(word: str, kind: str, names: Iterator[str]) -> CliError:
 
 
 def all_names() -> Iterator[str]:
-    """Of every kind."""
+    """Yield the names of every kind."""
     for names in (exit_code_names, alerts.alerts, condition_names, reason_names, metric_names, key_names):
         yield from names()
     yield from alerts.recorded()
 
 
 def exit_code(word: str) -> Topic | None:
-    """By number or by name (`84`, `SPILL_INTEGRITY`)."""
+    """Find an exit code of a worker by number or by name (`84`, `SPILL_INTEGRITY`)."""
     row: ExitCodeMeaning | None = None
     if word.isascii() and word.isdigit() and int(word) <= 255:
         only_commands = (
@@ -77,7 +78,7 @@ def exit_code(word: str) -> Topic | None:
 
 
 def command_exit(word: str) -> Topic | None:
-    """Of a command of this program, where a worker has no such code."""
+    """Find an exit code of a command by number or by name."""
     plain = word.upper().replace("-", "_")
     row = next((item for item in COMMAND_EXITS if plain in (str(item.code), item.name)), None)
     if row is None:
@@ -87,7 +88,7 @@ def command_exit(word: str) -> Topic | None:
 
 
 def alert(word: str) -> Topic | None:
-    """With its runbook."""
+    """Find an alert, with its runbook."""
     found = alerts.find(word)
     if found is None:
         return None
@@ -120,7 +121,7 @@ def _of_meaning(row: reasons.Meaning) -> Topic:
 
 
 def metric(word: str) -> Topic | None:
-    """A family, or one of its samples (`..._bucket`)."""
+    """Find a metric family by its name or by that of one of its samples (`..._bucket`)."""
     from zerotrain.contract import metrics
 
     name = word if word.startswith("zerotrain_") else f"zerotrain_{word}"
@@ -140,7 +141,7 @@ def metric(word: str) -> Topic | None:
 
 
 def recorded_metric(word: str) -> Topic | None:
-    """What a recording rule computes."""
+    """Find a recording rule and the expression that it computes."""
     expression = alerts.recorded().get(word)
     if expression is None:
         return None
@@ -148,7 +149,7 @@ def recorded_metric(word: str) -> Topic | None:
 
 
 def key(word: str) -> Topic | None:
-    """A key of the DeepSpeed-style configuration, by its dotted path or an unambiguous last part."""
+    """Find a key of the DeepSpeed-style configuration, by its dotted path or an unambiguous last part."""
     from zerotrain.contract.config.table import KEYS
 
     rows = [row for row in KEYS if row.path == word] or [

@@ -1,7 +1,7 @@
-"""What the reasons and types of a job's conditions, events and failures mean, and what to do about them.
+"""Meaning of the reasons and types of a job's conditions, events and failures, and what to do about them.
 
-Keyed by the texts that `kubectl describe` shows (`operator.constants`), without importing the API's models.
-A test holds the table to the operator's enums. Used by `explain` and `describe`.
+The keys are the texts that `kubectl describe` shows (`operator.constants`), without an import of the API's
+models. A test compares the table with the operator's enums. Used by `explain` and `describe`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ NOTHING = "nothing to do"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meaning:
-    """One row."""
+    """One row of the table."""
 
     name: str
     kind: str
-    """condition or reason."""
+    """Either condition or reason."""
     meaning: str
     way_out: str
 
@@ -372,12 +372,12 @@ REASONS = _rows(
 
 
 def meaning_of_reason(text: str) -> Meaning | None:
-    """The row of a reason, in any case; None for one that is not ours."""
+    """Return the row of a reason, in any case; None if the table does not have it."""
     return _in_any_case(REASONS, text)
 
 
 def meaning_of_condition(text: str) -> Meaning | None:
-    """The row of a condition's type, in any case."""
+    """Return the row of a condition's type, in any case; None if the table does not have it."""
     return _in_any_case(CONDITIONS, text)
 
 

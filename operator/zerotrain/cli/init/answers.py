@@ -1,4 +1,5 @@
-"""What a job file is made from: checked one by one, so that a wrong one can be asked for again."""
+"""The answers that a job file is made from. Each is checked alone, so that a wrong one can be asked for
+again."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ PYTHON_TEXT = "builtin:python-stdlib"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """Everything that the file says beside what the planner chooses."""
+    """All values of the file, apart from those that the planner chooses."""
 
     name: str
     image: str
     model: dict[str, Any]
-    """spec.model"""
+    """Value of spec.model."""
     data: str
     steps: int
     workers: int
     gpus: int
-    """Of each worker; 0 trains on CPUs."""
+    """GPUs of each worker; 0 trains on CPUs."""
     device: Accelerator | None
     cpu: str | None
     memory: str | None
@@ -35,7 +36,7 @@ class Answers:
     accumulation: int
     learning_rate: float
     claim: str | None
-    """PersistentVolumeClaim of the checkpoints; None saves nothing."""
+    """PersistentVolumeClaim of the checkpoints; None saves no checkpoint."""
     every_steps: int
     nvme: str | None
     """Size of a volume that states may be spilled to."""
@@ -46,7 +47,7 @@ class Answers:
 
 
 def name(text: str) -> str:
-    """Raises ValueError, as all of these do."""
+    """Check the job's name. Raises ValueError, as do all parsers of this module."""
     if not NAME.fullmatch(text):
         raise ValueError(
             f"a job's name has up to 51 lower-case letters, digits and dashes and begins with a letter or "
@@ -56,7 +57,7 @@ def name(text: str) -> str:
 
 
 def model(text: str) -> dict[str, Any]:
-    """A preset, gpt:WIDTHxLAYERSxHEADSxCONTEXT, a folder in the worker, or package.module:function."""
+    """Parse a preset, gpt:WIDTHxLAYERSxHEADSxCONTEXT, a folder in the worker, or package.module:function."""
     shape = GPT_SHAPE.fullmatch(text)
     if shape is not None:
         width, layers, heads, context = map(int, shape.groups())
@@ -76,14 +77,14 @@ def model(text: str) -> dict[str, Any]:
 
 
 def data(text: str) -> str:
-    """A path in the worker, or the text that every worker has."""
+    """Check an absolute path in the worker, or the name of the text that every worker has."""
     if text != PYTHON_TEXT and not (text.startswith("/") and len(text) > 1):
         raise ValueError(f"data is an absolute path in the worker, or {PYTHON_TEXT}; got {text!r}")
     return text
 
 
 def device(text: str) -> Accelerator | None:
-    """By name; empty for one that nobody knows."""
+    """Find a GPU by name. Empty text stands for a GPU that is not known."""
     if not text:
         return None
     found = accelerator(text)
@@ -95,7 +96,7 @@ def device(text: str) -> Accelerator | None:
 
 
 def count(text: str, *, least: int = 1, most: int = 10**12) -> int:
-    """A whole number."""
+    """Parse a whole number from `least` to `most`."""
     try:
         value = int(text)
     except ValueError:
@@ -106,5 +107,5 @@ def count(text: str, *, least: int = 1, most: int = 10**12) -> int:
 
 
 def num_gpus(text: str) -> int:
-    """Of one worker."""
+    """Parse the number of GPUs of one worker."""
     return count(text, least=0, most=64)

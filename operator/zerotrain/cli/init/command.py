@@ -27,14 +27,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asker:
-    """Takes what an option gave, else asks on a terminal, else the default."""
+    """Source of answers: the value of an option, else a prompt on a terminal, else the default."""
 
     interactive: bool
 
     def ask(
         self, option: str, given: object | None, question: str, default: str, read: Callable[[str], T]
     ) -> T:
-        """Raises CliError for a wrong option; on a terminal a wrong answer is asked for again."""
+        """Return the checked answer. Raises CliError for a wrong option; on a terminal a wrong answer is
+        asked again."""
         if given is not None or not self.interactive:
             return self._read(option, default if given is None else str(given), read)
         while True:
@@ -184,7 +185,7 @@ def _write(file: Path, answers: Answers, shape: ModelShape | None, given: Choice
 
 
 def _plan(file: Path, answers: Answers, model_config: Path | None) -> None:
-    """The written file, read again as every command reads it."""
+    """Print the plan of the written file, which is read again as every command reads it."""
     from zerotrain.cli.plan import plan
 
     try:
@@ -234,7 +235,7 @@ def _shape(model_config: Path | None) -> ModelShape | None:
 
 
 def _name_of(file: Path) -> str:
-    """job.yaml -> job; a folder's name may be anything."""
+    """Turn a file name into a job's name (job.yaml -> job), since a file may have any name."""
     kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in file.stem.lower())
     return kept.strip("-")[:51].strip("-") or "job"
 

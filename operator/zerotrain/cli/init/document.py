@@ -1,4 +1,4 @@
-"""The job as YAML that explains itself."""
+"""The job as YAML with explanatory comments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMENTS = {
 
 
 def as_object(answers: Answers, choice: Choice) -> dict[str, Any]:
-    """The job as kubectl would send it."""
+    """Return the job as the object that kubectl would send."""
     spec: dict[str, Any] = {"workers": answers.workers, "image": answers.image, "model": dict(answers.model)}
     spec |= {"data": {"path": answers.data}, "steps": answers.steps}
     resources: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def as_object(answers: Answers, choice: Choice) -> dict[str, Any]:
 
 
 def as_yaml(answers: Answers, proposal: Proposal, *, file: str) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     root = _commented(as_object(answers, proposal.choice))
     root.yaml_set_start_comment(HEAD.format(file=file))
     spec = root["spec"]

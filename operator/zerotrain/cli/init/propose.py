@@ -1,4 +1,5 @@
-"""The mildest ZeRO stage and offload with which the job fits, by the planner that the operator asks, too."""
+"""Choice of the mildest ZeRO stage and offload with which the job fits, by the planner that the operator
+uses."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Choice:
     stage: int
     recompute: bool = False
     optimizer: str | None = None
-    """Device that optimizer states are offloaded to: cpu, nvme."""
+    """Device that optimizer states are offloaded to: cpu or nvme."""
     parameters: str | None = None
     """Device that weights are offloaded to."""
 
@@ -32,7 +33,7 @@ class Choice:
         return ", ".join(parts)
 
     def config(self, answers: Answers) -> dict[str, Any]:
-        """The DeepSpeed-style configuration."""
+        """Return the DeepSpeed-style configuration of this choice."""
         zero: dict[str, Any] = {"stage": self.stage}
         if self.optimizer:
             zero["offload_optimizer"] = {"device": self.optimizer}
@@ -43,7 +44,7 @@ class Choice:
         return {
             "train_micro_batch_size_per_gpu": answers.micro_batch,
             "gradient_accumulation_steps": answers.accumulation,
-            # On many CPUs bf16 takes tens of times as long as fp32: there it is for who knows theirs.
+            # On many CPUs bf16 takes tens of times as long as fp32, so a CPU job has to enable it explicitly.
             **({"bf16": {"enabled": True}} if answers.gpus else {}),
             "zero_optimization": zero,
             **({"activation_checkpointing": {}} if self.recompute else {}),
@@ -58,14 +59,14 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """What to write, and why."""
+    """The chosen configuration and the reason for it."""
 
     choice: Choice
     reason: str
 
 
 def propose(answers: Answers, *, shape: ModelShape | None, given: Choice | None) -> Proposal:
-    """What was asked for, or the first that fits; `shape` where the spec has none."""
+    """Return the choice that was given, or the first that fits. `shape` is needed if the spec has none."""
     if given is not None:
         return Proposal(choice=given, reason="As asked for.")
     tight: Choice | None = None
@@ -88,14 +89,14 @@ def propose(answers: Answers, *, shape: ModelShape | None, given: Choice | None)
 
 
 def _unknown(answers: Answers, *, planned: bool) -> Proposal:
-    """Nothing to plan with: shard what costs little to shard."""
+    """Return a proposal without a plan: stage 3 for several ranks, else stage 0."""
     why = "the memory of the workers is not known" if planned else "the size of the model is not known"
     stage = 3 if answers.num_ranks > 1 else 0
     return Proposal(choice=Choice(stage=stage), reason=f"Not planned: {why}; zerotrain plan says more.")
 
 
 def _choices(answers: Answers) -> Iterator[Choice]:
-    """From the fastest to the one that needs least of the accelerator."""
+    """Yield the choices from the fastest to the one that needs the least memory of the accelerator."""
     stages = (0, 1, 2, 3) if answers.num_ranks > 1 else (0,)
     yield from (Choice(stage=stage) for stage in stages)
     last = stages[-1]
@@ -111,7 +112,7 @@ def _choices(answers: Answers) -> Iterator[Choice]:
 
 
 def _verdict(answers: Answers, choice: Choice, shape: ModelShape | None) -> Verdict | None:
-    """None where the model's size is not known."""
+    """Return the planner's verdict on a choice; None if the model's size is not known."""
     from zerotrain.cli.init.document import as_object
 
     spec = ZeroTrainingJob.parse(as_object(answers, choice)).spec
@@ -122,6 +123,6 @@ def _verdict(answers: Answers, choice: Choice, shape: ModelShape | None) -> Verd
     computes = found.tier(Tier.GPU if answers.gpus else Tier.HOST)
     if computes is None or computes.limit is None:
         return Verdict.UNKNOWN
-    # Of the other tiers those count that somebody gave a size for.
+    # Of the other tiers only those with a known size count.
     known = [tier.verdict for tier in found.tiers if tier.limit is not None]
     return next((item for item in (Verdict.DOES_NOT_FIT, Verdict.TIGHT) if item in known), Verdict.FITS)

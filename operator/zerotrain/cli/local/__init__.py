@@ -1,1 +1,1 @@
-"""How `zerotrain run` runs: `attempts` (restarts) > `attempt` (one launcher) > `state`, `view`, `summary`."""
+"""`zerotrain run`: `attempts` (restarts) > `attempt` (one launcher) > `state`, `view`, `summary`."""

@@ -28,12 +28,12 @@ HTTP_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnd:
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     attempt: int
     termination: Termination
     report: WorkerReport | None
-    """The ranks' last records; None when the launcher never got so far."""
+    """The ranks' last records; None if the launcher never served any."""
 
     @property
     def code(self) -> int:
@@ -49,7 +49,7 @@ class Attempt:
     """A running launcher."""
 
     def __init__(self, plan: LocalRun, run_dir: Path, number: int, *, on_line: Callable[[str], None]) -> None:
-        """Starts it. `on_line` gets the ranks' output, from another thread."""
+        """Start the launcher. `on_line` receives the ranks' output, called from another thread."""
         self.number, self._num_ranks = number, plan.num_ranks
         self._folder = attempt_dir(run_dir, number)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ class Attempt:
         spec = plan.launch_spec(run_dir, attempt=number, master_port=_free_port())
         environ = {**os.environ, **plan.environ}
         self._popen = subprocess.Popen(
-            # If this command is killed, the launcher checkpoints and ends, as if asked to stop.
+            # If this command is killed, the launcher checkpoints and ends, as on a request to stop.
             guarded([sys.executable, "-m", "zerotrain.runtime.launch", "--", *plan.program], signal.SIGTERM),
             env={**environ, **spec.to_variable(settings_in(environ))},
             stdin=subprocess.DEVNULL,
@@ -67,13 +67,13 @@ class Attempt:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for this command; it passes a SIGTERM on
+            start_new_session=True,  # Ctrl-C reaches only this command, which sends a SIGTERM to the launcher
         )
         self._output = threading.Thread(target=self._read_output, args=(on_line,), daemon=True)
         self._output.start()
 
     def stop(self) -> None:
-        """Ask for a checkpoint and the end."""
+        """Ask the launcher for a checkpoint and then to end."""
         if self._popen.poll() is None:
             self._popen.send_signal(signal.SIGTERM)
 
@@ -82,7 +82,7 @@ class Attempt:
             self._popen.kill()
 
     def ended(self) -> bool:
-        """Waits for a short while."""
+        """Return whether the launcher has ended, after a wait of at most POLL_S."""
         try:
             self._popen.wait(POLL_S)
         except subprocess.TimeoutExpired:
@@ -90,7 +90,7 @@ class Attempt:
         return True
 
     def report(self) -> WorkerReport | None:
-        """The ranks' newest records; None while the launcher does not answer."""
+        """Return the ranks' newest records; None while the launcher does not answer."""
         try:
             address = read_json(self._folder / HTTP_FILE)
             connection = http.client.HTTPConnection(address["host"], address["port"], timeout=HTTP_TIMEOUT_S)
@@ -102,7 +102,8 @@ class Attempt:
         return self._last_report
 
     def finish(self) -> AttemptEnd:
-        """After `ended`: nothing of the attempt is left running."""
+        """End all remaining processes of the attempt, and return how it ended. Call it after `ended` returned
+        true."""
         end_children(keep=self._before)
         self._output.join(timeout=2.0)
         status = self._popen.returncode
@@ -124,7 +125,7 @@ class Attempt:
             return self._last_report
 
     def _read(self, text: str) -> WorkerReport:
-        # The one launcher has the ranks of all workers.
+        # A single launcher has the ranks of all workers.
         return WorkerReport.from_json(text, max_ranks=self._num_ranks)
 
     def _read_output(self, on_line: Callable[[str], None]) -> None:
@@ -138,6 +139,9 @@ class Attempt:
 
 
 def _free_port() -> int:
-    """For the rendezvous. Somebody may take it before rank 0 does; that ends in 82 and another attempt."""
+    """Return a free port for the rendezvous.
+
+    Another process may take it before rank 0 binds it; that ends in exit code 82 and another attempt.
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Attempt after attempt until the job is done, stopped or out of restarts: the operator's policy, locally."""
+"""The loop of attempts until the job is done, stopped or out of restarts, by the operator's policy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from zerotrain.operator.failure_policy import (
 
 @dataclass(kw_only=True, slots=True)
 class Stop:
-    """Ctrl-C or SIGTERM: the first asks for a checkpoint, the second ends at once."""
+    """Handling of Ctrl-C and SIGTERM: the first asks for a checkpoint, the second kills the attempt at once."""
 
     requested: threading.Event = field(default_factory=threading.Event)
     attempt: Attempt | None = None
@@ -51,7 +51,7 @@ class Stop:
 
 @dataclass(kw_only=True, slots=True)
 class History:
-    """The restarts of this command."""
+    """The restarts within this command."""
 
     restarts: list[PastRestart] = field(default_factory=list)
     attempts: int = 0
@@ -109,7 +109,7 @@ def _one_attempt(plan: LocalRun, run_dir: Path, view: View, stop: Stop) -> Attem
     view.note(f"attempt {number}: {plan.num_ranks} ranks in {run_dir}")
     attempt = Attempt(plan, run_dir, number, on_line=view.line)
     stop.attempt = attempt
-    if stop.requested.is_set():  # it came while nothing ran
+    if stop.requested.is_set():  # the signal arrived while no attempt was running
         attempt.stop()
     try:
         while not attempt.ended():
@@ -125,9 +125,9 @@ def _one_attempt(plan: LocalRun, run_dir: Path, view: View, stop: Stop) -> Attem
 
 
 def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
-    """Also records the restart that it grants."""
+    """Decide whether another attempt follows, and record the restart if one is granted."""
     now = datetime.now(UTC)
-    if end.code == ExitCode.YIELDED:  # somebody else asked the ranks to stop: as a preemption in the cluster
+    if end.code == ExitCode.YIELDED:  # another process stopped the ranks: as a preemption in the cluster
         history.restarts.append(
             PastRestart(time=now, cause=RestartCause.PREEMPTION, reason="Yielded", step=end.step)
         )

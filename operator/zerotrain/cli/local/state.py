@@ -1,4 +1,5 @@
-"""What a run folder remembers between commands: the last attempt's number; and that one command uses it."""
+"""The state of a run folder between commands: the last attempt's number, and a lock for one command at a
+time."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ PRIVATE_UMASK = 0o077
 def claimed(run_dir: Path) -> Iterator[None]:
     """Hold the run folder for this command. Raises CliError when it is in use or cannot be written.
 
-    What the command and its ranks make meanwhile is for their user alone: a machine may have others, whom
-    neither weights nor logs are for.
+    Meanwhile a umask keeps the files of the command and its ranks private to the user: other users of the
+    machine must not read weights or logs.
     """
     before = os.umask(PRIVATE_UMASK)
     try:
@@ -56,7 +57,11 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def next_attempt(run_dir: Path, job: str) -> int:
-    """Count up and remember before anything of the attempt starts, as the operator does: never reused."""
+    """Increment and store the attempt number before the attempt starts, as the operator does, so that no
+    number is reused.
+
+    Raises CliError if the folder belongs to another job.
+    """
     path = run_dir / STATE_FILE
     last = 0
     if path.exists():
@@ -73,7 +78,7 @@ def next_attempt(run_dir: Path, job: str) -> int:
 
 
 def _read_state(path: Path) -> tuple[str, int]:
-    """Job and last attempt. Raises CliError for a file that somebody else wrote, or that a disk damaged."""
+    """Return the job and the last attempt. Raises CliError for a file of another origin or a damaged one."""
     try:
         state = read_json(path)
         return str(state["job"]), int(state["attempt"])

@@ -1,4 +1,4 @@
-"""The last lines of a local run: what came out, where it lies, what to do next."""
+"""The last lines of a local run: the result, where it is stored, and what to do next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def print_summary(
     restarts: Mapping[str, int],
     elapsed_s: float,
 ) -> None:
-    """One fact a line, `name: value`, the same on a terminal and in a file."""
+    """Print one fact per line as `name: value`, the same on a terminal and in a file."""
     title, style = _title(end.code)
     console.print(f"{plan.name} {title}", style=style)
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(restarts.items()))
@@ -84,5 +84,5 @@ def _next(end: AttemptEnd, run_dir: Path) -> str:
         return "the same command goes on from the checkpoint"
     log = shlex.quote(str(run_dir / "attempts" / str(end.attempt) / "output.log"))
     if meaning_of(end.code).retry in (RetryClass.APPLICATION, RetryClass.BY_POD_REASON):
-        return f"less {log}"  # the table's advice for these is about a cluster
+        return f"less {log}"  # the table's advice for these codes is about a cluster
     return f"{meaning_of(end.code).way_out}; the whole output: less {log}"

@@ -1,4 +1,4 @@
-"""What a local run shows while it runs: a progress bar on a terminal, plain lines anywhere else."""
+"""The display of a local run: a progress bar on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zerotrain.contract.worker_http import WorkerReport
 
 
 class View(Protocol):
-    """Shows one run. `line` may be called from any thread."""
+    """Display of one run. `line` may be called from any thread."""
 
     def __enter__(self) -> Self: ...
 
@@ -21,22 +21,22 @@ class View(Protocol):
     ) -> None: ...
 
     def line(self, text: str) -> None:
-        """A line of the ranks' output."""
+        """Show a line of the ranks' output."""
 
     def note(self, text: str) -> None:
-        """A line of our own: an attempt starts, a restart follows."""
+        """Show a line of the command itself, such as the start of an attempt or a restart."""
 
     def update(self, report: WorkerReport) -> None:
-        """The newest records of the ranks."""
+        """Show the newest records of the ranks."""
 
 
 def view_for(console: Console, *, total_steps: int | None) -> View:
-    """The view that fits where `console` writes to."""
+    """Return a view that suits the output of `console`."""
     return TerminalView(console, total_steps) if console.is_terminal else PlainView(console)
 
 
 class PlainView:
-    """The ranks' own lines, and ours; the trainer's log line is the progress."""
+    """View that prints the ranks' lines and the command's own. The trainer's log line shows the progress."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -60,7 +60,7 @@ class PlainView:
 
 
 class TerminalView:
-    """The ranks' lines scroll above one bar with step, loss, speed, checkpoint and time left."""
+    """View in which the ranks' lines scroll above one bar with step, loss, speed, checkpoint and time left."""
 
     def __init__(self, console: Console, total_steps: int | None) -> None:
         self._console = console
@@ -104,7 +104,7 @@ class TerminalView:
 
 
 def facts(report: WorkerReport) -> str:
-    """loss 2.314 · 12,300 tokens/s · checkpoint 40 · attempt 2"""
+    """Return a text such as `loss 2.314 · 12,300 tokens/s · checkpoint 40 · attempt 2`."""
     first = report.ranks[0]
     speed = first.tokens_per_second or 0.0
     parts = [

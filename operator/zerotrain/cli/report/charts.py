@@ -1,8 +1,8 @@
-"""The charts as SVG that stands inside the page: its colours are the page's variables, so that they follow
-dark mode and print, and its text is text.
+"""The charts as SVG elements inside the page.
 
-matplotlib draws with stand-in colours that are replaced afterwards. Nothing in a label is read as mathematics
-or markup: names come from clusters.
+Their colours are variables of the page, so that they follow dark mode and print, and their text stays text.
+matplotlib draws with stand-in colours that are replaced afterwards. No label is read as mathematics or
+markup, because names come from clusters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLOURS = {
     "phase5": "#0d0d0d",
     "phase6": "#0e0e0e",
 }
-"""Name of the page's variable -> what matplotlib draws with."""
+"""Stand-in colour that matplotlib draws with, by the name of the page's variable."""
 
 PHASES = ("data", "forward", "backward", "reduce", "optimizer")
 OTHER = "other"
@@ -44,7 +44,7 @@ GIB = 1 << 30
 
 
 def loss(attempts: Sequence[AttemptHistory]) -> str | None:
-    """Against the step; None where no step had a finite one."""
+    """Draw the loss against the step; None if no step had a finite one."""
     return _by_step(
         attempts,
         "loss",
@@ -55,7 +55,7 @@ def loss(attempts: Sequence[AttemptHistory]) -> str | None:
 
 
 def grad_norm(attempts: Sequence[AttemptHistory]) -> str | None:
-    """Before clipping; the band reaches to the largest of merged steps."""
+    """Draw the gradient norm before clipping. The band reaches to the largest norm of merged steps."""
     return _by_step(
         attempts,
         "gradient norm",
@@ -67,19 +67,19 @@ def grad_norm(attempts: Sequence[AttemptHistory]) -> str | None:
 
 
 def learning_rate(attempts: Sequence[AttemptHistory]) -> str | None:
-    """Of the first parameter group."""
+    """Draw the learning rate of the first parameter group."""
     return _by_step(attempts, "learning rate", value=lambda point: point.learning_rate)
 
 
 def throughput(attempts: Sequence[AttemptHistory]) -> str | None:
-    """Tokens per second of all ranks."""
+    """Draw the tokens per second of all ranks together."""
     return _by_step(
         attempts, "tokens/s", value=lambda point: point.tokens / point.seconds if point.seconds else None
     )
 
 
 def step_time(attempts: Sequence[AttemptHistory]) -> str | None:
-    """Where the time of a step goes, on rank 0, as areas on top of each other."""
+    """Draw the parts of a step's time on rank 0 as stacked areas."""
     points = [point for curve in curves(attempts) for point in curve.kept if point.seconds > 0]
     if len(points) < 2:
         return None
@@ -102,14 +102,14 @@ def step_time(attempts: Sequence[AttemptHistory]) -> str | None:
 
 
 def breakdown(point: Point) -> dict[str, float]:
-    """Mean seconds of one step by phase; `other` is what no phase accounts for."""
+    """Return the mean seconds of one step by phase. `other` is the time that no phase accounts for."""
     parts = {name: seconds / point.steps for name, seconds in point.phases.items() if name in PHASES}
     rest = point.seconds / point.steps - sum(parts.values())
     return {**parts, OTHER: max(0.0, rest)}
 
 
 def memory(rows: Sequence[MemoryRow]) -> str | None:
-    """Planned and measured peak of a rank, side by side."""
+    """Draw the planned and the measured peak of a rank side by side."""
     if not rows:
         return None
     with _figure("memory", height=0.9 + 0.62 * len(rows)) as (figure, axes):
@@ -130,7 +130,7 @@ def memory(rows: Sequence[MemoryRow]) -> str | None:
 
 
 def timeline(spans: Sequence[Span], marks: Sequence[Mark]) -> str | None:
-    """Attempts over time, with checkpoints and failures."""
+    """Draw the attempts over time, with checkpoints and failures."""
     spans = [span for span in spans if span.start > 0]
     if not spans:
         return None
@@ -173,7 +173,7 @@ def timeline(spans: Sequence[Span], marks: Sequence[Mark]) -> str | None:
 
 
 def bytes_text(num_bytes: int) -> str:
-    """In the unit that gives one to four digits before the point."""
+    """Return a size in the binary unit that gives one to four digits before the point."""
     value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -181,7 +181,7 @@ def bytes_text(num_bytes: int) -> str:
 
 
 def moment_text(seconds: float) -> str:
-    """2026-11-21 22:10 UTC; a question mark for what no calendar has."""
+    """Return a Unix time as 2026-11-21 22:10 UTC, or a question mark if no calendar date has it."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError, OSError):
@@ -206,7 +206,8 @@ def _by_step(
             _line(axes, curve.lost, value, COLOURS["lost"], dashed=True)
             if low is not None and high is not None:
                 _band(axes, curve.kept, low, high)
-        # One line over all attempts: what one of them built on is where the next one begins.
+        # One line over all attempts: each attempt begins where the part of the previous one that it built on
+        # ends.
         _line(axes, [point for curve in found for point in curve.kept], value, COLOURS["line"])
         for curve, attempt in zip(found, attempts, strict=True):
             if attempt.record.resumed_from is not None and curve.kept:
@@ -214,7 +215,7 @@ def _by_step(
         positive = [item for item in values if item > 0]
         if may_be_log and len(positive) == len(values) and max(values) > 50 * min(values):
             axes.set_yscale("log")
-            # Its own labels are written as mathematics, which is off.
+            # The formatter of matplotlib writes labels as mathematics, which is off.
             axes.yaxis.set_major_formatter(lambda item, position: f"{item:g}")
             axes.yaxis.set_minor_formatter(lambda item, position: "")
         _labels(axes, "step", name)
@@ -253,7 +254,7 @@ def _band(
 def _figure(salt: str, *, height: float = HEIGHT_IN) -> Iterator[tuple[Any, Any]]:
     import matplotlib as mpl
 
-    mpl.use("svg", force=True)  # neither a display nor a configuration of the user's is asked
+    mpl.use("svg", force=True)  # independent of a display and of the user's configuration
     from matplotlib.figure import Figure
 
     options: dict[Any, Any] = {
@@ -286,14 +287,14 @@ def _labels(axes: Any, below: str, beside: str) -> None:
 
 
 def _svg(figure: Any, title: str) -> str:
-    """The `<svg>` element with the page's colours."""
+    """Return the `<svg>` element with the page's colours."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     for name, stand_in in COLOURS.items():
         text = text.replace(stand_in, f"var(--{name})")
-    # Its size is the page's to choose; the title is what a reader of the page without eyes gets.
+    # The page chooses the size. The title serves screen readers.
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

@@ -1,4 +1,4 @@
-"""A report about a job in a cluster: its object, and the history that its first worker serves."""
+"""A report about a job in a cluster, from its object and the history that its first worker serves."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ _TIERS = {"gpu": "GPU, planned whole", "host": "host memory, planned whole", "nv
 
 
 def of_job(client: Client, name: str, *, history_folder: Path | None) -> Report:
-    """Of a job by name. `history_folder`: the job's checkpoint folder, where it is mounted here; without it
-    the job's first worker is asked. Raises ClientError."""
+    """Gather the report of a job by name. Raises ClientError.
+
+    `history_folder` is the job's checkpoint folder if it is mounted on this machine; otherwise the history is
+    requested from the job's first worker.
+    """
     from zerotrain.client.errors import ClientError
 
     job = client.get(name)
@@ -149,7 +152,7 @@ def _plan_facts(plan: MemoryPlan) -> list[tuple[str, str]]:
 
 
 def _spans(job: Job, attempts: Sequence[AttemptHistory]) -> list[Span]:
-    """From the history; without one, what the status remembers of starts and ends."""
+    """Return the attempts' spans from the history, or else from the starts and ends in the status."""
     spans = spans_of(attempts)
     by_attempt = {item.attempt: item for item in job.failures}
     shown = []

@@ -1,4 +1,4 @@
-"""`zerotrain report`: what became of a run, as one HTML file."""
+"""`zerotrain report`: the course of a run, as one HTML file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _file_name(name: str) -> str:
-    """A job's name in a folder may be anything that its author wrote."""
+    """Turn a job's name into a file name: the name in a folder may be any text that its author wrote."""
     kept = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in name)
     return kept.strip("-")[:64] or "job"
 

@@ -1,4 +1,4 @@
-"""What a report is made of, wherever it comes from, and what follows from several attempts together."""
+"""The data of a report, independent of its source, and what follows from several attempts together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerotrain.contract.history import AttemptHistory, Point
 
 
 class Tone(StrEnum):
-    """How a thing looks; the text always says the same in words."""
+    """Colour of an element. The text always says the same in words."""
 
     GOOD = "good"
     WAIT = "wait"
@@ -30,18 +30,18 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A moment on the time line."""
+    """An event on the time line."""
 
     time: float
     kind: str
-    """checkpoint or failure."""
+    """Either checkpoint or failure."""
     attempt: int
     text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRow:
-    """One checkpoint; empty texts are not known."""
+    """One checkpoint. Empty texts stand for unknown values."""
 
     step: int
     attempt: str
@@ -55,7 +55,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRow:
-    """One tier of one rank."""
+    """Memory of one tier of one rank."""
 
     name: str
     planned: int | None
@@ -65,7 +65,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureRow:
-    """Why an attempt ended."""
+    """The reason why an attempt ended."""
 
     attempt: int
     time: float | None
@@ -77,15 +77,15 @@ class FailureRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Everything on the page."""
+    """All data of the page."""
 
     name: str
     source: str
-    """Where it was read: a namespace and cluster, or a folder."""
+    """Source of the data: a namespace and cluster, or a folder."""
     state: str
     tone: Tone
     summary: str
-    """One or two sentences: how it stands."""
+    """One or two sentences about the state of the run."""
     facts: tuple[tuple[str, str], ...]
     attempts: tuple[AttemptHistory, ...] = ()
     spans: tuple[Span, ...] = ()
@@ -94,24 +94,24 @@ class Report:
     memory: tuple[MemoryRow, ...] = ()
     failures: tuple[FailureRow, ...] = ()
     conditions: tuple[tuple[str, str, str, str], ...] = ()
-    """Type, status, reason, message."""
+    """Type, status, reason and message of each condition."""
     notes: tuple[str, ...] = field(default=())
-    """What is missing on the page, and why."""
+    """Parts that are missing on the page, and why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """The points of one attempt, cut where a later attempt began again."""
+    """The points of one attempt, cut where a later attempt resumed from."""
 
     attempt: int
     kept: tuple[Point, ...]
-    """They lead to the state that the job has now."""
+    """Points that lead to the job's present state."""
     lost: tuple[Point, ...]
-    """Done again by a later attempt."""
+    """Points that a later attempt computed again."""
 
 
 def curves(attempts: Sequence[AttemptHistory]) -> list[Curve]:
-    """Every attempt, oldest first; of each, what later attempts built on."""
+    """Return a curve for every attempt, oldest first, cut at the step that later attempts built on."""
     found = []
     for at, item in enumerate(attempts):
         restarts = [later.record.resumed_from or 0 for later in attempts[at + 1 :] if later.points]
@@ -122,12 +122,12 @@ def curves(attempts: Sequence[AttemptHistory]) -> list[Curve]:
 
 
 def kept_points(attempts: Sequence[AttemptHistory]) -> list[Point]:
-    """The one line of steps that leads to the newest state."""
+    """Return the single sequence of steps that leads to the newest state."""
     return [point for curve in curves(attempts) for point in curve.kept]
 
 
 def spans_of(attempts: Sequence[AttemptHistory]) -> list[Span]:
-    """Attempts on the time line, as their own files tell."""
+    """Return the attempts on the time line, from their own files."""
     spans = []
     for item in attempts:
         times = [item.record.time, *(point.time for point in item.points), *(e.time for e in item.events)]
@@ -146,7 +146,7 @@ def spans_of(attempts: Sequence[AttemptHistory]) -> list[Span]:
 
 
 def marks_of(attempts: Sequence[AttemptHistory]) -> list[Mark]:
-    """Checkpoints on the time line."""
+    """Return the checkpoints on the time line."""
     return [
         Mark(time=event.time, kind="checkpoint", attempt=item.record.attempt, text=f"step {event.step}")
         for item in attempts
@@ -156,7 +156,7 @@ def marks_of(attempts: Sequence[AttemptHistory]) -> list[Mark]:
 
 
 def memory_of(attempts: Sequence[AttemptHistory]) -> list[MemoryRow]:
-    """Of the newest attempt that took a step: the engine's formulas against its own count."""
+    """Return the memory of the newest attempt that took a step: the engine's formulas against its own count."""
     item = next((item for item in reversed(attempts) if item.points), None)
     if item is None:
         return []
@@ -181,13 +181,13 @@ def memory_of(attempts: Sequence[AttemptHistory]) -> list[MemoryRow]:
 
 
 def totals(attempts: Sequence[AttemptHistory]) -> tuple[float, float]:
-    """Seconds in steps that count, and in steps that were done again."""
+    """Return the seconds in steps that count, and in steps that were computed again."""
     found = curves(attempts)
     return _seconds(found_kept(found)), _seconds(point for curve in found for point in curve.lost)
 
 
 def found_kept(found: Iterable[Curve]) -> list[Point]:
-    """The kept points of all curves."""
+    """Return the kept points of all curves."""
     return [point for curve in found for point in curve.kept]
 
 

@@ -1,6 +1,7 @@
 """A report from a folder: that of a local run (`runs/NAME`), or one with checkpoints.
 
-Whoever trains can write there, so every file is bounded, and what cannot be read becomes a note on the page.
+A training program can write there, so the size of every file is bounded, and a file that cannot be read
+becomes a note on the page.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_JSON_BYTES = 64 << 10
 MAX_ATTEMPTS = 200
 
 _JOB_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-"""As Kubernetes has it."""
+"""Form of a job's name, as Kubernetes requires it."""
 
 NO_HISTORY = (
     "There are no curves: no history was found. The built-in trainer writes it beside the checkpoints; a "
@@ -44,7 +45,7 @@ NO_HISTORY = (
 
 
 def of_folder(folder: Path) -> Report:
-    """Of a run's folder or a checkpoint folder. Raises CliError when it is neither."""
+    """Gather the report of a run's folder or a checkpoint folder. Raises CliError when it is neither."""
     if (folder / RUN_FILE).is_file():
         return _of_run(folder)
     found = _checkpoint_folder(folder)
@@ -61,7 +62,7 @@ def of_folder(folder: Path) -> Report:
 
 def _of_run(folder: Path) -> Report:
     job = str(_json(folder / RUN_FILE).get("job", folder.name))
-    # The record may say anything, such as a path to another's folder.
+    # The record is not trusted: its job may be any text, such as a path to another user's folder.
     place = folder / "checkpoints" / job if _JOB_NAME.fullmatch(job) else None
     history = _all_histories([*([place] if place else []), *_attempt_folders(folder)])
     rows = checkpoint_rows(place, history) if place and place.is_dir() else ()
@@ -71,7 +72,7 @@ def _of_run(folder: Path) -> Report:
         return report
     last = max(ends, key=lambda end: end.attempt)
     newest_known = max((item.record.attempt for item in history.attempts), default=0)
-    if newest_known > last.attempt:  # an attempt after it still runs, or was killed with its launcher
+    if newest_known > last.attempt:  # a later attempt still runs, or was killed with its launcher
         return replace(report, failures=tuple(_failures(ends, history)))
     state, tone = _state(last.code)
     summary = f"Attempt {last.attempt} ended with {last.code}: {meaning_of(last.code).meaning}."
@@ -110,7 +111,7 @@ def _composed(name: str, folder: Path, history: History, rows: Sequence[Checkpoi
 
 
 def summary_of(attempts: Sequence[AttemptHistory]) -> str:
-    """Steps and loss, first and last."""
+    """Return the newest step, and the first and last loss."""
     points = kept_points(attempts)
     if not points:
         return "No step was recorded."
@@ -121,7 +122,7 @@ def summary_of(attempts: Sequence[AttemptHistory]) -> str:
 
 
 def facts_of(attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]]:
-    """Numbers over all attempts, then what the newest one says of itself."""
+    """Return numbers over all attempts, then the facts that the newest attempt recorded."""
     if not attempts:
         return []
     record, points = attempts[-1].record, kept_points(attempts)
@@ -139,7 +140,7 @@ def facts_of(attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]]:
 
 
 def checkpoint_rows(folder: Path, history: History) -> tuple[CheckpointRow, ...]:
-    """What lies in the folder, with how long each took as the history has it. Without torch."""
+    """Return the checkpoints in the folder, with the seconds that the history gives for each. Needs no torch."""
     from zerotrain.runtime.checkpoint.inspect import Condition, survey
 
     try:
@@ -170,7 +171,7 @@ def checkpoint_rows(folder: Path, history: History) -> tuple[CheckpointRow, ...]
 
 
 def _checkpoint_folder(folder: Path) -> Path:
-    """The job's own folder: that given, or the one whose checkpoint was given."""
+    """Return the job's checkpoint folder, from that folder itself or from one of its checkpoints."""
     return folder.parent if (folder / "COMMIT").is_file() else folder
 
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file that asks nobody for anything. Every text on it is escaped; there is no script."""
+"""The page: one HTML file without external resources or scripts. Every text on it is escaped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TEXT_CHARS = 4000
 
 
 def render(report: Report, *, now: float | None = None) -> str:
-    """The whole document."""
+    """Return the whole document."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -30,7 +30,7 @@ def render(report: Report, *, now: float | None = None) -> str:
     environment.filters["moment"] = lambda at: "" if at is None else charts.moment_text(at)
     environment.filters["seconds"] = lambda value: "" if value is None else f"{value:.3g} s"
     drawn = [
-        (title, text, Markup(svg))  # our own drawing; matplotlib escapes its labels
+        (title, text, Markup(svg))  # the product's own drawing; matplotlib escapes its labels
         for title, text, svg in _charts(report)
         if svg is not None
     ]
@@ -40,7 +40,7 @@ def render(report: Report, *, now: float | None = None) -> str:
 
 
 def clean(value: object) -> str:
-    """A text without control characters and marks that turn a line's direction, of a bounded length."""
+    """Return a text without control and bidirectional characters, of at most MAX_TEXT_CHARS characters."""
     lines = printable_lines(str(value)[: MAX_TEXT_CHARS + 1])
     text = "\n".join(lines)
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]} ..."
