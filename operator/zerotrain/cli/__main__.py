@@ -1,5 +1,4 @@
-"""`python -m zerotrain.cli`: the command line for places where the script is not on the path, as in a
-container."""
+"""`python -m zerotrain.cli`: the command line where its script is not on the path, as in a container."""
 
 from zerotrain.cli.main import main
 

@@ -183,7 +183,7 @@ def volume_errors(folder: Path) -> Iterator[None]:
 
 
 def volume_failed(error: OSError, folder: Path) -> CliError:
-    """Return the CliError for a volume that failed while it was read. It says nothing about any checkpoint."""
+    """Return the CliError for a volume that failed during a read. It says nothing about any checkpoint."""
     name = f"{Path(error.filename).name}: " if isinstance(error.filename, str) else ""
     return CliError(
         f"the volume failed while {folder} was read: {name}{error.strerror}",

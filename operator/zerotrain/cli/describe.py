@@ -132,8 +132,7 @@ def _bytes(value: int | None) -> str:
 
 
 def _pods(pods: list[Pod], *, wide: bool) -> list[str]:
-    """Return a table of all pods with `wide`, else of at most MAX_PODS pods that are not both running and
-    ready."""
+    """Return a table of all pods with `wide`, else of at most MAX_PODS that are not running and ready."""
     chosen = pods if wide else [pod for pod in pods if not (pod.is_running and pod.ready)]
     rows = [
         (

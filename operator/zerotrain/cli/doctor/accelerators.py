@@ -1,5 +1,4 @@
-"""Checks of the compute devices: GPUs, NCCL with a real collective over all GPUs, and data types slow on
-CPUs."""
+"""Checks of the compute devices: GPUs, NCCL with a real collective, and data types slow on CPUs."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def gpus() -> list[Finding]:
 
 
 def nccl() -> list[Finding]:
-    """Return findings about NCCL's version, settings and network devices, and about a collective over all
-    GPUs."""
+    """Return findings about NCCL's version, settings and network devices, and a collective over all GPUs."""
     group = Group("nccl")
     settings = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     hcas = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))

@@ -53,7 +53,7 @@ def drive(folder: Path) -> list[Finding]:
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the type of the file system that `folder` is on, from the mount table; empty if it is not known."""
+    """Return the type of `folder`'s file system, from the mount table; empty if it is not known."""
     best, kind = "", ""
     place = str(folder.resolve())
     try:
@@ -70,7 +70,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> st
 
 
 def _engine(group: Group, folder: Path) -> None:
-    """Report the I/O engine that the spill would choose in `folder`, and why it would choose no better one."""
+    """Report the I/O engine that the spill would choose in `folder`, and why not a better one."""
     try:
         from zerotrain.runtime._native import SpillFile
     except ImportError:
@@ -93,8 +93,10 @@ def _engine(group: Group, folder: Path) -> None:
 
 
 def _latency(group: Group, folder: Path) -> None:
-    """Measure the median time to read one block at random, past the page cache where the file system allows
-    it."""
+    """Measure the median time to read a random block.
+
+    It bypasses the page cache where the file system allows it.
+    """
     try:
         with _scratch(folder) as handle, mmap.mmap(-1, BLOCK) as block:
             for at in range(SMALL_READS):

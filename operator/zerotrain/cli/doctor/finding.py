@@ -62,8 +62,10 @@ def to_records(findings: Iterable[Finding]) -> list[dict[str, str]]:
 
 
 def from_records(records: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Parse the findings that another process printed. Raises ValueError, KeyError or TypeError for any other
-    content."""
+    """Parse the findings that another process printed.
+
+    Raises ValueError, KeyError or TypeError for other content.
+    """
     return [
         Finding(
             group=str(item["group"]),

@@ -1,4 +1,4 @@
-"""Checks of names and connections: locally only the resolver, inside pods also whether a NetworkPolicy holds."""
+"""Checks of names and connections: locally only DNS, inside pods also whether a NetworkPolicy holds."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ def _serve(server: socket.socket, until: float) -> None:
 
 
 def reach(allowed: Sequence[str], denied: Sequence[str]) -> list[Finding]:
-    """Return whether NetworkPolicies hold: each `host:port` in `allowed` must be reachable, each in `denied`
-    not."""
+    """Return whether NetworkPolicies hold: `host:port` in `allowed` must be reachable, in `denied` not."""
     group = Group("network")
     opened = [_opens(target, PATIENCE_S) for target in allowed]
     for target, is_open in zip(allowed, opened, strict=True):
