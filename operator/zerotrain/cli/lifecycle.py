@@ -215,8 +215,7 @@ def _tell(job: Job, output: Format, text: str, dry_run: DryRun) -> None:
 
 
 def _afterwards(output: Format, text: str) -> None:
-    """Print a later message: on standard error if another program has already received the object as the
-    result."""
+    """Print a later message: on standard error if the result was an object for another program."""
     (show if output in (Format.TABLE, Format.WIDE) else say)(text)
 
 

@@ -120,8 +120,7 @@ _TARGET_OPTIONS = {
 
 
 def cluster_command(function: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
-    """Return the function as a command: with options for its Target, and with the client's errors as
-    CliError."""
+    """Return the function as a command: with options for its Target, and with client errors as CliError."""
     signature = inspect.signature(function, eval_str=True)
     own = list(signature.parameters.values())[1:]
     added = [

@@ -48,7 +48,10 @@ def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -
 
 
 def show_record(value: Any, form: Output) -> None:
-    """Print a value for other programs. Both formats escape non-ASCII characters, so none reaches a terminal."""
+    """Print a value for other programs.
+
+    Both formats escape non-ASCII characters, so none can control a terminal.
+    """
     if form is Output.YAML:
         typer.echo(as_yaml(own_json(json.dumps(value, default=str))), nl=False)
     else:
@@ -67,8 +70,10 @@ def column_widths(
 def table_lines(
     header: Sequence[str], rows: Iterable[Sequence[str]], widths: Sequence[int] = ()
 ) -> list[str]:
-    """Return a table's lines, with columns as wide as their widest text or as `widths`; no text is folded or
-    cut."""
+    """Return a table's lines, with columns as wide as their widest text or as `widths`.
+
+    No text is folded or cut.
+    """
     rows = list(rows)
     widths = widths or column_widths(header, rows)
     lines = [tuple(header), *map(_clean, rows)]

@@ -151,7 +151,7 @@ def _way_out(file: JobFile, error: Exception, workers: int | None) -> str:
 
 
 def _base(file: JobFile) -> int | None:
-    """Return the number of workers whose global batch an elastic job keeps; None if the job is not elastic."""
+    """Return the number of workers whose global batch an elastic job keeps; None for other jobs."""
     spec = file.job.spec
     return spec.workers if spec.elastic is not None else None
 
@@ -159,7 +159,7 @@ def _base(file: JobFile) -> int | None:
 def _rates(
     file: JobFile, device: Accelerator | None, workload: Workload, *, probe: Path | None, given: Iterable[str]
 ) -> Rates:
-    """Return the rates from the data sheet, replaced by measured ones, replaced by those that the user gave."""
+    """Return the rates of the data sheet. Measured rates replace them, and the user's replace both."""
     from zerotrain.operator.api.planning import sheet_rates
 
     rates = sheet_rates(file.job.spec, workload, device)

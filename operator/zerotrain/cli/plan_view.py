@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def cost_per_billion(self) -> float | None:
-        """Cost of 10^9 tokens; None unless price and step time are known and no part of the step is left out."""
+        """Cost of 10^9 tokens; None if the price or any part of the step time is unknown."""
         if self.pace is None or self.price_per_worker is None or self.pace.missing:
             return None
         return self.pace.cost_per_billion(self.price_per_worker * self.pace.workers)

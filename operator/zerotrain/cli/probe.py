@@ -1,8 +1,8 @@
-"""Measurement of this machine's speed for `zerotrain plan --probe`: seconds of copying, writing and
-multiplying.
+"""Measurement of this machine's speed for `zerotrain plan --probe`.
 
-One process measures. Its result is a lower bound of what several ranks reach together, and an upper bound of
-what is left for them beside other work. The network between workers cannot be measured from one of them.
+It copies, writes and multiplies for a few seconds. One process measures. Its result is a lower bound of what
+several ranks reach together, and an upper bound of what is left for them beside other work. The network
+between workers cannot be measured from one of them.
 """
 
 from __future__ import annotations
@@ -102,8 +102,7 @@ def _sweep(handle: int, *, writes: bool) -> int:
 
 
 def matmul_tflops(dtype: str) -> float | None:
-    """Return the TFLOP/s of a matrix product on the GPU if there is one, else on all cores; None without
-    torch."""
+    """Return a matrix product's TFLOP/s on the GPU if there is one, else on all cores; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch

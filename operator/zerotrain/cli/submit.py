@@ -119,7 +119,6 @@ def _print(raw: Any, output: Format, done: str) -> None:
 
 
 def _mention_others(file: JobFile) -> None:
-    """Say that other objects of the file, such as a claim or a ConfigMap, were not created: kubectl can apply
-    them."""
+    """Tell the user to create other objects of the file, such as a claim or a ConfigMap, with kubectl."""
     if (others := len(file.others)) > 0:
         say(f"the file holds {others} more objects, which were left alone: kubectl apply -f {file.source}")

@@ -56,8 +56,7 @@ def top(
 
 
 def as_record(snapshot: Snapshot) -> dict[str, Any]:
-    """Return a snapshot for programs: sizes in bytes, times in seconds, null for values that no rank
-    reported."""
+    """Return a snapshot for programs: sizes in bytes, times in seconds, null for unreported values."""
     job = snapshot.job
     return {
         "name": job.name,

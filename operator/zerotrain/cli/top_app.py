@@ -114,8 +114,10 @@ class TopApp(App[str]):
             self.call_from_thread(self.show, snapshot)
 
     def _tell(self, problem: str) -> None:
-        """Show a problem. The last snapshot stays on the screen, since the cluster may be back at the next
-        one."""
+        """Show a problem.
+
+        The last snapshot stays on the screen, since the cluster may be back at the next one.
+        """
         self.query_one("#problem", Static).update(Text(printable(" ".join(problem.split()))))
 
     def show(self, snapshot: Snapshot) -> None:

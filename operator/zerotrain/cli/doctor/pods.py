@@ -1,9 +1,9 @@
-"""The checks inside the cluster: two pods of the restricted level and two NetworkPolicies, deleted
-afterwards.
+"""The checks inside the cluster: two pods of the restricted level and two NetworkPolicies.
 
-One pod runs the local checks on a worker's node and listens on two ports, of which its policy opens one. The
-other pod tries both ports and the API server, which its own policy does not open. A connection that succeeds
-although the policy forbids it shows that the cluster does not enforce policies.
+All of them are deleted afterwards. One pod runs the local checks on a worker's node and listens on two ports,
+of which its policy opens one. The other pod tries both ports and the API server, which its own policy does
+not open. A connection that succeeds although the policy forbids it shows that the cluster does not enforce
+policies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Examination:
         self._until = time.monotonic() + wishes.timeout_s
 
     def run(self) -> list[Finding]:
-        """Run the checks and return the findings. Raises CliError if a pod does not finish, and ClientError."""
+        """Run the checks and return the findings.
+
+        Raises CliError if a pod does not finish, or ClientError.
+        """
         self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "server"))
         self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "client"))
         server = self._create("v1", "pods", self._server())
@@ -76,7 +79,7 @@ class Examination:
         return [*found, *self._findings(client)]
 
     def clean_up(self) -> None:
-        """Delete all created objects, also after one deletion fails. Raises CliError that names those left."""
+        """Delete all created objects, even if one deletion fails. Raises CliError that names those left."""
         left: list[str] = []
         for version, plural, name in reversed(self._made):
             path = f"{self._path(version, plural)}/{name}"
@@ -222,7 +225,8 @@ def _labels(run: str, role: str) -> dict[str, str]:
 def _policy(run: str, role: str) -> dict[str, Any]:
     """Return the NetworkPolicy of a pod.
 
-    The client pod may reach the server pod on one port. The client pod may reach only the server pod and DNS.
+    The server pod accepts only the client pod, on one port. The client pod may reach only the server pod and
+    DNS.
     """
     dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 

@@ -17,8 +17,7 @@ class Topic:
     """One answer: a name and the facts about it."""
 
     kind: str
-    """One of exit code, exit code of a command, alert, condition, reason, metric, recorded metric,
-    configuration key."""
+    """Kind of the name: exit code, alert, condition, reason, metric, recorded metric or configuration key."""
     name: str
     facts: tuple[tuple[str, str], ...]
     """Pairs of title and text, in the order of printing. A text may have several lines."""

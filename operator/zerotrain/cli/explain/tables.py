@@ -1,4 +1,4 @@
-"""`zerotrain explain exit-codes|memory`: the contract's exit codes, and the memory tables of the ZeRO papers."""
+"""`zerotrain explain exit-codes|memory`: the contract's exit codes; the tables of the ZeRO papers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The answers that a job file is made from. Each is checked alone, so that a wrong one can be asked for
-again."""
+"""The answers that a job file is made from.
+
+Each is checked alone, so that a wrong one can be asked for again.
+"""
 
 from __future__ import annotations
 

@@ -34,8 +34,10 @@ class Asker:
     def ask(
         self, option: str, given: object | None, question: str, default: str, read: Callable[[str], T]
     ) -> T:
-        """Return the checked answer. Raises CliError for a wrong option; on a terminal a wrong answer is
-        asked again."""
+        """Return the checked answer.
+
+        Raises CliError for a wrong option; a wrong answer is asked for again.
+        """
         if given is not None or not self.interactive:
             return self._read(option, default if given is None else str(given), read)
         while True:

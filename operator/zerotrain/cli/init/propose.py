@@ -1,5 +1,4 @@
-"""Choice of the mildest ZeRO stage and offload with which the job fits, by the planner that the operator
-uses."""
+"""Choice of the mildest ZeRO stage and offload with which the job fits, by the operator's planner."""
 
 from __future__ import annotations
 

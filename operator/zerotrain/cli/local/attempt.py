@@ -102,8 +102,7 @@ class Attempt:
         return self._last_report
 
     def finish(self) -> AttemptEnd:
-        """End all remaining processes of the attempt, and return how it ended. Call it after `ended` returned
-        true."""
+        """End all remaining processes of the attempt, and return how it ended. Call it after `ended`."""
         end_children(keep=self._before)
         self._output.join(timeout=2.0)
         status = self._popen.returncode

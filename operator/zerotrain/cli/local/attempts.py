@@ -34,7 +34,7 @@ from zerotrain.operator.failure_policy import (
 
 @dataclass(kw_only=True, slots=True)
 class Stop:
-    """Handling of Ctrl-C and SIGTERM: the first asks for a checkpoint, the second kills the attempt at once."""
+    """Handling of Ctrl-C and SIGTERM: the first asks for a checkpoint, the second kills the attempt."""
 
     requested: threading.Event = field(default_factory=threading.Event)
     attempt: Attempt | None = None

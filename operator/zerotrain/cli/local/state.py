@@ -1,5 +1,4 @@
-"""The state of a run folder between commands: the last attempt's number, and a lock for one command at a
-time."""
+"""The state of a run folder between commands: the last attempt's number, and a lock."""
 
 from __future__ import annotations
 
@@ -57,10 +56,9 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def next_attempt(run_dir: Path, job: str) -> int:
-    """Increment and store the attempt number before the attempt starts, as the operator does, so that no
-    number is reused.
+    """Increment and store the attempt number before the attempt starts, so that none is reused.
 
-    Raises CliError if the folder belongs to another job.
+    The operator does the same. Raises CliError if the folder belongs to another job.
     """
     path = run_dir / STATE_FILE
     last = 0

@@ -60,7 +60,7 @@ class PlainView:
 
 
 class TerminalView:
-    """View in which the ranks' lines scroll above one bar with step, loss, speed, checkpoint and time left."""
+    """View with the ranks' lines above one bar that has step, loss, speed, checkpoint and time left."""
 
     def __init__(self, console: Console, total_steps: int | None) -> None:
         self._console = console

@@ -156,7 +156,7 @@ def marks_of(attempts: Sequence[AttemptHistory]) -> list[Mark]:
 
 
 def memory_of(attempts: Sequence[AttemptHistory]) -> list[MemoryRow]:
-    """Return the memory of the newest attempt that took a step: the engine's formulas against its own count."""
+    """Return the engine's planned and counted memory, of the newest attempt that took a step."""
     item = next((item for item in reversed(attempts) if item.points), None)
     if item is None:
         return []

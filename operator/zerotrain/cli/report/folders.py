@@ -140,7 +140,10 @@ def facts_of(attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]]:
 
 
 def checkpoint_rows(folder: Path, history: History) -> tuple[CheckpointRow, ...]:
-    """Return the checkpoints in the folder, with the seconds that the history gives for each. Needs no torch."""
+    """Return the checkpoints in the folder, with the seconds that the history gives for each.
+
+    Needs no torch.
+    """
     from zerotrain.runtime.checkpoint.inspect import Condition, survey
 
     try:
