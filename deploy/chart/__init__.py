@@ -1,1 +1,1 @@
-"""Fills charts/zerotrain with what belongs to other folders: custom resource, roles, rules, dashboards."""
+"""Generator of the chart's files from other folders: custom resource, roles, rules, dashboards."""

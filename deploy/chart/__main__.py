@@ -1,6 +1,6 @@
 """`python -m deploy.chart`: writes the generated files of the chart.
 
-`--check` only compares; `--package FOLDER` packs the chart, the same bytes for the same files.
+`--check` only compares. `--package FOLDER` packs the chart; equal files give an equal archive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What of the chart is made from other folders, and from which. `make generate` and tests call it.
+"""The chart's files that are generated from other folders.
 
-A chart can only read what lies in it, so these files are copies; a test compares them. The roles come from
-deploy/kustomize, whose rules are tested against every request that the operator makes.
+`make generate` and the tests call this module. A chart can read only files inside its own folder, so these
+files are copies, and a test compares them. The roles come from deploy/kustomize, whose rules are tested
+against every request of the operator.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "zerotrain"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 GENERATED_FOLDERS = ("crds", "policy", "rbac", "rules", "dashboards")
-"""Below CHART/files; nothing else lies in them."""
+"""Folders below CHART/files that hold only generated files."""
 
 CLUSTER_SCOPED = frozenset({"nodes", "priorityclasses", "resourceflavors", "storageclasses"})
-"""Resources of the operator's rules that belong to no namespace: a Role cannot grant them."""
+"""Cluster-scoped resources in the operator's rules, which a Role cannot grant."""
 
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 _HEADER = "# Generated from {source} by `python -m deploy.chart`; do not edit.\n"
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file and its text."""
+    """Return the text of every generated file by its path."""
     files = CHART / "files"
     found = {
         files / "crds" / path.name: path.read_text() for path in (ROOT / "crds").glob("zerotrain.dev_*.yaml")
@@ -49,14 +50,14 @@ def generated() -> dict[Path, str]:
 
 
 def differences() -> list[Path]:
-    """Generated files that are missing, different, or made by nothing any more."""
+    """Return the generated files that are missing, that differ, or that have no source any more."""
     wanted = generated()
     changed = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     return sorted([*changed, *_strangers(wanted)])
 
 
 def write() -> None:
-    """Bring the chart up to date."""
+    """Write all generated files, and delete those without a source."""
     wanted = generated()
     for path in _strangers(wanted):
         path.unlink()
@@ -89,7 +90,7 @@ def _lease_rules() -> str:
 
 
 def _user_roles() -> str:
-    """The labels that are not the chart's own are those that aggregate."""
+    """Return the users' roles with those labels that aggregate them; the chart adds its own labels."""
     roles = [
         {
             "name": role["metadata"]["name"].removeprefix("zerotrain-"),
@@ -119,7 +120,7 @@ def _text(document: dict[str, Any], source: str) -> str:
 
 
 def _readme() -> str:
-    """The README with its table of values replaced."""
+    """Return the README with its table of values replaced."""
     text = (CHART / "README.md").read_text()
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)

@@ -1,6 +1,7 @@
-"""Packs the chart so that equal files give an equal archive, whoever packs them and when.
+"""Packaging of the chart, such that equal files give an equal archive.
 
-helm writes each file's time of modification into the archive, and a checkout's is the time of the checkout.
+helm writes each file's modification time into the archive, and in a checkout that is the time of the
+checkout.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 EPOCH_S = 315_532_800
-"""1980-01-01, as in the images."""
+"""Modification time of every packed file: 1980-01-01, as in the images."""
 
 _SAVED = re.compile(r"saved it to: (?P<path>.+)$", re.MULTILINE)
 
 
 def package(chart: Path, output: Path, *, helm: Path) -> Path:
-    """The archive's path. Raises RuntimeError with helm's words."""
+    """Pack the chart and return the archive's path. Raises RuntimeError with helm's message."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="zerotrain-chart-") as folder:
         copy = Path(folder, chart.name)

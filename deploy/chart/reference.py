@@ -1,4 +1,4 @@
-"""The table of the chart's values, read from the `# --` comments of values.yaml."""
+"""The table of the chart's values, from the `# --` comments of values.yaml."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Value:
 
 
 def documented(text: str) -> list[Value]:
-    """The values that a `# --` comment stands above, in their order."""
+    """Return the values that have a `# --` comment above them, in their order."""
     defaults = YAML(typ="safe", pure=True).load(text)
     found: list[Value] = []
     path: list[str] = []
@@ -41,7 +41,7 @@ def documented(text: str) -> list[Value]:
 
 
 def table(text: str) -> str:
-    """A Markdown table with one row per value."""
+    """Return a Markdown table with one row per value."""
     rows = [_row(value) for value in documented(text)]
     return "\n".join(["| Value | Default | What it does |", "|---|---|---|", *rows]) + "\n"
 
@@ -58,7 +58,7 @@ def _at(document: Any, path: list[str]) -> Any:
 
 
 def _shown(default: Any) -> str:
-    # A list of objects says more in values.yaml than in a cell.
+    # A list of objects is too long for a table cell.
     if isinstance(default, list) and default and isinstance(default[0], dict):
         return "see values.yaml"
     return json.dumps(default)

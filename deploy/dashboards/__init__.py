@@ -1,1 +1,1 @@
-"""The seven Grafana dashboards, described once in Python and written as JSON into `dashboards/`."""
+"""The seven Grafana dashboards, described in Python and written as JSON into `dashboards/`."""

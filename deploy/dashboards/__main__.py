@@ -14,12 +14,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "dashboards"
 
 
 def files() -> dict[str, str]:
-    """Name of the file -> its text."""
+    """Return the text of each dashboard file by its name."""
     return {f"{board.name}.json": json.dumps(board_json(board), indent=1) + "\n" for board in BOARDS}
 
 
 def differences(folder: Path) -> list[str]:
-    """What differs between the description and the files of `folder`, one line each."""
+    """Return one line for each difference between the description and the files of `folder`."""
     wanted = files()
     found = {path.name: path.read_text() for path in folder.glob("*.json")}
     return [

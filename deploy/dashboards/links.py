@@ -1,4 +1,4 @@
-"""Where the boards point: each other, a row's job, and the runbooks."""
+"""Links of the boards: to each other, to a row's job, and to the runbooks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from deploy.dashboards.model import Board, Scope, uid
 
 RUNBOOKS = "https://zerotrain.dev/docs/runbooks"
-"""The same base as the `runbook_url` of the alert rules; a test compares."""
+"""Base of the alert rules' `runbook_url`; a test compares the two."""
 
 JOB_BOARD_URL = (
     "/d/{uid}?var-datasource=${{datasource}}&var-namespace=${{__data.fields.namespace}}"
     "&var-job=${{__data.fields.job_name}}&${{__url_time_range}}"
 )
-"""Of a table's row that has the labels namespace and job_name."""
+"""Link from a table's row that has the labels namespace and job_name."""
 
 TAG = "zerotrain"
 JOB_TAG = "zerotrain-job"
@@ -22,18 +22,21 @@ OPERATOR_BOARD = "operator"
 
 
 def runbook_url(alert: str) -> str:
-    """`alert` without its prefix."""
+    """Return the URL of an alert's runbook. `alert` has no prefix."""
     return f"{RUNBOOKS}/ZeroTrain{alert}.md"
 
 
 def tags(board: Board) -> list[str]:
-    """The boards of one job find each other by a tag of their own."""
+    """Return the tags of a board. The boards of one job link to each other through a tag of their own."""
     return [TAG, JOB_TAG] if board.scope is Scope.JOB else [TAG]
 
 
 def board_links(board: Board) -> list[dict[str, Any]]:
-    """The boards of a job carry job and time range from one to the next; the others only the time range,
-    because `All` namespaces mean nothing to a board of one job."""
+    """Return the links of a board.
+
+    Links between the boards of a job carry job and time range. The others carry only the time range, because
+    the value `All` of namespaces has no meaning on a board of one job.
+    """
     links = [_link("Fleet", FLEET_BOARD), _link("Operator", OPERATOR_BOARD)]
     links = [link for link in links if f"/d/{board.uid}" not in link["url"]]
     if board.scope is not Scope.JOB:

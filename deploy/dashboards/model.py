@@ -1,7 +1,8 @@
-"""What a dashboard says, free of Grafana's JSON: `boards` writes these, `render` turns them into JSON.
+"""The content of a dashboard, independent of Grafana's JSON.
 
-Every panel must say what it shows, what is healthy and what to do, so `description` has no default; every
-number has a unit; a threshold that stands for an alert names it, and a test compares the two.
+`boards` creates these objects and `render` turns them into JSON. Every panel must state what it shows, which
+values are healthy and what to do, so `description` has no default. Every number has a unit. A threshold that
+stands for an alert names the alert, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import Enum
 
 
 class Unit(Enum):
-    """Grafana's unit ids. One per quantity, so that the same thing looks the same on every board."""
+    """Unit ids of Grafana, one per quantity, so that a quantity looks the same on every board."""
 
     SECONDS = "s"
     BYTES = "bytes"
@@ -26,7 +27,7 @@ class Unit(Enum):
     CELSIUS = "celsius"
     WATTS = "watt"
     AGO = "dateTimeFromNow"
-    """Takes milliseconds."""
+    """Unit of a time stamp in milliseconds."""
 
 
 class Kind(Enum):
@@ -43,7 +44,7 @@ class Kind(Enum):
 
 
 class Level(Enum):
-    """What a colour means, on every board."""
+    """Meaning of a colour, the same on every board."""
 
     GOOD = "green"
     INFO = "blue"
@@ -54,25 +55,28 @@ class Level(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """One PromQL expression; `selectors.expand` fills in the placeholders."""
+    """One PromQL expression, whose placeholders `selectors.expand` replaces."""
 
     expr: str
     legend: str = ""
-    """Grafana's `{{label}}` form; empty for tables."""
+    """Legend in Grafana's `{{label}}` form; empty for tables."""
     exemplars: bool = False
-    """Show the steps behind a histogram's samples."""
+    """Whether to show the steps behind a histogram's samples."""
     buckets: bool = False
-    """The series are the buckets of a histogram, for a heatmap."""
+    """Whether the series are the buckets of a histogram, for a heatmap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threshold:
-    """From `value` upwards the panel has the level's colour."""
+    """Value from which on the panel has the level's colour."""
 
     value: float
     level: Level
     alert: str | None = None
-    """Alert that fires at this value, without the prefix ZeroTrain; its expression must hold the number."""
+    """Alert that fires at this value, without the prefix ZeroTrain.
+
+    Its expression must contain the number.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,18 +93,18 @@ class Column:
     """A column of a table."""
 
     label: str
-    """Label of the series, or `Value #A` of the query A."""
+    """Label of the series, or `Value #A` for the value of query A."""
     title: str
     unit: Unit | None = None
     thresholds: tuple[Threshold, ...] = ()
     board: str | None = None
-    """Clicking opens this board for the row's job."""
+    """Board that a click opens for the row's job."""
     hidden: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One panel. Its place on the grid follows from the order, `width` and `height`."""
+    """One panel. Its position on the grid follows from the order, `width` and `height`."""
 
     title: str
     description: str
@@ -108,16 +112,16 @@ class Panel:
     queries: tuple[Query, ...] = ()
     unit: Unit = Unit.NUMBER
     width: int = 8
-    """Of 24."""
+    """Width in columns of the grid, which has 24."""
     height: int = 8
     base: Level = Level.GOOD
     """Level below the first threshold."""
     thresholds: tuple[Threshold, ...] = ()
     states: tuple[State, ...] = ()
     columns: tuple[Column, ...] = ()
-    """Of a table, in order; labels that are not named are hidden."""
+    """Columns of a table, in order; labels that are not named are hidden."""
     alerts: tuple[str, ...] = ()
-    """Alerts that this panel explains: each becomes a link to its runbook."""
+    """Alerts that this panel explains; each becomes a link to its runbook."""
     minimum: float | None = None
     maximum: float | None = None
     stacked: bool = False
@@ -125,11 +129,11 @@ class Panel:
     text: str = ""
     """Markdown of a text panel."""
     no_value: str | None = None
-    """Shown where a query has no series, when that is a good sign."""
+    """Text for a query without series, if that is a good sign."""
     series_levels: tuple[tuple[str, Level], ...] = ()
-    """Fixed colours of series, by legend, where a name has a meaning (Failed is red everywhere)."""
+    """Fixed colours of series, by legend, if a name has a meaning (Failed is red everywhere)."""
     shows_name: bool = False
-    """A stat whose answer is the series' name, not its value (which phase)."""
+    """Whether a stat shows the series' name (such as a phase) instead of its value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,22 +146,22 @@ class Row:
 
 
 class Scope(Enum):
-    """Which variables a board has, and so what its links carry on."""
+    """Scope of a board, which determines its variables and therefore what its links carry."""
 
     JOB = "job"
     """One job: datasource, namespace, job and ranks."""
     FLEET = "fleet"
     """All jobs of some namespaces."""
     OPERATOR = "operator"
-    """The operator, wherever it runs."""
+    """The operator, in any namespace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Board:
-    """One dashboard, one file."""
+    """One dashboard, stored as one file."""
 
     name: str
-    """Of the file; with a prefix it is the uid that links use."""
+    """Name of the file; with a prefix it is the uid that links use."""
     title: str
     description: str
     scope: Scope
@@ -172,5 +176,5 @@ class Board:
 
 
 def uid(name: str) -> str:
-    """The uid of the board of that name; it never changes, links and bookmarks hold it."""
+    """Return the uid of the board of that name. It never changes, because links and bookmarks contain it."""
     return f"zerotrain-{name}"

@@ -1,4 +1,4 @@
-"""One panel as Grafana's JSON, without its place on the grid."""
+"""One panel as Grafana's JSON, without its position on the grid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST = {"values": False, "calcs": ["lastNotNull"], "fields": ""}
 
 
 def panel_json(panel: Panel) -> Json:
-    """Everything but `id` and `gridPos`."""
+    """Return the whole panel except for `id` and `gridPos`."""
     if panel.kind is Kind.TEXT:
         return _frame(panel) | {"options": {"mode": "markdown", "content": panel.text}}
     return _frame(panel) | {
@@ -188,7 +188,10 @@ def _bar_gauge() -> Json:
 
 
 def _heatmap(panel: Panel) -> Json:
-    """Rows are ranks or, with `buckets`, a histogram's bounds. Empty cells stay dark."""
+    """Return the options of a heatmap.
+
+    Its rows are ranks or, with `buckets`, the bounds of a histogram. Empty cells stay dark.
+    """
     is_histogram = any(query.buckets for query in panel.queries)
     return {
         "calculate": False,
@@ -247,7 +250,10 @@ def _column(column: Column) -> list[Json]:
 
 
 def _transformations(panel: Panel) -> list[Json]:
-    """Tables: one row per set of labels, the named columns only, in the order of the description."""
+    """Return the transformations of a table.
+
+    The table has one row per set of labels, and only the named columns in the order of the description.
+    """
     if panel.kind is not Kind.TABLE:
         return []
     labels = [column.label for column in panel.columns]

@@ -12,11 +12,11 @@ from deploy.dashboards.variables import annotation_list, templating
 
 COLUMNS = 24
 SCHEMA_VERSION = 39
-"""Of Grafana 11; newer ones migrate it when they load it."""
+"""Schema version of Grafana 11; newer versions migrate it when they load it."""
 
 
 def board_json(board: Board) -> Json:
-    """The whole file."""
+    """Return the content of the whole file."""
     return {
         "uid": board.uid,
         "title": board.title,
@@ -59,7 +59,7 @@ def _panels(rows: tuple[Row, ...]) -> list[Json]:
         ]
         y = max((item["gridPos"]["y"] + item["gridPos"]["h"] for item in placed), default=y + 1)
         if row.collapsed:
-            # Grafana keeps a folded row's panels inside it.
+            # Grafana stores a collapsed row's panels inside the row.
             found.append(heading | {"panels": placed})
             y = heading["gridPos"]["y"] + 1
         else:
@@ -68,7 +68,10 @@ def _panels(rows: tuple[Row, ...]) -> list[Json]:
 
 
 def _places(panels: tuple[Panel, ...], top: int) -> Iterator[tuple[Panel, Json]]:
-    """From left to right; a panel that does not fit opens a new line below the tallest of this one."""
+    """Yield the panels with their positions, from left to right.
+
+    A panel that does not fit opens a new line below the tallest panel of the current one.
+    """
     x, y, tallest = 0, top, 0
     for panel in panels:
         if x + panel.width > COLUMNS:

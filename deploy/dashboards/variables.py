@@ -9,7 +9,7 @@ from deploy.dashboards.model import Level, Scope
 from deploy.dashboards.panels import DATASOURCE
 from deploy.dashboards.selectors import expand
 
-# The operator knows jobs that have no pod yet, the workers those of a cluster whose operator is not scraped.
+# The operator exports jobs without pods, and workers export the jobs of a cluster without a scraped operator.
 _ANY_JOB = '__name__=~"zerotrain_job_phase|zerotrain_rank_up"'
 _ON_TIME_RANGE_CHANGE = 2
 _NUMERICAL_ASCENDING = 3
@@ -18,14 +18,14 @@ _ALPHABETICAL_ASCENDING = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """A variable filled from the labels of a series."""
+    """A variable whose values are those of a series' label."""
 
     name: str
     label: str
     series: str
-    """Selector; may use the variables before it."""
+    """Selector of the series; may use the variables before it."""
     values_of: str
-    """Label of it."""
+    """Label of the series whose values are offered."""
     description: str
     multi: bool = False
     numeric: bool = False
@@ -41,7 +41,7 @@ class Annotation:
     text: str
     level: Level
     value_is_time: bool = False
-    """The series' value is the moment, in milliseconds, instead of the sample's own time."""
+    """Whether the series' value is the time, in milliseconds, instead of the sample's own time."""
     enabled: bool = True
 
 
@@ -149,12 +149,12 @@ ANNOTATIONS = {
 
 
 def templating(scope: Scope) -> dict[str, Any]:
-    """The `templating` object of a board."""
+    """Return the `templating` object of a board."""
     return {"list": [_datasource(), *(_variable(item) for item in VARIABLES[scope])]}
 
 
 def annotation_list(scope: Scope) -> dict[str, Any]:
-    """The `annotations` object of a board."""
+    """Return the `annotations` object of a board."""
     return {"list": [_built_in(), *(_annotation(item) for item in ANNOTATIONS[scope])]}
 
 

@@ -1,4 +1,4 @@
-"""`make demo`: the main job from nothing to a finished training, with a kill on the way.
+"""`make demo`: the main job from an empty cluster to a finished training, with a killed rank on the way.
 
-Every number it prints is read back from the cluster.
+Every number that it prints is read from the cluster.
 """

@@ -1,6 +1,6 @@
 """`python -m deploy.demo`: cluster, operator, training, kill, recovery, report.
 
-The exit status is 0 only if all of it held.
+The exit status is 0 only if every expectation held.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--name", default=f"demo-{os.getpid()}", help="name of the cluster's instance")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running at the end")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)  # so that the cluster is taken down as on Ctrl-C
+    signal.signal(signal.SIGTERM, _interrupt)  # stops the cluster, as on Ctrl-C
     console = Console(soft_wrap=True)
     try:
         with cluster.lease(options.cluster, options.name, keep=options.keep) as found:
@@ -46,14 +46,14 @@ def main() -> int:
 
 
 def run(console: Console, found: Cluster) -> int:
-    """The demonstration on a cluster that is up."""
+    """Run the demonstration on a running cluster."""
     kubectl = Kubectl(found, NAMESPACE)
     with View(console) as view:
         view.say(f"cluster {found.name} is up; KUBECONFIG={found.kubeconfig}")
         try:
             operator_setup.install(kubectl)
             view.say(f"the operator runs in namespace {operator_setup.OPERATOR_NAMESPACE}")
-            # On a cluster that exists, an earlier run's job and checkpoints would be taken up again.
+            # On an existing cluster, the job and checkpoints of an earlier run would otherwise be resumed.
             kubectl.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s")
             kubectl.run("apply", "-f", "-", stdin=_namespace())
             outcome = Story(kubectl, view).run()
@@ -74,7 +74,7 @@ def run(console: Console, found: Cluster) -> int:
 
 
 def _namespace() -> str:
-    """The job's namespace enforces the strictest pod security level."""
+    """Return the job's namespace, which enforces the strictest pod security level."""
     return (
         f"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {NAMESPACE}\n"
         "  labels: {pod-security.kubernetes.io/enforce: restricted}\n"
@@ -82,7 +82,7 @@ def _namespace() -> str:
 
 
 def _diagnose(console: Console, kubectl: Kubectl) -> None:
-    """What one would look at first."""
+    """Print the objects and logs to look at first after a failure."""
     operator = Kubectl(kubectl.cluster, operator_setup.OPERATOR_NAMESPACE)
     looks = [
         (kubectl, ("describe", "zerotrainingjobs")),

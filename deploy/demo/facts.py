@@ -1,4 +1,4 @@
-"""What a job asks for and what its ranks say they run, read from the object and from /metrics."""
+"""The requested and the actual settings of a job, from the object and from /metrics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from zerotrain.contract.config import load, resolve
 
 
 def asked_for(spec: Mapping[str, Any]) -> str:
-    """Workers, ZeRO stage and number format of a job's spec; defaults are those of the engine."""
-    # The number of ranks changes batch sizes alone, which are not said here.
+    """Return workers, ZeRO stage and number format of a job's spec, with the engine's defaults."""
+    # The number of ranks changes only batch sizes, which are not part of the text.
     config = resolve(load(spec.get("config", {})), world_size=1)
     return f"{spec['workers']} workers, {_engine(str(config.zero.stage), config.precision.compute_dtype)}"
 
 
 def ran_as(metrics: str) -> str | None:
-    """Ranks, ZeRO stage and number format as a worker's /metrics say it; None before a rank has said so."""
+    """Return ranks, ZeRO stage and number format from a worker's /metrics; None before they are exported."""
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
             labels = sample.labels

@@ -1,4 +1,4 @@
-"""The few kubectl calls of the demonstration: what a user would type, with JSON back."""
+"""The kubectl calls of the demonstration, as a user would type them, with JSON results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from deploy.devcluster.cluster import Cluster
 
 
 class KubectlError(RuntimeError):
-    """kubectl refused; the message is its own."""
+    """kubectl failed; the message is that of kubectl."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """kubectl bound to one cluster and namespace."""
+    """kubectl for one cluster and namespace."""
 
     cluster: Cluster
     namespace: str
@@ -31,7 +31,7 @@ class Kubectl:
         return {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
 
     def run(self, *args: str, stdin: str | None = None) -> str:
-        """Standard output; raises KubectlError with kubectl's message."""
+        """Run kubectl and return its standard output. Raises KubectlError with kubectl's message."""
         done = subprocess.run(
             self.command(*args), env=self.environ(), input=stdin, capture_output=True, text=True, check=False
         )
@@ -45,7 +45,7 @@ class Kubectl:
 
 
 def wait_for(what: str, check: Callable[[], bool], *, seconds: float, every: float = 1.0) -> None:
-    """Poll until `check` holds. Raises TimeoutError naming what was waited for."""
+    """Poll until `check` holds. Raises TimeoutError that names `what`."""
     deadline = time.monotonic() + seconds
     while not check():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Follows the log of worker 0 through the attempts and keeps every loss with its step and time."""
+"""Collection of every loss, with step and time, from the log of worker 0 in every attempt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LossLog:
     _following: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
 
     def follow(self, attempt: int) -> None:
-        """Start to follow the attempt's worker 0, once; its container must have started."""
+        """Start to follow the attempt's worker 0, once. Its container must have started."""
         if attempt in self._following:
             return
         command = self.kubectl.command("logs", "--follow", f"{self.job}-{attempt}-0", "--container", "worker")
@@ -48,11 +48,14 @@ class LossLog:
         return [point for point in self.points if point.attempt == attempt]
 
     def forget(self) -> None:
-        """Let `follow` start anew, for streams that ended early; lines read twice count once per step."""
+        """Let `follow` start again, for streams that ended early.
+
+        Lines that are read twice count once per step.
+        """
         self._following.clear()
 
     def close(self) -> None:
-        """Let the last lines arrive, then end the followers."""
+        """Wait for the last lines, then end the followers."""
         for process in self._following.values():
             try:
                 process.wait(timeout=10)

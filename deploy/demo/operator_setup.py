@@ -1,4 +1,4 @@
-"""Installs the custom resource and the operator's Deployment, as a user would with kubectl."""
+"""Installation of the custom resource and the operator's Deployment, as a user would do it with kubectl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY_SECRET = "zerotrain-operator-key"
 
 
 def install(kubectl: Kubectl) -> None:
-    """Custom resource, namespace, channel key, Deployment; returns when the operator is available."""
+    """Install custom resource, namespace, channel key and Deployment, and wait for the operator."""
     operator = Kubectl(kubectl.cluster, OPERATOR_NAMESPACE)
     operator.run("apply", "-f", str(MANIFESTS / "namespace.yaml"))
     _ensure_key(operator)
@@ -23,7 +23,7 @@ def install(kubectl: Kubectl) -> None:
 
 
 def _ensure_key(operator: Kubectl) -> None:
-    """The key that channel tokens are derived from; made once, never printed."""
+    """Create the key that channel tokens are derived from, unless it exists. It is never printed."""
     try:
         operator.run("get", "secret", KEY_SECRET)
     except KubectlError:

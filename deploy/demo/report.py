@@ -1,4 +1,4 @@
-"""The end of the demonstration: what was measured, the loss curve, and whether every promise held."""
+"""The end of the demonstration: the measurements, the loss curve, and whether every promise held."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from deploy.demo.logs import LossPoint
 
 MAX_LAST_LOSS = 3.0
 AIM_S = 20.0
-"""From a kill to the next step. A slow machine may miss it, which is shown and no failure."""
+"""Target seconds from a kill to the next step.
+
+A slow machine may exceed it, which is shown but no failure.
+"""
 METRIC_LINES = 10
 SHOWN_METRICS = (
     "zerotrain_step_duration_seconds_sum",
@@ -34,10 +37,10 @@ SHOWN_METRICS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Everything read back from the cluster when the job has ended."""
+    """All facts that are read from the cluster when the job has ended."""
 
     title: str
-    """Of the job and its data."""
+    """Title with the job and its data."""
     status: dict[str, Any]
     total_steps: int
     points: Sequence[LossPoint]
@@ -45,11 +48,11 @@ class Outcome:
     """Monotonic clock of this machine when the rank was killed."""
     killed_after_step: int
     metrics: str
-    """Worker 0's /metrics, read while it trained."""
+    """/metrics of worker 0, read while it trained."""
 
 
 def problems(outcome: Outcome) -> list[str]:
-    """What did not hold; empty when the demonstration is a success."""
+    """Return the expectations that did not hold; empty if the demonstration succeeded."""
     status, points = outcome.status, outcome.points
     restarts = status.get("restarts", {})
     steps = {point.step for point in points}
@@ -86,18 +89,18 @@ def resumed_from(outcome: Outcome) -> int | None:
 
 
 def recovery_seconds(outcome: Outcome) -> float | None:
-    """From the kill to the first step of the next attempt, as seen in its log."""
+    """Return the seconds from the kill to the first step of the next attempt, as seen in its log."""
     later = [point.seen_at for point in outcome.points if point.attempt > 1]
     return min(later) - outcome.killed_at if later else None
 
 
 def metric_lines(exposition: str) -> list[str]:
-    """One sample of each of the metrics that matter most."""
+    """Return one sample of each of the most important metrics."""
     lines = [line for line in exposition.splitlines() if not line.startswith("#")]
     chosen = []
     for name in SHOWN_METRICS:
         matches = [line for line in lines if re.match(rf"{name}(_total)?[{{ ]", line)]
-        # Every label set is born at 0; one that moved says more.
+        # Every label set starts at 0; one that has changed is more informative.
         moved = [line for line in matches if float(line.rsplit(" ", 1)[1]) != 0.0]
         chosen += (moved or matches)[:1]
     return chosen

@@ -1,4 +1,4 @@
-"""The demonstration's course: apply the job, watch it, kill a rank, watch it recover and complete."""
+"""The course of the demonstration: apply the job, watch it, kill a rank, watch it recover and complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KILL_PAST_STEP = 40
 FINISHED = {"Completed", "Failed", "Stalled"}
 TIMEOUT_SECONDS = 900.0
 
-# Ends one rank process, a child of the launcher, the way the kernel's OOM killer would.
+# Kills one rank process, a child of the launcher, with the signal of the kernel's OOM killer.
 KILL_A_RANK = """
 import os, signal
 def parent(pid):
@@ -56,7 +56,7 @@ class Story:
         return str(self.spec["metadata"]["name"])
 
     def run(self) -> Outcome:
-        """Apply the job and watch it to its end. Raises TimeoutError when there is none."""
+        """Apply the job and watch it until it ends. Raises TimeoutError if it does not end in time."""
         self.kubectl.run("apply", "-f", str(VOLUME))
         self.kubectl.run("apply", "-f", str(EXAMPLE))
         self.view.say(f"applied {EXAMPLE.relative_to(ROOT)}: {asked_for(self.spec['spec'])}")
@@ -98,8 +98,8 @@ class Story:
     def _read_metrics(self, attempt: int) -> None:
         pod = f"{self.name}-{attempt}-0:{WORKER_HTTP_PORT}"
         path = f"/api/v1/namespaces/{self.kubectl.namespace}/pods/{pod}/proxy/metrics"
-        with suppress(KubectlError):  # the pod may just have ended; an earlier answer stays
-            # The proxy waits half a minute for a pod that has just gone; the story must not.
+        with suppress(KubectlError):  # the pod may just have ended; an earlier answer is kept
+            # The proxy waits half a minute for a pod that has just ended; the demonstration must not.
             self.metrics = self.kubectl.run("get", "--raw", path, "--request-timeout=2s")
 
     def _kill(self, attempt: int, step: int) -> None:

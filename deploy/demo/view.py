@@ -1,4 +1,4 @@
-"""What the person at the terminal sees while the job runs: a live table, or plain lines in a log."""
+"""The display of the running job: a live table on a terminal, or plain lines in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN_EVERY_SECONDS = 5.0
 
 @dataclass
 class View:
-    """Shows the job's status and its pods; on a terminal in place, elsewhere a line every few seconds."""
+    """Display of the job's status and pods: in place on a terminal, elsewhere a line every few seconds."""
 
     console: Console
     started_at: float = field(default_factory=time.monotonic)

@@ -1,7 +1,7 @@
-"""Builds what the development cluster runs: its programs (`tools`) and the image of its pods (`image`).
+"""Build of the development cluster's programs (`tools`) and of the image of its pods (`image`).
 
-The Makefile, the test fixtures and people call this file; all it does is make the package beside it
-importable under the one name that the tests and the type checker use as well.
+The Makefile, the test fixtures and users call this file. It only makes the package beside it importable under
+the one name that the tests and the type checker also use.
 """
 
 import sys

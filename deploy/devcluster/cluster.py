@@ -1,7 +1,7 @@
-"""Starts and stops a cluster for `make cluster-up`, the demonstration and the tests.
+"""Start and stop of a cluster for `make cluster-up`, the demonstration and the tests.
 
-Three ways, chosen by the caller: the development cluster of this folder, `kind` for people with Docker
-(deploy/kind), or a cluster that exists already (ZEROTRAIN_TEST_KUBECONFIG).
+The caller chooses one of three: the development cluster of this folder, `kind` for users with Docker
+(deploy/kind), or an existing cluster (ZEROTRAIN_TEST_KUBECONFIG).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ EXISTING = "ZEROTRAIN_TEST_KUBECONFIG"
 
 
 class ClusterError(RuntimeError):
-    """The cluster could not be had; the message says what to do."""
+    """No cluster is available; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A running cluster: how to reach it and which kubectl speaks to it."""
+    """A running cluster: how to reach it, and the kubectl to use."""
 
     name: str
     kubeconfig: Path
@@ -47,14 +47,16 @@ def build(profile: str, *, image: bool) -> None:
 
 
 def build_tool(tool: str) -> Path:
-    """Build programs that no cluster consists of (`helm`, `kueue`, `monitoring`) unless the cache holds them;
-    returns the folder that they are linked in."""
+    """Build a tool (`helm`, `kueue`, `monitoring`) unless the cache holds it.
+
+    Returns the folder that its programs are linked in.
+    """
     _run([sys.executable, str(ROOT / "deploy" / "devcluster" / "build.py"), "tools", "--tool", tool])
     return TOOL_BIN
 
 
 def up(profile: str, name: str, *, extra: Sequence[str] = ()) -> Cluster:
-    """Build what is missing and start an instance; returns when it is Ready."""
+    """Build what is missing and start an instance; return when it is Ready."""
     with_image = profile == "node"
     build(profile, image=with_image)
     images = ["--image", str(HOST_IMAGE)] if with_image else []
@@ -75,7 +77,7 @@ def up(profile: str, name: str, *, extra: Sequence[str] = ()) -> Cluster:
 
 
 def running(name: str) -> Cluster:
-    """An instance that is up."""
+    """Return the handle of a running instance, without checking that it runs."""
     return Cluster(
         name=name,
         kubeconfig=INSTANCES / name / "kubeconfig",
@@ -89,7 +91,7 @@ def down(name: str) -> None:
 
 
 def existing() -> Cluster | None:
-    """The cluster of ZEROTRAIN_TEST_KUBECONFIG, if that is set."""
+    """Return the cluster of ZEROTRAIN_TEST_KUBECONFIG; None if the variable is not set."""
     path = os.environ.get(EXISTING)
     if not path:
         return None
@@ -106,7 +108,7 @@ def existing() -> Cluster | None:
 
 
 def kind_up(name: str) -> Cluster:
-    """The same with kind: needs Docker and kind on PATH."""
+    """Start a cluster with kind, which needs docker, kind and kubectl on PATH."""
     missing = [tool for tool in ("docker", "kind", "kubectl") if shutil.which(tool) is None]
     if missing:
         raise ClusterError(
@@ -122,12 +124,12 @@ def kind_down(name: str) -> None:
 
 @contextmanager
 def lease(kind: str, name: str, *, keep: bool = False) -> Iterator[Cluster]:
-    """A node cluster for the length of the block. `kind` is `devcluster` or `kind`."""
+    """Provide a node cluster within the block. `kind` is `devcluster` or `kind`."""
     found = existing()
     if found is not None:
         yield found
         return
-    # An instance with an owner goes when the owner does, however that ends.
+    # An instance with an owner stops when the owner process ends in any way.
     owner = [] if keep else ["--owner-pid", str(os.getpid())]
     cluster = kind_up(name) if kind == "kind" else up("node", name, extra=owner)
     try:

@@ -1,1 +1,1 @@
-"""Builds the images of operator and workers; see README.md."""
+"""Builder of the images of operator and workers; see README.md."""

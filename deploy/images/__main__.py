@@ -99,13 +99,13 @@ def _build(options: argparse.Namespace) -> int:
 def build_image(
     builder: Builder, image: Image, torch: Torch, *, tag: str, base: str | None, wheels: Path | None
 ) -> None:
-    """Build `tag` with this variant of torch; with `wheels` from these alone. Raises ImageError."""
+    """Build `tag` with this variant of torch; with `wheels`, only from these. Raises ImageError."""
     given = {"BASE": base} if base is not None else {}
     if torch is not Torch.NONE:
         given["TORCH"] = torch.value
     if wheels is not None:
         require_torch(torch, wheels)
-        # The wheel is compiled already, so that any base with Python can be the build stage.
+        # The wheel is compiled already, so any base with Python can be the build stage.
         given |= {"PIP_ARGS": "--no-index"} | (
             {"BUILD_BASE": base} if base and image.name == "runtime" else {}
         )
@@ -115,7 +115,7 @@ def build_image(
 
 
 def check_size(builder: Builder, image: Image, torch: Torch, *, tag: str, base: str | None) -> None:
-    """Print the size beside the budget. Raises ImageError when the image adds more than that to its base."""
+    """Print the size beside the budget. Raises ImageError if the image adds more than that to its base."""
     total, budget = builder.size_bytes(tag), image.budgets[torch]
     known = f"budget {_megabytes(budget)}, torch: {torch}"
     if base is None:

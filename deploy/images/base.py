@@ -1,4 +1,4 @@
-"""A base image for machines without a registry: Debian's Python and what it needs, by `mmdebstrap`."""
+"""A base image for machines without a registry: Debian's Python and its dependencies, by `mmdebstrap`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ SUITE = "bookworm"
 
 
 def make_base(archive: Path) -> Path:
-    """Write the root file system of the base image as a tar: some seconds, 95 MB, from Debian's mirrors."""
+    """Write the root file system of the base image as a tar.
+
+    It takes some seconds and downloads from Debian's mirrors; the tar has 95 MB.
+    """
     program = shutil.which("mmdebstrap")
     if program is None:
         raise ImageError(

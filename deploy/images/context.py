@@ -1,4 +1,4 @@
-"""What an image is built from: the wheels, and the folder that the building tool is given."""
+"""The inputs of an image build: the wheels, and the context folder of the build tool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 REQUIREMENTS = HERE / "requirements"
-"""Versions and digests of what an image holds and of what builds it; `make upgrade` writes them."""
+"""Pinned versions and digests of an image's packages and of its build tools; `make upgrade` writes them."""
 SUMS = "SHA256SUMS"
 KEY = ".key"
 
@@ -32,14 +32,17 @@ class Image:
 
     name: str
     extras: str
-    """Of the distribution `zerotrain`, as in its Dockerfile."""
+    """Extras of the distribution `zerotrain`, as in the image's Dockerfile."""
     wheel_options: tuple[str, ...]
-    """For building its wheel, as in its Dockerfile."""
+    """Options for building its wheel, as in its Dockerfile."""
     budgets: Mapping[Torch, int]
-    """Bytes that it may add to its base, with each torch that it can hold; the first is the default."""
+    """Bytes that it may add to its base, for each torch that it can hold; the first is the default."""
 
     def torch(self, wanted: Torch | None) -> Torch:
-        """What is wanted, or the default. Raises ImageError for a variant that it never holds."""
+        """Return the wanted variant, or the default.
+
+        Raises ImageError for a variant that the image never holds.
+        """
         variant = wanted if wanted is not None else next(iter(self.budgets))
         if variant not in self.budgets:
             raise ImageError(f"the {self.name}'s image holds no torch: leave out --torch {variant}")
@@ -51,7 +54,7 @@ class Image:
 
     @property
     def ignore_file(self) -> Path:
-        """BuildKit, Podman and buildah find it beside the Dockerfile."""
+        """Path of the ignore file, which BuildKit, Podman and buildah find beside the Dockerfile."""
         return HERE / self.name / "Dockerfile.dockerignore"
 
 
@@ -72,11 +75,11 @@ IMAGES = {
 
 
 def collect_wheels(image: Image, folder: Path) -> Path:
-    """Put all wheels of the image into `folder`, for this machine's Python, and their digests beside them.
+    """Put all wheels of the image, for this machine's Python, and their digests into `folder`.
 
-    Only files whose digests are in deploy/images/requirements, beside torch for CPUs and the project itself.
-    What is there already is kept while nothing that chooses the versions has changed; the project's own wheel
-    is always made anew.
+    Except for the CPU build of torch and the project itself, only files with digests in
+    deploy/images/requirements are used. Existing wheels are kept until an input of the version choice
+    changes; the project's own wheel is always built anew.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
@@ -107,7 +110,10 @@ def _listed(name: str) -> tuple[str, str]:
 
 
 def _pinned_torch() -> str:
-    """Its version alone: a build for CPUs has digests that the common index does not know."""
+    """Return torch's pinned version, without its digests.
+
+    A build for CPUs has digests that the common index does not know.
+    """
     found = re.search(r"^torch==[^\s;]+", CONSTRAINTS.read_text(), re.MULTILINE)
     if found is None:
         raise ImageError(f"{CONSTRAINTS} pins no torch: run `make upgrade`")
@@ -115,7 +121,7 @@ def _pinned_torch() -> str:
 
 
 def torch_among(wheels: Path) -> Torch:
-    """The variant of torch that was collected. Raises ImageError for one that no image holds."""
+    """Return the variant of torch that was collected. Raises ImageError for one that no image holds."""
     try:
         return torch_in_wheels(wheels)
     except TorchError as error:
@@ -123,7 +129,7 @@ def torch_among(wheels: Path) -> Torch:
 
 
 def require_torch(wanted: Torch, wheels: Path) -> None:
-    """Raises ImageError where another variant was collected: minutes before the build would say so."""
+    """Raise ImageError if another variant was collected, minutes before the build would report it."""
     try:
         require(wanted, torch_among(wheels), str(wheels))
     except TorchError as error:
@@ -131,7 +137,7 @@ def require_torch(wanted: Torch, wheels: Path) -> None:
 
 
 def wheels_key(image: Image) -> str:
-    """Of everything that chooses the versions of dependencies, and with these the variant of torch."""
+    """Return a hash of all inputs of the choice of versions, and with them of the variant of torch."""
     settings = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
@@ -143,12 +149,15 @@ def wheels_key(image: Image) -> str:
 
 
 def default_wheels(image: Image) -> Path:
-    """Where install.sh looks for them: the images' own wheels differ in what is compiled."""
+    """Return the folder in which install.sh looks for wheels.
+
+    Each image has its own, because their wheels differ in what is compiled.
+    """
     return HERE / "wheels" / image.name
 
 
 def make_context(folder: Path, image: Image, *, wheels: Path | None) -> Path:
-    """A copy of what the .dockerignore lets through; with `wheels` these and the scripts alone."""
+    """Copy the files that the .dockerignore lets through; with `wheels`, only these and the scripts."""
     scripts = ["deploy/images", "deploy/constraints.txt"]
     patterns = scripts if wheels is not None else let_through(image)
     for name in patterns:
@@ -168,7 +177,7 @@ def make_context(folder: Path, image: Image, *, wheels: Path | None) -> Path:
 
 
 def let_through(image: Image) -> list[str]:
-    """What the image's .dockerignore lets a building tool see of the repository."""
+    """Return the paths of the repository that the image's .dockerignore lets through."""
     lines = image.ignore_file.read_text().splitlines()
     return [line[1:] for line in lines if re.fullmatch(r"![\w./-]+", line) and line != "!deploy"]
 

@@ -1,4 +1,4 @@
-"""Runs what builds images: buildah (no daemon, no privileges beyond root's) or docker."""
+"""Calls of the tool that builds images: buildah (no daemon, only root's privileges) or docker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.images.context import ImageError
 
 
 class Builder(Protocol):
-    """What the command line and the tests need of a tool."""
+    """Interface of a build tool for the command line and the tests."""
 
     def load_base(self, archive: Path, tag: str) -> None:
         """Make an image of a root file system."""
@@ -26,15 +26,15 @@ class Builder(Protocol):
         """Build an image of a Dockerfile."""
 
     def save(self, tag: str, archive: Path) -> Path:
-        """Write it as a docker-archive."""
+        """Write the image as a docker-archive."""
 
     def size_bytes(self, tag: str) -> int:
-        """Of its layers, unpacked."""
+        """Return the size of its unpacked layers in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buildah:
-    """Rootless-friendly: `--isolation chroot`, storage in a folder of its own."""
+    """Build with buildah: `--isolation chroot`, which works rootless, and storage in a folder of its own."""
 
     storage: Path
     program: str = "buildah"
@@ -52,7 +52,7 @@ class Buildah:
     ) -> None:
         options = [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
         pull = ["--pull-never"] if offline else []
-        # Chroot isolation shares the machine's network; PIP_ARGS=--no-index is what keeps pip off it.
+        # Chroot isolation shares the machine's network; only PIP_ARGS=--no-index keeps pip off it.
         self._run(
             *(
                 "bud",
@@ -84,7 +84,7 @@ class Buildah:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Docker:
-    """The classic builder as well as BuildKit."""
+    """Build with docker, by the classic builder or BuildKit."""
 
     program: str = "docker"
 
@@ -112,7 +112,7 @@ class Docker:
 
 
 def find_builder(storage: Path, name: str = "auto") -> Builder:
-    """The tool that is there. Raises ImageError."""
+    """Return the tool that is on PATH. Raises ImageError."""
     if name in ("auto", "buildah") and shutil.which("buildah"):
         return Buildah(storage=storage)
     if name in ("auto", "docker") and shutil.which("docker"):
@@ -122,7 +122,7 @@ def find_builder(storage: Path, name: str = "auto") -> Builder:
 
 
 def _bytes_of(text: str) -> int:
-    """`163 MB` of `buildah images`, in powers of ten."""
+    """Parse a size of `buildah images` such as `163 MB`, in powers of ten."""
     number, _, unit = text.partition(" ")
     factors = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
     return round(float(number) * factors[unit.upper()])

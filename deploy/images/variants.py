@@ -1,7 +1,7 @@
-"""Which torch there is: none, one for CPUs alone, or one for CUDA.
+"""Detection of the torch variant: none, one for CPUs only, or one for CUDA.
 
-Told by the libraries that it brings, since indexes name the same build differently: one calls CUDA's
-`2.13.0+cu130`, another one `2.13.0`. Uses the standard library alone: install.sh runs it in the build stage.
+The libraries inside decide, since indexes name the same build differently: one calls CUDA's `2.13.0+cu130`,
+another `2.13.0`. The module uses only the standard library, because install.sh runs it in the build stage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
 LIBRARIES = "torch/lib"
-"""Of a wheel, and of the folder of packages."""
+"""Folder of torch's libraries, in a wheel and in the folder of packages."""
 
 
 class Torch(StrEnum):
@@ -25,17 +25,20 @@ class Torch(StrEnum):
 
 
 class TorchError(ValueError):
-    """This is not the torch that was asked for; the message says what to do."""
+    """A torch of another variant than requested; the message says what to do."""
 
 
 _BUILDS = {"libtorch_cuda.so": Torch.CUDA, "libtorch_cpu.so": Torch.CPU}
-"""Each brings the library of CPUs, too."""
+"""Variant by its library, in this order, because each variant also has the library for CPUs."""
 _NAMES = {Torch.NONE: "no torch", Torch.CPU: "torch for CPUs alone", Torch.CUDA: "torch for CUDA"}
 _FOREIGN = {"libtorch_hip.so": "ROCm", "libtorch_xpu.so": "XPUs"}
 
 
 def torch_of(files: Iterable[str]) -> Torch:
-    """The variant that has these files, as paths below the folder of packages. Raises TorchError."""
+    """Return the variant that has these files, given as paths below the folder of packages.
+
+    Raises TorchError.
+    """
     paths = map(PurePosixPath, files)
     names = {path.name for path in paths if str(path.parent) == LIBRARIES}
     for library, platform in _FOREIGN.items():
@@ -45,7 +48,7 @@ def torch_of(files: Iterable[str]) -> Torch:
 
 
 def torch_in_wheels(folder: Path) -> Torch:
-    """The variant among these wheels. Raises TorchError for several."""
+    """Return the variant among these wheels. Raises TorchError for several."""
     wheels = sorted(folder.glob("torch-*.whl"))
     if len(wheels) > 1:
         names = ", ".join(wheel.name for wheel in wheels)
@@ -57,7 +60,7 @@ def torch_in_wheels(folder: Path) -> Torch:
 
 
 def torch_in_environment(prefix: Path) -> Torch:
-    """The variant that is installed in a virtual environment."""
+    """Return the variant that is installed in a virtual environment."""
     packages = (prefix / "lib").glob("python3*/site-packages")
     return torch_of(
         str(path.relative_to(folder)) for folder in packages for path in (folder / LIBRARIES).glob("*.so")
@@ -65,7 +68,7 @@ def torch_in_environment(prefix: Path) -> Torch:
 
 
 def require(wanted: Torch, found: Torch, place: str) -> None:
-    """Raises TorchError where `place` holds another variant than the image is to hold."""
+    """Raise TorchError if `place` holds another variant than the image should hold."""
     if found is not wanted:
         raise TorchError(
             f"the image is to hold {_NAMES[wanted]}, and {place} holds {_NAMES[found]}. pip's settings "
@@ -76,7 +79,7 @@ def require(wanted: Torch, found: Torch, place: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """PREFIX VARIANT: 1 and a message unless the environment holds that variant."""
+    """Check the arguments PREFIX VARIANT: return 1 unless the environment holds that variant."""
     prefix, wanted = Path(arguments[0]), arguments[1]
     try:
         if wanted not in list(Torch):

@@ -1,5 +1,5 @@
-"""A real Prometheus and Alertmanager beside a cluster: what `make monitoring-up` starts.
+"""A real Prometheus and Alertmanager beside a cluster, as `make monitoring-up` starts them.
 
-For a look at metrics, rules and dashboards without installing anything in the cluster. Pods are found and
-scraped through the API server, so it works from outside the pod network, with nothing but a kubeconfig.
+They show metrics, rules and dashboards without an installation in the cluster. Pods are found and scraped
+through the API server, so only a kubeconfig is needed, also from outside the pod network.
 """

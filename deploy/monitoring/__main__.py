@@ -19,7 +19,7 @@ from deploy.monitoring.config import OPERATOR
 from deploy.monitoring.panels import FILLED_BY_ANY_JOB, View, answers
 
 FOLDERS = Path(os.environ.get("ZEROTRAIN_MONITORING_FOLDER") or ROOT / "build" / "monitoring").resolve()
-"""One folder per name. Another place keeps instances of the same name apart."""
+"""Parent of one folder per instance name. Another parent keeps instances of the same name apart."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The API server of a kubeconfig and how to log in, as files that Prometheus reads."""
+"""Address and credentials of a kubeconfig's API server, as files that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from urllib.parse import urlsplit
 from ruamel.yaml import YAML
 
 SECRET_FILES = ("token", "client-key")
-"""What `read_access` may leave in its folder that nobody else should have."""
+"""Names of the secret files that `read_access` may write into its folder."""
 
 
 class AccessError(ValueError):
-    """The kubeconfig cannot be used; the message says why and what to do."""
+    """The kubeconfig cannot be used; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """Where the API server is, and Prometheus' client settings for it."""
+    """Address of the API server, and Prometheus' client settings for it."""
 
     host: str
     """Host and port."""
     scheme: str
     settings: dict[str, Any]
-    """`tls_config` and `authorization`; secrets are in files beside."""
+    """The keys `tls_config` and `authorization`; secrets are in separate files."""
 
 
 def read_access(kubeconfig: Path, folder: Path) -> Access:
-    """Read the current context; certificates and tokens are copied into `folder`, readable by the owner only.
+    """Read the current context of a kubeconfig.
 
-    Raises AccessError for a way to log in that Prometheus does not have.
+    Certificates and tokens are copied into `folder`, readable only by the owner. Raises AccessError for a
+    login method that Prometheus does not support.
     """
     document: Any = YAML(typ="safe", pure=True).load(kubeconfig.read_text())
     context = _named(document, "contexts", document.get("current-context", ""))["context"]
@@ -70,7 +71,7 @@ def _named(document: Any, group: str, name: str) -> Any:
 
 
 def _data(source: Any, key: str, kubeconfig: Path) -> bytes | None:
-    """A credential that stands in the file itself, or in a file that it names."""
+    """Return a credential that is in the kubeconfig itself, or in a file that it names."""
     if inline := source.get(f"{key}-data"):
         return base64.b64decode(inline)
     if path := source.get(key):

@@ -1,4 +1,4 @@
-"""The few calls of Prometheus' and Alertmanager's HTTP API that we need, without another package."""
+"""The required calls of Prometheus' and Alertmanager's HTTP API, without another package."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ TIMEOUT_S = 30.0
 
 
 class QueryError(RuntimeError):
-    """Prometheus refused a query or does not answer."""
+    """Prometheus rejected a query or does not answer."""
 
 
 class PrometheusClient:
-    """Asks one server."""
+    """Client of one server."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
     def instant(self, expr: str, at: float | None = None) -> list[Any]:
-        """Series with one value each. Raises QueryError."""
+        """Return the series with one value each. Raises QueryError."""
         found = self._get("/api/v1/query", query=expr, **({} if at is None else {"time": at}))
         return list(found["data"]["result"])
 
     def over(self, expr: str, *, start: float, end: float, step_s: float) -> list[Any]:
-        """Series with their values over a range. Raises QueryError."""
+        """Return the series with their values over a range. Raises QueryError."""
         found = self._get("/api/v1/query_range", query=expr, start=start, end=end, step=step_s)
         return list(found["data"]["result"])
 
     def targets(self) -> list[Any]:
-        """What is scraped now."""
+        """Return the targets that are scraped now."""
         return list(self._get("/api/v1/targets", state="active")["data"]["activeTargets"])
 
     def is_ready(self) -> bool:
@@ -49,13 +49,13 @@ class PrometheusClient:
 
 
 def firing(alertmanager: str) -> list[Any]:
-    """The alerts that Alertmanager holds. Raises OSError when it does not answer."""
+    """Return the alerts that Alertmanager holds. Raises OSError if it does not answer."""
     with urlopen(f"{alertmanager}/api/v2/alerts", timeout=TIMEOUT_S) as answer:
         return list(json.load(answer))
 
 
 def is_ready(url: str) -> bool:
-    """Whether the address answers 200."""
+    """Return whether the address answers 200."""
     try:
         with urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)

@@ -1,4 +1,7 @@
-"""The configuration of Prometheus and Alertmanager. JSON is YAML, so it is written as JSON."""
+"""The configuration of Prometheus and Alertmanager.
+
+It is written as JSON, which is valid YAML.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _RUNNING = "Pending|Running"
 def prometheus_config(
     access: Access, *, kubeconfig: Path, alertmanager: str, rules: list[str], interval_s: int
 ) -> dict[str, Any]:
-    """Scrapes every worker and operator of the cluster through the API server's pod proxy."""
+    """Return a configuration that scrapes all workers and operators through the API server's pod proxy."""
     interval = f"{interval_s}s"
     return {
         "global": {
@@ -35,16 +38,17 @@ def prometheus_config(
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
         "scrape_configs": [
             _scrape(WORKERS, access, kubeconfig, component="worker", honor_labels=False) | worker_limits(),
-            # Series of a job bear the job's namespace, not the operator's.
+            # Series of a job have the job's namespace, not the operator's.
             _scrape(OPERATOR, access, kubeconfig, component="operator", honor_labels=True),
         ],
     }
 
 
 def worker_limits() -> dict[str, Any]:
-    """Workers run tenants' programs: bounded, and without the names that only operator, rules and DCGM use.
+    """Return the limits for workers, which run tenants' programs.
 
-    The same as the chart's PodMonitor.
+    Number and size of their samples are bounded, and names that only operator, rules and DCGM use are
+    dropped, as in the chart's PodMonitor.
     """
     forged = "zerotrain_operator_.*|zerotrain_job_.*|.*:.*|DCGM_.*|ALERTS.*"
     return {
@@ -56,7 +60,10 @@ def worker_limits() -> dict[str, Any]:
 
 
 def alertmanager_config() -> dict[str, Any]:
-    """Keeps alerts for a look at its page and API and sends them nowhere; quiet where a worse one fires."""
+    """Return a configuration that keeps alerts for the page and API and sends none.
+
+    An alert is inhibited while a more severe one fires.
+    """
     return {
         "route": {
             "receiver": "page-and-api-only",
@@ -70,8 +77,10 @@ def alertmanager_config() -> dict[str, Any]:
 
 
 def test_alert_rules() -> dict[str, Any]:
-    """An alert that fires for every job whose metrics arrive: shows that scraping, rules and Alertmanager
-    work together before a real alert has to."""
+    """Return a rule of an alert that fires for every job whose metrics arrive.
+
+    It shows that scraping, rules and Alertmanager work together before a real alert relies on it.
+    """
     rule = {
         "alert": TEST_ALERT,
         "expr": "max by (namespace, job_name) (zerotrain_step) > 0",
@@ -113,7 +122,7 @@ def _scrape(
             _label(f"{_POD}_name", "pod"),
             _label(f"{_POD}_node_name", "node"),
             _label(f"{_POD}_container_name", "container"),
-            # Every target is scraped at one address: without this all would be the same instance.
+            # All targets are scraped at one address: without this label all would be the same instance.
             _label("__address__", "instance"),
             {"target_label": "__address__", "replacement": access.host},
         ],

@@ -1,4 +1,4 @@
-"""Asks a Prometheus what every panel of the dashboards would ask, with Grafana's variables filled in."""
+"""Evaluation of the queries of every dashboard panel, with Grafana's variables filled in."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ FILLED_BY_ANY_JOB: Mapping[str, frozenset[str]] = {
     "checkpoints": frozenset({"Goodput over time", "Age of the newest checkpoint"}),
     "operator": frozenset({"Leaders", "Duration of a pass", "Requests by verb"}),
 }
-"""Board -> panels that have data once a job makes steps, whatever it runs on: what `check` insists on."""
+"""Panels, by board, that have data once a job makes steps on any hardware; `check` requires them."""
 _VARIABLE = re.compile(r"\$(namespace|job|rank|operator)\b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What somebody who looks at a dashboard has chosen."""
+    """Selections of a dashboard's viewer."""
 
     variables: Mapping[str, str]
-    """Value of each variable; regular expressions where the board's variable takes several."""
+    """Value of each variable; regular expressions if the board's variable takes several."""
     start: float
     end: float
-    """Unix seconds."""
+    """Unix seconds of the range's end; `start` has the same unit."""
     rate_interval_s: int = 60
     step_s: float = 15.0
 
     def fill(self, expr: str) -> str:
-        """The query as Grafana would send it."""
+        """Return the query as Grafana would send it."""
         found = expand(expr).replace("$__rate_interval", f"{self.rate_interval_s}s")
         return _VARIABLE.sub(lambda match: self.variables[match[1]], found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What one query of one panel brought."""
+    """Result of one query of one panel."""
 
     board: str
     panel: str
@@ -53,7 +53,7 @@ class Answer:
 
 
 def answers(client: PrometheusClient, board: Board, view: View) -> Iterator[Answer]:
-    """Every query of the board, in order. Raises QueryError for one that Prometheus refuses."""
+    """Yield the result of every query of the board, in order. Raises QueryError for a rejected one."""
     for panel in board.panels():
         for query in panel.queries:
             filled = view.fill(query.expr)

@@ -1,4 +1,7 @@
-"""Starts and ends the two servers; they run on after `up` and are found again by their state file."""
+"""Start and stop of the two servers.
+
+They keep running after `up` and are found again by their state file.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +32,32 @@ class StackError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """Two servers that run."""
+    """Two running servers."""
 
     folder: str
     prometheus: str
     alertmanager: str
-    """Addresses."""
+    """Address of Alertmanager; `prometheus` is that of Prometheus."""
     pids: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What `up` was asked for."""
+    """Settings of `up`."""
 
     kubeconfig: Path
     interval_s: int = 5
     test_alert: bool = False
     extra_rules: tuple[Path, ...] = ()
     any_port: bool = False
-    """Do not try the ports that people expect."""
+    """Whether to skip the usual ports."""
 
 
 def start(folder: Path, settings: Settings) -> Stack:
-    """Write the configuration, start both, wait until they answer. Raises StackError, AccessError."""
+    """Write the configuration, start both servers and wait until they answer.
+
+    Raises StackError, AccessError.
+    """
     if (running := load(folder)) is not None:
         raise StackError(f"it runs already: {running.prometheus}; end it with `down` first")
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +86,7 @@ def start(folder: Path, settings: Settings) -> Stack:
 
 
 def load(folder: Path) -> Stack | None:
-    """The servers of that folder, if they run."""
+    """Return the servers of that folder; None unless both run."""
     path = folder / STATE_FILE
     if not path.exists():
         return None
@@ -89,7 +95,7 @@ def load(folder: Path) -> Stack | None:
 
 
 def stop(folder: Path) -> bool:
-    """End both and remove the copied credentials; the data stays. True if something ran."""
+    """End both servers and remove the copied credentials; the data is kept. Returns True if any ran."""
     for name in SECRET_FILES:
         (folder / name).unlink(missing_ok=True)
     path = folder / STATE_FILE
@@ -130,7 +136,7 @@ def _prometheus(programs: Path, folder: Path, port: int) -> list[str]:
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=exemplar-storage",
-        # An alert that fires before Alertmanager is found would come again only after a minute.
+        # An alert that fires before Alertmanager is found would be sent again only after a minute.
         "--rules.alert.resend-delay=5s",
         "--log.level=warn",
     ]
@@ -168,7 +174,7 @@ def _wait(stack: Stack) -> None:
 
 
 def _is_ours(pid: int, folder: Path) -> bool:
-    """Whether the process runs and is the one that was started for this folder: pids are used again."""
+    """Return whether the process runs and was started for this folder, since pids are reused."""
     try:
         if os.waitpid(pid, os.WNOHANG)[0] == pid:
             return False
@@ -179,16 +185,16 @@ def _is_ours(pid: int, folder: Path) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return False
-    if not command:  # it has ended and nobody asked how, or the kernel is just about to start it
+    if not command:  # a zombie, or the kernel is about to start it
         return state != "Z"
     return str(folder).encode() in command
 
 
 def _port(preferred: int) -> int:
-    """The preferred one, or a free one where it is taken."""
+    """Return the preferred port, or a free one if it is taken."""
     for wanted in (preferred, 0):
         with socket.socket() as probe:
-            # A port whose last connections still wind down is free.
+            # A port whose last connections are still closing counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", wanted))

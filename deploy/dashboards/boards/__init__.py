@@ -1,4 +1,4 @@
-"""The boards, one module each, in the order in which a person meets them."""
+"""The boards, one module each, in the order in which a user meets them."""
 
 from __future__ import annotations
 

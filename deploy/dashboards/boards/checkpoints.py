@@ -1,4 +1,4 @@
-"""Checkpoints and goodput of one job: what a crash would cost, and what the crashes did cost."""
+"""Checkpoints and goodput of one job: the expected cost of a crash, and the cost of past crashes."""
 
 from __future__ import annotations
 

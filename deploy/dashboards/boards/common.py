@@ -1,4 +1,4 @@
-"""What several boards show in the same way."""
+"""Panels and expressions that several boards share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ PHASE_LEVELS: tuple[tuple[str, Level], ...] = (
 """Colours of a job's phases."""
 
 GOODPUT_OBJECTIVE = 0.95
-"""Share of the wall time that should move the model; the burn-rate alerts count against it."""
+"""Share of the wall time that should make progress; the burn-rate alerts are computed against it."""
 
 
 def goodput(selector: str, window: str = "1h") -> str:
-    """Productive share of the wall time of a job, time without any pod included.
+    """Return the productive share of a job's wall time, which includes time without any pod.
 
-    `rate` divides by the whole window, also for a pod that lived in part of it, so the sum over the pods of
-    all attempts is right; a job younger than the window, or than its resumption, is measured against that.
+    `rate` divides by the whole window, also for a pod that existed in a part of it, so the sum over the pods
+    of all attempts is correct. For a job that started or resumed within the window, the divisor is the time
+    since then.
     """
     productive = (
         f"sum by (namespace, job_name) (rate(zerotrain_productive_seconds_total{{{selector}, "
@@ -40,7 +41,10 @@ def goodput(selector: str, window: str = "1h") -> str:
 
 
 def own_work(selector: str = "RANKS") -> str:
-    """Seconds of a rank's own work per step: without waiting for others, so that it tells the slow one."""
+    """Return the seconds of a rank's own work per step.
+
+    They exclude waiting for other ranks, so that they identify the slow rank.
+    """
     return (
         f"sum by (rank) (rate(zerotrain_step_own_seconds_total{{{selector}}}[{WINDOW}])) "
         f"/ sum by (rank) (rate(zerotrain_step_duration_seconds_count{{{selector}}}[{WINDOW}]))"
@@ -48,7 +52,7 @@ def own_work(selector: str = "RANKS") -> str:
 
 
 def firing_alerts(selector: str, *, width: int = 24, height: int = 6) -> Panel:
-    """The alerts that fire now."""
+    """Return the panel of the alerts that fire now."""
     return Panel(
         title="Firing alerts",
         description="""Alerts of zerotrain's rules that fire now, worst first. Empty is healthy. Each has a
@@ -74,12 +78,15 @@ def firing_alerts(selector: str, *, width: int = 24, height: int = 6) -> Panel:
 
 
 def at_least(value: float, level: Level, alert: str | None = None) -> tuple[Threshold, ...]:
-    """One threshold."""
+    """Return a single threshold."""
     return (Threshold(value=value, level=level, alert=alert),)
 
 
 def numbered(metric: str, selector: str, label: str, values: tuple[str, ...], *, by: str) -> str:
-    """Which of `values` is 1, as its number from 1: a state timeline shows numbers under names."""
+    """Return an expression for the number, from 1, of the value whose series is 1.
+
+    A state timeline shows numbers under names.
+    """
     terms = (
         f'{number} * {metric}{{{selector}, {label}="{value}"}}' for number, value in enumerate(values, 1)
     )
@@ -87,7 +94,7 @@ def numbered(metric: str, selector: str, label: str, values: tuple[str, ...], *,
 
 
 def phase_timeline(*, width: int = 24, height: int = 5) -> Panel:
-    """The job's phases over time, as the operator saw them."""
+    """Return the panel of the job's phases over time, as the operator reported them."""
     return Panel(
         title="Phases of the job",
         description="""What the operator did with the job: Starting, Running, Restarting and so on. Healthy

@@ -1,4 +1,4 @@
-"""All jobs: how many, how well, which ones want somebody, and what the GPUs do meanwhile."""
+"""All jobs: their number, their state, those that need attention, and the use of the GPUs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from deploy.dashboards.selectors import WINDOW, of_pod, rate
 
 _UNFINISHED = 'zerotrain_job_phase{FLEET, phase!~"Completed|Failed"} == 1'
 _AND = f"and on (namespace, job_name) ({_UNFINISHED})"
-"""The operator keeps telling of finished jobs until they are deleted."""
+"""Restriction to unfinished jobs, because the operator exports finished jobs until they are deleted."""
 
 
 def _of_unfinished(metric: str, *, over: str = "") -> str:
-    """One value per job that is not finished; with `over`, a share of another."""
+    """Return one value per unfinished job; with `over`, its ratio to that metric."""
     found = f"max by (namespace, job_name) ({metric}{{FLEET}})"
     if over:
         found += f" / max by (namespace, job_name) ({over}{{FLEET}})"

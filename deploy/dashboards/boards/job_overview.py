@@ -1,4 +1,4 @@
-"""One job at a glance: does it run, does it learn, where does its time go, what is wrong."""
+"""Overview of one job: its state, its learning progress, the parts of its time, and its problems."""
 
 from __future__ import annotations
 

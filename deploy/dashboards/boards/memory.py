@@ -1,4 +1,4 @@
-"""Memory of one job by tier, against the plan, and the spill: bandwidth, room, encryption, errors."""
+"""Memory of one job by tier, against the plan, and the spill: bandwidth, free space, encryption, errors."""
 
 from __future__ import annotations
 

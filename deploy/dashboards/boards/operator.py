@@ -1,4 +1,4 @@
-"""The operator itself: is there a leader, does it keep up, does the API server answer."""
+"""The operator itself: leadership, backlog, and the API server's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of one job: which one is slow, silent or gone, and on which node it sits."""
+"""The ranks of one job: slow, unresponsive and missing ranks, and their nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the development cluster's programs and images.
+"""Builder of the development cluster's programs and images.
 
-Standard library only: on a fresh machine this runs before anything else is installed.
+It uses only the standard library, because on a fresh machine it runs before anything else is installed.
 """

@@ -1,8 +1,7 @@
-"""Writes container images as docker-archive files, without a container tool.
+"""Writer of container images as docker-archive files, without a container tool.
 
-The archive is a tar of layer tars, a configuration and a manifest; containerd (`ctr images import`),
-`kind load` and `docker load` all read it. Everything in it is a function of the input, so equal trees give
-equal files.
+The archive is a tar of layer tars, a configuration and a manifest; containerd (`ctr images import`), `kind
+load` and `docker load` all read it. Its content is a function of the input, so equal trees give equal files.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 EPOCH_S = 315_532_800
-"""1980-01-01: the modification time of everything that has no meaningful one of its own."""
+"""Modification time of every path without a meaningful one of its own: 1980-01-01."""
 
 _BLOCK = 512
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -26,18 +25,18 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One layer: how to write it, or where a copy of it lies."""
+    """One layer in an archive that has been written."""
 
     name: str
     sha256: str
     offset: int
     size: int
-    """Where its bytes are in the archive that holds it."""
+    """Position and length of its bytes in the archive that holds it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageConfig:
-    """What a container of the image starts with."""
+    """Settings that a container of the image starts with."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     entrypoint: Sequence[str] = ()
@@ -46,7 +45,7 @@ class ImageConfig:
     working_folder: str = "/"
 
     def to_json(self, layers: Iterable[Layer]) -> bytes:
-        """The image configuration; its hash is the image's identity."""
+        """Return the image configuration. Its hash is the image's identity."""
         document = {
             "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
             "os": "linux",
@@ -64,7 +63,7 @@ class ImageConfig:
 
 
 class _HashingFile:
-    """Passes writes on and hashes them."""
+    """File that hashes the bytes that it writes to another file."""
 
     def __init__(self, target: IO[bytes]) -> None:
         self._target = target
@@ -78,14 +77,14 @@ class _HashingFile:
 
 
 class ArchiveWriter:
-    """Writes one archive front to back: layers first, then `finish`."""
+    """Writer of one archive from front to back: layers first, then `finish`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._layers: list[Layer] = []
 
     def add_layer(self, name: str, entries: "Iterable[LayerEntry]") -> Layer:
-        """Write a new layer; entries must come with their parent directories first."""
+        """Write a new layer. The parent directories of an entry must come before it."""
         header_at = self._file.tell()
         self._file.write(bytes(_BLOCK))  # the size is known only afterwards
         hashing = _HashingFile(self._file)
@@ -99,7 +98,7 @@ class ArchiveWriter:
         return layer
 
     def copy_layer(self, source: IO[bytes], layer: Layer) -> Layer:
-        """Take over a layer of an earlier archive, byte for byte."""
+        """Copy a layer of an earlier archive, byte for byte."""
         header_at = self._file.tell()
         self._file.write(bytes(_BLOCK))
         self._file.flush()
@@ -109,7 +108,10 @@ class ArchiveWriter:
         return copied
 
     def finish(self, *, tag: str, config: ImageConfig) -> str:
-        """Write configuration and manifest; returns the image's identity (hash of the configuration)."""
+        """Write configuration and manifest.
+
+        Returns the image's identity, which is the hash of the configuration.
+        """
         body = config.to_json(self._layers)
         identity = hashlib.sha256(body).hexdigest()
         manifest = [
@@ -141,7 +143,7 @@ class LayerEntry:
     """One path of a layer: a directory, a symbolic link or a file (from disk or from memory)."""
 
     path: str
-    """Absolute, as seen in the container."""
+    """Absolute path, as seen in the container."""
     mode: int = 0o644
     link_to: str | None = None
     source: Path | None = None
@@ -170,7 +172,7 @@ class LayerEntry:
 
 @contextmanager
 def archive_at(path: Path) -> Iterator[ArchiveWriter]:
-    """Write an archive beside `path` and put it in place only if nothing went wrong."""
+    """Write an archive beside `path`, and move it to `path` only if there was no error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -184,7 +186,7 @@ def archive_at(path: Path) -> Iterator[ArchiveWriter]:
 def _header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mtime = size, EPOCH_S
-    # GNU format: one block whatever the size, where PAX would need a second header for 8 GiB and more.
+    # GNU format uses one block for any size; PAX would need a second header from 8 GiB on.
     return info.tobuf(format=tarfile.GNU_FORMAT)
 
 

@@ -1,7 +1,7 @@
-"""A content-addressed cache of built programs that several clones and processes of one user share.
+"""A content-addressed cache of built programs, shared by several clones and processes of one user.
 
-An entry is a folder `<module>-<hash>`; it appears by one rename when it is complete and never changes
-afterwards, so a reader needs no lock. Builders of the same entry take turns through a lock file.
+An entry is a folder `<module>-<hash>`. It appears by one rename when it is complete and never changes
+afterwards, so a reader needs no lock. Builders of the same entry exclude each other by a lock file.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from pathlib import Path
 
 SECONDS_PER_DAY = 86_400
 KEEP_UNUSED_DAYS = 14
-"""An entry that no clone has linked for this long is removed by the next build."""
+"""Days after which the next build removes an entry that no clone has linked."""
 
 _HASH_CHARACTERS = 20
 _IGNORED_FOLDERS = {"testdata", "__pycache__"}
@@ -24,7 +24,10 @@ _IGNORED_SUFFIXES = (".py", ".md", "_test.go", "~", ".swp", ".log")
 
 
 def source_files(folder: Path) -> list[Path]:
-    """Files that can change what a Go module builds: also embedded ones, not those of modules inside it."""
+    """Return the files that can change the programs of a Go module.
+
+    Embedded files are included, files of nested modules are not.
+    """
     found: list[Path] = []
     for base, folders, names in os.walk(folder):
         here = Path(base)
@@ -42,7 +45,7 @@ def source_files(folder: Path) -> list[Path]:
 
 
 def content_key(folder: Path, settings: Iterable[str]) -> str:
-    """Hash of a module's sources (names and bytes) and of the settings it is built with."""
+    """Return a hash of a module's sources (names and bytes) and of its build settings."""
     digest = hashlib.sha256()
     for setting in settings:
         _add(digest.update, setting.encode())
@@ -53,14 +56,14 @@ def content_key(folder: Path, settings: Iterable[str]) -> str:
 
 
 def _add(update: Callable[[bytes], None], data: bytes) -> None:
-    # With its length in front, so that no two lists of parts run into the same bytes.
+    # The length prefix makes different lists of parts hash different bytes.
     update(len(data).to_bytes(8, "little"))
     update(data)
 
 
 @contextmanager
 def locked(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on a file; the kernel drops it when this process ends, however it ends."""
+    """Hold an exclusive lock on a file. The kernel releases it when this process ends in any way."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as handle:
         try:
@@ -74,9 +77,9 @@ def locked(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 def build_once(
     entry: Path, build: Callable[[Path], None], *, on_wait: Callable[[], None], on_found: Callable[[], None]
 ) -> Path:
-    """Return the entry, after building it into a temporary folder if it is not there yet.
+    """Return the entry, after building it in a temporary folder if it is absent.
 
-    A build that fails or is killed leaves no entry; the next builder of the same entry removes what it left.
+    A build that fails or is killed leaves no entry; the next builder of the same entry removes its remains.
     """
     if not entry.is_dir():
         with locked(entry.parent / f".{entry.name}.lock", on_wait):
@@ -90,7 +93,7 @@ def build_once(
 
 def _build_and_publish(entry: Path, build: Callable[[Path], None]) -> None:
     prefix = f".{entry.name}.tmp-"
-    for left in entry.parent.glob(f"{prefix}*"):  # the lock is ours: nobody else is building this entry
+    for left in entry.parent.glob(f"{prefix}*"):  # this process holds the lock: no other builds this entry
         shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=entry.parent))
     try:
@@ -103,7 +106,7 @@ def _build_and_publish(entry: Path, build: Callable[[Path], None]) -> None:
 
 
 def remove_unused(tools: Path, *, keep: Iterable[Path], now: float | None = None) -> list[Path]:
-    """Remove the entries that were not used for KEEP_UNUSED_DAYS; returns what was removed."""
+    """Remove the entries that were not used for KEEP_UNUSED_DAYS, and return the removed paths."""
     oldest = (time.time() if now is None else now) - KEEP_UNUSED_DAYS * SECONDS_PER_DAY
     kept = set(keep)
     removed = []
@@ -111,9 +114,9 @@ def remove_unused(tools: Path, *, keep: Iterable[Path], now: float | None = None
         try:
             if entry in kept or entry.stat().st_mtime >= oldest:
                 continue
-        except FileNotFoundError:  # another build is clearing at the same time
+        except FileNotFoundError:  # another build is removing entries at the same time
             continue
-        if entry.is_dir():  # an entry, or what a killed build left; no build takes this long
+        if entry.is_dir():  # an entry, or the rest of a killed build; no build takes this long
             shutil.rmtree(entry, ignore_errors=True)
             removed.append(entry)
         elif not (tools / entry.name.removeprefix(".").removesuffix(".lock")).exists():
@@ -122,7 +125,7 @@ def remove_unused(tools: Path, *, keep: Iterable[Path], now: float | None = None
 
 
 def link(target: Path, at: Path) -> None:
-    """Point the symbolic link `at` to `target` in one step: a reader never sees it missing."""
+    """Point the symbolic link `at` to `target` atomically: a reader never sees it missing."""
     at.parent.mkdir(parents=True, exist_ok=True)
     if at.is_symlink() and at.readlink() == target:
         return

@@ -18,9 +18,9 @@ from .tools import build_other_tools, build_tools
 
 
 def main(arguments: Sequence[str], repository: Path) -> int:
-    """Run one subcommand; returns the exit status."""
+    """Run one subcommand and return the exit status."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _end)  # so that a running compiler is ended as on Ctrl-C
+    signal.signal(signal.SIGTERM, _end)  # ends a running compiler, as on Ctrl-C
     reporter = Reporter()
     started_at = reporter.clock()
     if sys.platform != "linux":
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace, paths: Paths, reporter: Reporter) -> None:
 
 
 def _clean(paths: Paths, reporter: Reporter, *, also_cache: bool) -> None:
-    """Remove what this file makes; instances are not its business (`devcluster down`)."""
+    """Remove the builder's output. Running instances are left to `devcluster down`."""
     for folder in (paths.bin, paths.tool_bin, paths.images, *((paths.cache,) if also_cache else ())):
         if folder.exists():
             shutil.rmtree(folder)

@@ -1,5 +1,5 @@
-"""The one error that the builder shows to a person without a traceback."""
+"""The one error that the builder shows without a traceback."""
 
 
 class BuildError(Exception):
-    """Something that the person at the keyboard can act on; the text names the way out."""
+    """An error that the user can act on; the message names the remedy."""

@@ -1,7 +1,7 @@
-"""Collects which of this machine's files go into an image, at the paths they have here.
+"""Selection of this machine's files for an image, in which they keep their paths.
 
 Symbolic links are kept as links wherever they occur in a path (`/lib64`, `python3`, a merged `/usr`),
-together with what they point to, so that every path that works here works in the image.
+together with their targets, so that every path that works here works in the image.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ _MAX_SCRIPT_BYTES = 1 << 16
 _MAX_LINKS = 40  # the kernel's own limit for one path
 
 Skip = Callable[[os.DirEntry[str]], bool]
-"""Says whether a directory entry (and what is below it) stays out of the image."""
+"""Predicate that keeps a directory entry, and all below it, out of the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One path of the tree: exactly one of folder, link, file of this machine, or bytes of ours."""
+    """One path of the tree: a folder, a link, a file of this machine, or bytes of the builder."""
 
     mode: int
     is_folder: bool = False
@@ -35,7 +35,10 @@ class Node:
     modified_ns: int = 0
 
     def fingerprint(self) -> bytes:
-        """Changes when the node does; a file of this machine is told by size and time, not by reading it."""
+        """Return bytes that change when the node changes.
+
+        A file of this machine is compared by size and time, not read.
+        """
         body = hashlib.sha256(self.body).hexdigest() if self.body is not None else ""
         return repr((self.mode, self.is_folder, self.link_to, body, self.size, self.modified_ns)).encode()
 
@@ -47,9 +50,9 @@ class FileTree:
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def add(self, path: str) -> str:
-        """Add one file, folder (without its contents) or link, all that leads to it and all it leads to.
+        """Add one file, folder (without its contents) or link, all its parents, and all that a link leads to.
 
-        Returns the path without links. Raises FileNotFoundError where the path or a link's target is missing.
+        Returns the path without links. Raises FileNotFoundError if the path or a link's target is missing.
         """
         real, parts, links = "/", deque(_parts(path)), 0
         while parts:
@@ -89,7 +92,7 @@ class FileTree:
                         self._put(entry.path, entry.stat())
 
     def add_folder(self, path: str, *, mode: int = 0o755) -> None:
-        """Add an empty folder of ours (and its parents)."""
+        """Add an empty folder that exists only in the image, and its parents."""
         self._add_parents(path)
         self.nodes[path] = Node(mode=mode, is_folder=True)
 
@@ -99,13 +102,13 @@ class FileTree:
         self.nodes[path] = Node(mode=mode, body=body, size=len(body))
 
     def drop_folders_of(self, lower: "FileTree") -> None:
-        """Leave to a lower layer the folders it has: repeating one would change its mode (`/tmp`)."""
+        """Remove the folders that a lower layer has: repeating one would change its mode (`/tmp`)."""
         for path, node in list(self.nodes.items()):
             if node.is_folder and path in lower.nodes:
                 del self.nodes[path]
 
     def move(self, old: str, new: str) -> None:
-        """Give a folder another place in the image: its paths, links into it, and scripts' first lines."""
+        """Move a folder to another path of the image: its paths, links into it, and scripts' first lines."""
         moved = {path: node for path, node in self.nodes.items() if _is_in(path, old)}
         for path in moved:
             del self.nodes[path]
@@ -119,9 +122,10 @@ class FileTree:
             self._drop_empty_parents(old)
 
     def fingerprint(self) -> str:
-        """Hash of all paths and what is known of them without reading them.
+        """Return a hash of all paths and of their known properties, without reading the files.
 
-        Compiled Python files do not count: they follow from their sources and appear when somebody imports.
+        Compiled Python files do not count: they follow from their sources and appear when a module is
+        imported.
         """
         digest = hashlib.sha256()
         for path in sorted(path for path in self.nodes if "/__pycache__" not in path):
@@ -129,7 +133,7 @@ class FileTree:
         return digest.hexdigest()
 
     def entries(self, on_entry: Callable[[str], None] = lambda _: None) -> Iterator[LayerEntry]:
-        """In path order, so that a folder comes before what it holds."""
+        """Yield the entries in path order, so that a folder comes before its contents."""
         for path in sorted(self.nodes):
             node = self.nodes[path]
             on_entry(path)
@@ -138,20 +142,20 @@ class FileTree:
                     path=path, mode=node.mode, is_folder=node.is_folder, link_to=node.link_to, body=node.body
                 )
             else:
-                # Compiled Python files name their source's time in whole seconds; without it they would be
-                # stale.
+                # A compiled Python file records its source's time in whole seconds; it would be stale with
+                # another time.
                 seconds = node.modified_ns // 1_000_000_000
                 yield LayerEntry(path=path, mode=node.mode, source=Path(node.source), modified_s=seconds)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(node.size for node in self.nodes.values())
 
     def _add_link(self, path: str) -> None:
         target = os.path.realpath(path)
         if os.path.isdir(target):
-            # What it points to is either in the tree that is being walked, or not ours to take.
+            # Its target is either in the tree that is being walked, or must not be included.
             self.nodes[path] = Node(mode=0o777, link_to=os.readlink(path))
         elif os.path.exists(target):
             self.add(path)
@@ -167,8 +171,8 @@ class FileTree:
             self.nodes.pop(str(parent), None)
 
     def _put(self, path: str, status: os.stat_result) -> None:
-        # World-readable whatever it is here (a home folder is 0700): the pods' user owns nothing in the
-        # image.
+        # World-readable, whatever its mode is here (a home folder is 0700): the user of the pods owns no file
+        # of the image.
         if stat.S_ISDIR(status.st_mode):
             self.nodes.setdefault(path, Node(mode=0o755, is_folder=True))
         elif stat.S_ISREG(status.st_mode):
@@ -183,7 +187,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _with_interpreter(path: str, node: Node, old: str, new: str) -> Node:
-    """A script that names an interpreter in `old` names the one in `new`; other nodes stay as they are."""
+    """Replace the interpreter path of a script in `bin` from `old` to `new`; return other nodes unchanged."""
     if os.path.basename(os.path.dirname(path)) != "bin" or not node.size or node.size > _MAX_SCRIPT_BYTES:
         return node
     body = Path(node.source).read_bytes() if node.source is not None else node.body or b""

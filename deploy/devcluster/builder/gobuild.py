@@ -1,4 +1,4 @@
-"""Compiles one Go module into a folder, showing how many packages are done."""
+"""Compilation of one Go module into a folder, with the number of finished packages as progress."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ STRIP = ("-s", "-w")  # no symbol table and no DWARF: less than half the size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoBuild:
-    """Everything that decides what comes out, so that `settings` can be part of the cache key."""
+    """All inputs that determine the output, so that `settings` can be part of the cache key."""
 
     module: Module
     folder: Path
@@ -31,7 +31,7 @@ class GoBuild:
         return (self.toolchain.label, *machine, f"cgo={self.module.cgo}", *self.tags, *self.ldflags)
 
     def run(self, output: Path, reporter: Reporter, *, parallel: int | None) -> None:
-        """Compile into `output`/bin; raises BuildError with the compiler's last lines."""
+        """Compile into `output`/bin. Raises BuildError with the compiler's last lines."""
         binaries = output / "bin"
         binaries.mkdir(parents=True)
         environ = dict(self.toolchain.environ)
@@ -55,7 +55,7 @@ class GoBuild:
             raise BuildError(f"`{' '.join(command)}` in {self.folder} did not make {', '.join(missing)}")
 
     def _count_packages(self, environ: dict[str, str], reporter: Reporter) -> int:
-        """How many packages the programs consist of; this is also what downloads the modules."""
+        """Return the number of packages of the programs. This call also downloads the modules."""
         packages = 0
 
         def line(text: str) -> None:
@@ -78,7 +78,7 @@ class GoBuild:
 
 @dataclass
 class _PackageCounter:
-    """Turns `go build -v` lines (one import path as each package starts to compile) into progress."""
+    """Progress from the lines of `go build -v`, one import path for each package whose compilation starts."""
 
     reporter: Reporter
     total: int
@@ -88,14 +88,14 @@ class _PackageCounter:
         if " " in text or text.startswith("#"):  # a message, not an import path
             return
         self.compiled += 1
-        # The last package's line comes before the linker, which takes a while and says nothing.
+        # The last package's line comes before the linker, which takes a while without output.
         self.reporter.update(
             detail=f"compiling {text}", done=self.compiled, total=max(self.total, self.compiled)
         )
 
 
 def plan(module: Module, devcluster: Path, toolchain: Toolchain) -> GoBuild:
-    """Decide tags and linker flags for this machine."""
+    """Return the build with the tags and linker flags for this machine."""
     folder = devcluster / module.folder
     tags = module.tags
     if module.wants_seccomp and has_libseccomp_headers():
@@ -106,7 +106,10 @@ def plan(module: Module, devcluster: Path, toolchain: Toolchain) -> GoBuild:
 
 
 def has_libseccomp_headers() -> bool:
-    """Whether runc can be linked with libseccomp; it asks pkg-config, so we do too."""
+    """Return whether runc can be linked with libseccomp.
+
+    pkg-config decides, as it does in runc's own build.
+    """
     if shutil.which("pkg-config") is None:
         return False
     return (

@@ -1,7 +1,7 @@
 """`build.py image`: the image of this machine's own Python, the project's environment and the project's code.
 
-It needs no registry, no base image and no container tool: what runs here runs in the pods. Two layers:
-everything that changes rarely, and the project's code. An unchanged first layer is taken over from the
+It needs no registry, no base image and no container tool: programs that run here also run in the pods. It has
+two layers: all that changes rarely, and the project's code. An unchanged first layer is copied from the
 archive of the last run.
 """
 
@@ -25,12 +25,12 @@ from .sharedlibs import is_elf, needed_libraries
 
 IMAGE_TAG = "localhost/zerotrain:dev"
 ENVIRONMENT = "/opt/zerotrain"
-"""Where the virtual environment lies in the image, whatever folder the clone is in."""
+"""Path of the virtual environment in the image, independent of the clone's folder."""
 USER_ID = 65532
 USER_NAME = "zerotrain"
 
 _DEPENDENCIES, _PROJECT = "dependencies", "project"
-# For `kubectl exec`: a shell and what one looks around with. Whatever is missing here is missing there.
+# For `kubectl exec`: a shell and basic tools. Those missing on this machine are missing in the image.
 _PROGRAMS = ("sh", "cat", "ls", "ps", "kill", "sleep", "env", "df", "du", "head", "tail", "grep", "id")
 _PROGRAM_FOLDERS = ("/bin", "/usr/bin")
 _CERTIFICATES = (
@@ -51,17 +51,20 @@ _ETC = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Record:
-    """What the last run made, kept beside the archive; valid only for the very archive file it describes."""
+    """Record of the last run, stored beside the archive.
+
+    It is valid only for the very archive file that it describes.
+    """
 
     archive: tuple[int, int, int]
-    """inode, size and modification time (ns) of the archive."""
+    """Inode, size and modification time (ns) of the archive."""
     dependencies_key: str
     image_key: str
     layer: Layer
 
 
 def build_host_image(paths: Paths, reporter: Reporter) -> Path:
-    """Bring build/devcluster/images/host.tar up to date; returns its path."""
+    """Bring build/devcluster/images/host.tar up to date, and return its path."""
     archive = paths.images / "host.tar"
     on_wait = partial(reporter.say, "host image: another process is building it; waiting")
     with locked(paths.images / ".host.lock", on_wait):
@@ -73,7 +76,7 @@ def build_host_image(paths: Paths, reporter: Reporter) -> Path:
         compiled = [path for path in project.nodes if os.path.isfile(path) and is_elf(path)]
         _add_system(dependencies, compiled, reporter)
         for tree in (dependencies, project):
-            # A clone may lie in a folder that pods mount over, such as /tmp.
+            # A clone may be in a folder that pods mount over, such as /tmp.
             tree.move(environment.prefix, ENVIRONMENT)
         _add_folders(dependencies)
         project.drop_folders_of(dependencies)
@@ -82,7 +85,10 @@ def build_host_image(paths: Paths, reporter: Reporter) -> Path:
 
 
 def image_config() -> ImageConfig:
-    """No entry point: the operator names the command of every container it makes."""
+    """Return the image's settings.
+
+    There is no entry point, because the operator sets the command of every container.
+    """
     certificates = next((path for path in _CERTIFICATES if os.path.exists(path)), None)
     return ImageConfig(
         environ={
@@ -99,9 +105,9 @@ def image_config() -> ImageConfig:
 
 
 def _add_system(tree: FileTree, compiled: Sequence[str], reporter: Reporter) -> None:
-    """Add what any program expects around it: libraries, loader, certificates, accounts, a shell.
+    """Add the libraries, loader, certificates, accounts and shell that programs expect.
 
-    `compiled` are the project's own extension modules: their libraries belong into this layer as well.
+    `compiled` are the project's own extension modules, whose libraries belong in this layer, too.
     """
     for name in _PROGRAMS:
         for folder in _PROGRAM_FOLDERS:
@@ -121,7 +127,7 @@ def _add_system(tree: FileTree, compiled: Sequence[str], reporter: Reporter) -> 
 
 
 def _add_folders(tree: FileTree) -> None:
-    """Mount points, a home and scratch: there whatever else is."""
+    """Add mount points, a home and folders for temporary files, whether or not other content exists."""
     for folder in ("/proc", "/sys", "/dev", "/run", "/root"):
         tree.add_folder(folder)
     for folder in ("/tmp", "/var/tmp"):
@@ -175,7 +181,7 @@ def _write_dependencies(
 
 
 def _read_record(archive: Path) -> _Record | None:
-    """The record of the last run; None when there is none or it is about another archive than lies there."""
+    """Return the record of the last run; None if there is none or it describes another archive."""
     try:
         facts = json.loads(_record_path(archive).read_text())
         record = _Record(

@@ -1,7 +1,7 @@
-"""The table of Go modules: which programs each one gives, and which profile of the cluster or tool needs it.
+"""The table of Go modules, with their programs and the cluster profile or tool that needs each.
 
-One module per family of programs, because their dependency versions fight (CoreDNS and containerd each lift
-grpc, etcd and OpenTelemetry to versions of their own).
+Each family of programs has its own module, because their dependency versions conflict: CoreDNS and containerd
+each raise grpc, etcd and OpenTelemetry to versions of their own.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Profile(Enum):
-    """What a development cluster consists of."""
+    """Sets of programs that a development cluster can consist of."""
 
     CONTROL_PLANE = "control-plane"
     NODE = "node"
@@ -19,7 +19,7 @@ class Profile(Enum):
 
 
 class Tool(Enum):
-    """Programs that no cluster consists of: what installs into one and what watches one, for whoever asks."""
+    """Programs that are part of no cluster and are built only on request: installers and monitoring."""
 
     HELM = "helm"
     KUEUE = "kueue"
@@ -28,23 +28,23 @@ class Tool(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Module:
-    """One Go module of this folder and how `go build` turns it into programs."""
+    """One Go module of this folder and the way `go build` turns it into programs."""
 
     name: str
     folder: str
-    """Relative to deploy/devcluster."""
+    """Folder, relative to deploy/devcluster."""
     package: str
-    """`.` for a main package of ours, `tool` for the tool directives of go.mod."""
+    """Package to build: `.` for a main package of the project, `tool` for the tool directives of go.mod."""
     programs: tuple[str, ...]
     summary: str
     tags: tuple[str, ...] = ()
     cgo: bool = True
-    """False where the program must be static: it runs in an image that holds nothing else."""
+    """False if the program must be static, because it runs in an image that holds nothing else."""
     wants_seccomp: bool = False
-    """Adds the `seccomp` tag where the headers of libseccomp are installed."""
+    """Whether to add the `seccomp` tag if the headers of libseccomp are installed."""
     stamp_kubernetes_version: bool = False
     stamp_versions: tuple[tuple[str, str], ...] = ()
-    """Linker variables that get the version of a module as go.mod requires it: (variable, module)."""
+    """Pairs of a linker variable and the module whose version in go.mod it receives."""
 
 
 CONTROL_PLANE = Module(
@@ -70,7 +70,7 @@ NODE = Module(
         "portmap",
     ),
     summary="container runtime (containerd, runc, network plugins)",
-    tags=("no_btrfs", "no_devmapper", "no_zfs"),  # snapshotters that we never use, and their C headers
+    tags=("no_btrfs", "no_devmapper", "no_zfs"),  # snapshotters that are never used, and their C headers
     wants_seccomp=True,
 )
 COREDNS = Module(
@@ -117,7 +117,7 @@ PROMETHEUS = Module(
     cgo=False,
     stamp_versions=(("github.com/prometheus/common/version.Version", "github.com/prometheus/prometheus"),),
 )
-# By itself: Prometheus requires a newer Alertmanager than any whose module holds the pages it embeds.
+# A separate module: Prometheus requires a newer Alertmanager than any whose module holds its embedded pages.
 ALERTMANAGER = Module(
     name="alertmanager",
     folder="../tools/alertmanager",
@@ -139,7 +139,7 @@ _KUBERNETES = re.compile(r"\bk8s\.io/kubernetes v(\d+)\.(\d+)\.(\S+)")
 
 
 def required_go(folder: Path) -> tuple[int, ...]:
-    """The `go` directive of a module's go.mod as numbers, for comparing with a toolchain's version."""
+    """Return the `go` directive of a module's go.mod as numbers, comparable with a toolchain's version."""
     found = _GO_DIRECTIVE.search((folder / "go.mod").read_text())
     if found is None:
         raise ValueError(f"{folder / 'go.mod'} has no `go` directive; `go mod tidy` in that folder adds it")
@@ -147,7 +147,7 @@ def required_go(folder: Path) -> tuple[int, ...]:
 
 
 def version_ldflags(folder: Path, stamps: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Linker flags that make programs report the version of the module that they were built from."""
+    """Return linker flags that make programs report the version of the module that they are built from."""
     text = (folder / "go.mod").read_text()
     flags = []
     for variable, module in stamps:
@@ -161,7 +161,7 @@ def version_ldflags(folder: Path, stamps: tuple[tuple[str, str], ...]) -> tuple[
 
 
 def kubernetes_ldflags(folder: Path) -> tuple[str, ...]:
-    """Linker flags that make `kubectl version` and the nodes report the version that go.mod requires."""
+    """Return linker flags that make `kubectl version` and nodes report the version that go.mod requires."""
     found = _KUBERNETES.search((folder / "go.mod").read_text())
     if found is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Where the builder reads and writes: the clone's `build/` and the user's cache, nothing else."""
+"""The folders that the builder reads and writes: only the clone's `build/` and the user's cache."""
 
 import os
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paths:
-    """Folders of one clone and of the cache that all clones of one user share."""
+    """Folders of one clone, and of the cache that all clones of one user share."""
 
     repository: Path
     cache: Path
-    """`${XDG_CACHE_HOME:-~/.cache}/zerotrain`, or a folder of the clone where the home cannot be written."""
+    """Folder `${XDG_CACHE_HOME:-~/.cache}/zerotrain`, or one in the clone if the home is not writable."""
 
     @property
     def devcluster(self) -> Path:
@@ -28,7 +28,7 @@ class Paths:
 
     @property
     def tool_bin(self) -> Path:
-        """Programs that are no part of a cluster: helm, promtool and their like."""
+        """Folder of programs that are not part of a cluster, such as helm and promtool."""
         return self.repository / "build" / "tools" / "bin"
 
     @property
@@ -45,9 +45,9 @@ class Paths:
 
 
 def find_paths(repository: Path, environ: Mapping[str, str]) -> Paths:
-    """Choose the cache folder; an account without a usable home (`nobody`) gets one inside the clone."""
+    """Choose the cache folder. An account without a usable home (`nobody`) gets one inside the clone."""
     configured = environ.get("XDG_CACHE_HOME") or ""
-    # The XDG rules say to ignore a relative XDG_CACHE_HOME.
+    # The XDG rules require that a relative XDG_CACHE_HOME is ignored.
     base = Path(configured) if configured.startswith("/") else Path(os.path.expanduser("~")) / ".cache"
     cache = base / "zerotrain"
     if not _can_write(cache):

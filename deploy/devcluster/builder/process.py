@@ -1,4 +1,4 @@
-"""Runs one long command and hands on its output line by line, with ticks so that progress keeps moving."""
+"""Execution of one long command, whose output is passed on by line, with ticks to update the progress."""
 
 import queue
 import signal
@@ -24,7 +24,10 @@ def run_streaming(
     on_line: Callable[[str], None],
     on_tick: Callable[[], None],
 ) -> None:
-    """Run to the end; the child ends with us. Raises BuildError with its last lines when it fails."""
+    """Run a command to its end. Raises BuildError with its last lines if it fails.
+
+    The child process ends with this one.
+    """
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     with subprocess.Popen(
@@ -54,7 +57,7 @@ def run_streaming(
 
 def _stop(process: "subprocess.Popen[str]") -> None:
     # On an interrupt `go` ends its compilers and removes its work folder; on SIGTERM it would do neither. But
-    # a shell may have started us with interrupts ignored, which children inherit.
+    # a shell may have started this process with interrupts ignored, which children inherit.
     process.send_signal(signal.SIGINT)
     try:
         process.wait(STOP_TIMEOUT_S)

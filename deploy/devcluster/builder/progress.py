@@ -1,4 +1,4 @@
-"""Shows how a long build goes: a line that redraws itself on a terminal, a new one every 10 s elsewhere."""
+"""Progress of a long build: a line that is redrawn on a terminal, a new line every 10 s elsewhere."""
 
 import shutil
 import sys
@@ -13,14 +13,14 @@ BAR_WIDTH = 24
 
 
 def duration(seconds: float) -> str:
-    """`7 s`, `2 min 05 s`."""
+    """Return a duration such as `7 s` or `2 min 05 s`."""
     whole = int(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
 
 
 @dataclass
 class Reporter:
-    """Writes progress to one stream; `clock` is an argument so that tests need not wait."""
+    """Writer of progress to one stream; `clock` is an argument so that tests need not wait."""
 
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     clock: Callable[[], float] = time.monotonic
@@ -45,7 +45,7 @@ class Reporter:
         self.say(f"{title}{self._upcoming}")
 
     def update(self, *, detail: str, done: int = 0, total: int = 0) -> None:
-        """Note how far the step is; shown at the next tick."""
+        """Set the progress of the step, and show it if enough time has passed."""
         self._detail, self._done, self._total = detail, done, total
         self.tick()
 
@@ -63,7 +63,7 @@ class Reporter:
             print(self._line(bar=False), file=self.stream, flush=True)
 
     def finish(self, outcome: str) -> None:
-        """End the step with a line that says how long it took."""
+        """End the step with a line that gives its duration."""
         self.say(f"  {outcome} ({duration(self.clock() - self._started_at)})")
 
     @property

