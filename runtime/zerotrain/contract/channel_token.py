@@ -1,7 +1,7 @@
-"""The token that the operator shows to a worker pod's channel.
+"""The token that the operator presents to a worker pod's channel.
 
-The operator derives it again whenever it needs it, so it never has to read a Secret back; a pod holds
-only the token of its own attempt.
+The operator derives it again whenever it needs it, so it never has to read a Secret back. A pod holds only
+the token of its own attempt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MIN_KEY_BYTES = 32
 
 
 def derive(operator_key: bytes, job_uid: str, attempt: int) -> str:
-    """Hex HMAC-SHA256 of the job's UID and the attempt under the operator's key.
+    """Return the hex HMAC-SHA256 of the job's UID and the attempt under the operator's key.
 
     Raises ValueError when the key is too short to be a secret or the UID is empty.
     """
@@ -29,8 +29,11 @@ def derive(operator_key: bytes, job_uid: str, attempt: int) -> str:
 
 
 def for_reading(token: str) -> str:
-    """What the operator shows with each question for a report: it buys a slot of the worker's HTTP and no
-    more, since it is sent every few seconds to an address that may be another pod's by then."""
+    """Return the token that the operator sends with each request for a report.
+
+    It only reserves a slot of the worker's HTTP server. It permits nothing else, because it is sent every few
+    seconds to an address that may belong to another pod by then.
+    """
     return hmac.new(token.encode(), b"zerotrain-channel/reading/v1", hashlib.sha256).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""The exit codes of a worker container and what each one makes the operator do.
+"""The exit codes of a worker container and the operator's reaction to each.
 
-Rank processes exit with these codes, the launcher passes the first failing rank's code on as the
-container's own, and the operator's failure policy reads it from the pod's status. The table is printed
-by `zerotrain explain exit-codes`.
+Rank processes exit with these codes. The launcher exits with the first failing rank's code, which becomes the
+container's, and the operator's failure policy reads it from the pod's status. `zerotrain explain exit-codes`
+prints the table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 
 
 class ExitCode(IntEnum):
-    """A code with a meaning of ours; any other non-zero code is an application failure."""
+    """A code with a defined meaning; any other non-zero code is an application failure."""
 
     DONE = 0
     BAD_CONFIG = 64
@@ -32,11 +32,11 @@ class ExitCode(IntEnum):
 
 
 class RetryClass(Enum):
-    """Who pays for another attempt, or why there is none."""
+    """Budget that another attempt is charged to, or the reason why there is none."""
 
     SUCCESS = "success"
     NEVER = "never"
-    """The user must edit something first: the same attempt would end the same way."""
+    """The user must edit something first: the same attempt would end in the same way."""
     YIELD = "yield"
     """Not a failure: the ranks stopped at one step and a durable checkpoint exists."""
     INFRASTRUCTURE = "infrastructure"
@@ -44,7 +44,7 @@ class RetryClass(Enum):
     ANOTHER_NODE_ONCE = "another-node-once"
     APPLICATION = "application"
     BY_POD_REASON = "by-pod-reason"
-    """The code alone does not say: OOMKilled, Evicted, Preempted and a lost node share it."""
+    """The code alone does not decide: OOMKilled, Evicted, Preempted and a lost node share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +170,7 @@ _MAY_PASS = frozenset(
 
 
 def may_pass(code: int | None) -> bool:
-    """Whether an `errno` tells of a volume that may work again, and of nothing that a user could correct."""
+    """Return whether an `errno` means a volume that may recover, and nothing that a user could correct."""
     return code in _MAY_PASS
 
 
@@ -178,18 +178,23 @@ NEVER_RETRIED: frozenset[int] = frozenset(row.code for row in EXIT_CODES if row.
 
 
 _SIGNALS = 64
-"""The last one on Linux."""
+"""The last signal on Linux."""
 
 
 def signal_of(code: int) -> int | None:
-    """The signal that a code tells of, as shells and container runtimes write it; None where it is the
-    program's own code, such as 255 of `sys.exit(-1)`."""
+    """Return the signal that a code stands for, as shells and container runtimes encode it.
+
+    Returns None if the code is the program's own, such as 255 of `sys.exit(-1)`.
+    """
     number = code - 128
     return number if 0 < number <= _SIGNALS else None
 
 
 def meaning_of(code: int) -> ExitCodeMeaning:
-    """The table's row for `code`; signals that the table does not name and plain codes get a generic row."""
+    """Return the table's row for `code`.
+
+    Signals that the table does not name and other codes get a generic row.
+    """
     for row in EXIT_CODES:
         if row.code == code:
             return row

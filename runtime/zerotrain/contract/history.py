@@ -1,10 +1,11 @@
-"""The history of a job: what every step came to, kept beside its checkpoints for `zerotrain report`.
+"""The history of a job: the results of every step, kept beside its checkpoints for `zerotrain report`.
 
-One file of JSON lines per attempt in the folder HISTORY_DIR of the job's checkpoint folder: first the
-attempt itself, then points (a step, or several that were merged) and events. A file is written by rank 0 of
-its attempt alone, so a fenced attempt cannot disturb its successor's. Numbers only, no text of the training
-data. The writer is `runtime.train.history`; the launcher serves the same lines; readers take what they
-understand and count what they do not, as the file may be torn and its author is the tenant's program.
+There is one file of JSON lines per attempt in the folder HISTORY_DIR of the job's checkpoint folder: first
+the attempt itself, then points (a step, or several that were merged) and events. Only rank 0 of an attempt
+writes its file, so a fenced attempt cannot disturb its successor's. A file holds only numbers, no text of the
+training data. The writer is `runtime.train.history`; the launcher serves the same lines. Readers use the
+lines that they understand and count the others, as the file may be torn and its author is the tenant's
+program.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ HISTORY_DIR = "history"
 VERSION = 1
 
 MAX_POINTS = 2048
-"""Of one attempt; a file that reaches them merges neighbours to half as many."""
+"""Points of one attempt.
+
+A file that reaches the limit merges neighbours to half as many.
+"""
 MIN_POINTS = 16
-"""An attempt keeps so many in a text that must get shorter."""
+"""Points that an attempt keeps in a text that must get shorter."""
 MAX_EVENTS = 512
 MAX_FILES = 64
-"""Attempts that are kept; the oldest go first."""
+"""Attempts that are kept; the oldest are deleted first."""
 MAX_FILE_BYTES = 4 << 20
 MAX_LINE_CHARS = 8192
 MAX_TEXT_CHARS = 300
 MAX_NUMBER = 1e30
-"""Larger ones read as this: no axis can be drawn for them."""
+"""Value that replaces larger numbers, because no axis can be drawn for them."""
 MAX_NAMES = 16
 """Entries of one mapping (phases, tiers)."""
 MAX_ANSWER_BYTES = 4 << 20
-"""Of a launcher's GET /history."""
+"""Largest answer of a launcher's GET /history."""
 
 _FILE_NAME = re.compile(r"attempt-(\d{6,9})-[0-9A-Za-z]{1,8}\.jsonl")
 
@@ -48,8 +52,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One step, or several neighbours merged. Seconds and tokens are sums, peaks are the largest, the rest is
-    the mean of the merged steps unless said."""
+    """One step, or several neighbours merged.
+
+    Seconds and tokens are sums, peaks are maxima, and unless stated otherwise the rest is the mean of the
+    merged steps.
+    """
 
     step: int
     """Last of the steps."""
@@ -57,28 +64,28 @@ class Point:
     time: float = 0.0
     """Unix seconds at the end of the last one."""
     loss: float | None = None
-    """Of the finite ones; None where none was."""
+    """Mean of the finite losses; None if there was none."""
     loss_low: float | None = None
     loss_high: float | None = None
     grad_norm: float | None = None
     grad_norm_high: float | None = None
     nonfinite: int = 0
-    """Steps whose loss or gradient norm was NaN or infinite."""
+    """Number of steps whose loss or gradient norm was NaN or infinite."""
     skipped: int = 0
     learning_rate: float | None = None
-    """Of the last step."""
+    """Learning rate of the last step."""
     loss_scale: float | None = None
-    """Of the last step."""
+    """Loss scale of the last step."""
     seconds: float = 0.0
     tokens: int = 0
-    """Of all ranks."""
+    """Tokens of all ranks."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase, of rank 0."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Peak bytes by tier, of rank 0."""
 
     def merged(self, later: Point) -> Point:
-        """Both as one."""
+        """Return one point for this and a later point."""
         first, second = self.steps, later.steps
         return Point(
             step=later.step,
@@ -102,10 +109,10 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Something that happened between steps."""
+    """An event between steps."""
 
     event: str
-    """resumed, checkpoint, checkpoint_failed, rejected, ended."""
+    """One of resumed, checkpoint, checkpoint_failed, rejected, ended."""
     step: int
     time: float
     seconds: float | None = None
@@ -115,25 +122,25 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """First line of a file: what is fixed for the attempt."""
+    """The first line of a file, with the values that are fixed for the attempt."""
 
     attempt: int
     job: str
     job_uid: str = ""
     time: float = 0.0
-    """When the engine was ready."""
+    """Time at which the engine was ready."""
     world_size: int = 1
     total_steps: int = 0
     resumed_from: int | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
-    """ZeRO stage, precision, device and so on, for people."""
+    """Facts for the user, such as ZeRO stage, precision and device."""
     planned: Mapping[str, int] = field(default_factory=dict)
-    """Bytes per rank by the engine's formulas, by tier: engine, host, spill."""
+    """Planned bytes per rank by the engine's formulas, by tier: engine, host, spill."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptHistory:
-    """One file."""
+    """Content of one file."""
 
     record: AttemptRecord
     points: tuple[Point, ...] = ()
@@ -150,7 +157,7 @@ class History:
 
     attempts: tuple[AttemptHistory, ...] = ()
     unreadable: int = 0
-    """Lines that were passed over."""
+    """Number of lines that were skipped."""
 
 
 _KINDS: dict[str, type[AttemptRecord | Point | Event]] = {
@@ -162,13 +169,16 @@ _DEFAULTS = {kind: [(part.name, part.default) for part in fields(kind)] for kind
 
 
 def file_name(attempt: int, job_uid: str) -> str:
-    """Of an attempt. The UID tells jobs apart that had the same name and folder one after the other."""
+    """Return the name of an attempt's file.
+
+    The UID distinguishes jobs that used the same name and folder one after the other.
+    """
     plain = re.sub(r"[^0-9A-Za-z]", "", job_uid)[:8] or "none"
     return f"attempt-{attempt:06d}-{plain}.jsonl"
 
 
 def to_line(item: AttemptRecord | Point | Event) -> str:
-    """One JSON object without what is at its default; ends with a newline."""
+    """Return one line with a JSON object that omits values at their default."""
     kind = {AttemptRecord: "attempt", Point: "point", Event: "event"}[type(item)]
     kept = {}
     for name, default in _DEFAULTS[type(item)]:
@@ -180,8 +190,10 @@ def to_line(item: AttemptRecord | Point | Event) -> str:
 
 
 def read_lines(lines: Iterable[str]) -> History:
-    """Files one after the other, each beginning with its attempt. Raises nothing: what is no record is
-    counted."""
+    """Parse the lines of files in sequence, each beginning with its attempt.
+
+    Raises nothing: lines that are no record are counted.
+    """
     attempts: list[AttemptHistory] = []
     record: AttemptRecord | None = None
     points: list[Point] = []
@@ -206,8 +218,11 @@ def read_lines(lines: Iterable[str]) -> History:
 
 
 def read_folder(folder: Path, *, job_uid: str | None = None) -> History:
-    """What a job's HISTORY_DIR holds, of one job unless `job_uid` is None; empty without one. Raises nothing:
-    a file that cannot be read counts as one unreadable line."""
+    """Return the content of a job's HISTORY_DIR; empty if the folder does not exist.
+
+    Only attempts of `job_uid` are kept unless it is None. Raises nothing: a file that cannot be read counts
+    as one unreadable line.
+    """
     lines, failed = list[str](), 0
     for path in files_of(folder):
         try:
@@ -220,7 +235,7 @@ def read_folder(folder: Path, *, job_uid: str | None = None) -> History:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """History files, oldest attempt first."""
+    """Return the history files, oldest attempt first."""
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
     except OSError:
@@ -229,7 +244,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:
-    """Neighbours merged until at most `limit` are left."""
+    """Merge neighbours until at most `limit` points are left."""
     kept = list(points)
     while len(kept) > max(1, limit):
         kept = halved(kept)
@@ -237,13 +252,16 @@ def thinned(points: Sequence[Point], limit: int) -> list[Point]:
 
 
 def halved(points: Sequence[Point]) -> list[Point]:
-    """Pairs as one; an odd last one stays."""
+    """Merge each pair into one point; an odd last point is kept."""
     pairs = [points[at].merged(points[at + 1]) for at in range(0, len(points) - 1, 2)]
     return [*pairs, *points[len(pairs) * 2 :]]
 
 
 def history_lines(history: History, *, max_bytes: int = MAX_ANSWER_BYTES) -> list[str]:
-    """The same as text, of at most so many bytes: points lose resolution first, then old attempts go."""
+    """Return the history as lines of at most `max_bytes`.
+
+    Points lose resolution first, then old attempts are removed.
+    """
     attempts = [(item, list(item.points)) for item in history.attempts]
     while True:
         lines = [line for item, points in attempts for line in _lines_of(item, points)]
@@ -286,7 +304,10 @@ def _parsed(line: str) -> AttemptRecord | Point | Event | None:
 
 
 def _built(cls: type[T], data: Mapping[str, Any]) -> T:
-    """Raises ValueError or TypeError for what does not fit; unknown keys are for later versions."""
+    """Build a record.
+
+    Raises ValueError or TypeError for wrong values; unknown keys belong to later versions.
+    """
     values: dict[str, Any] = {}
     for item in fields(cls):  # type: ignore[arg-type]
         if item.name in data:
@@ -334,7 +355,7 @@ def _short(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no form for NaN and infinity, and no use for the seventeenth digit."""
+    """Convert a value for JSON, which has no NaN and infinity. Seven digits of a number are enough."""
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) and abs(value) < 1e9 else _large(value)
     if isinstance(value, Mapping):
@@ -343,7 +364,7 @@ def _plain(value: Any) -> Any:
 
 
 def _large(value: float) -> float | None:
-    """Unix times keep their milliseconds."""
+    """Round a large number to three decimals, so that Unix times keep their milliseconds."""
     return round(value, 3) if math.isfinite(value) else None
 
 

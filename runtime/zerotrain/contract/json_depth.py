@@ -1,8 +1,8 @@
-"""How deep the lists and objects of a JSON text go, without parsing it.
+"""Depth of the lists and objects in a JSON text, without parsing it.
 
-The text is looked at with searches of whole pieces alone: memory grows with a piece and time with the text,
-whatever stands in it and however deep it goes. Of a text that is no JSON the depth is an upper bound of how
-deep a parser gets before it notices.
+The text is only searched in whole pieces: memory is proportional to a piece and time to the text, whatever
+its content and depth. For a text that is not JSON, the depth is an upper bound of the depth that a parser
+reaches before it notices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STEPS = bytes.maketrans(b"{[}]", b"\2\2\0\0")
 
 
 class Nesting:
-    """How deep a place of a text lies. The text comes in pieces; none may end within an escape sequence."""
+    """Depth of a position in a text. The text comes in pieces; none may end within an escape sequence."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -30,7 +30,7 @@ class Nesting:
         self.depth += 2 * opened - len(outside)
 
     def _brackets(self, text: bytes) -> bytes:
-        """Those that are no part of a string."""
+        """Return the brackets that are not part of a string."""
         if b"\\" in text:
             text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = text.split(b'"')
@@ -39,7 +39,7 @@ class Nesting:
         return outside.translate(None, _NO_BRACKET)
 
     def deepest(self, text: bytes) -> int:
-        """As `feed`; the greatest depth on the way."""
+        """Do the same as `feed`, and return the greatest depth within the piece."""
         outside = self._brackets(text).translate(_STEPS)
         levels = list(map(sub, accumulate(outside), count(1)))
         before = self.depth
@@ -48,9 +48,9 @@ class Nesting:
 
 
 def depth_of(text: str | bytes | bytearray, *, limit: int = sys.maxsize) -> int:
-    """The number of lists and objects around the innermost value; a scalar has depth 0.
+    """Return the number of lists and objects around the innermost value; a scalar has depth 0.
 
-    It is exact up to `limit`: of a text that is deeper only so much is looked at as shows that.
+    The result is exact up to `limit`. Of a deeper text only the part that proves this is read.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     nesting, found = Nesting(), 0
@@ -62,7 +62,7 @@ def depth_of(text: str | bytes | bytearray, *, limit: int = sys.maxsize) -> int:
 
 
 def pieces(text: bytes | bytearray, start: int, end: int) -> Iterator[bytes]:
-    """The text between two places, in pieces that end within no escape sequence."""
+    """Yield the text between two positions, in pieces that do not end within an escape sequence."""
     while start < end:
         piece = bytes(text[start : min(start + _PIECE, end)])
         piece = piece[: len(piece) - is_cut(piece)] or piece
@@ -71,5 +71,5 @@ def pieces(text: bytes | bytearray, start: int, end: int) -> Iterator[bytes]:
 
 
 def is_cut(piece: bytes) -> int:
-    """1 where the last byte begins an escape sequence."""
+    """Return 1 if the last byte begins an escape sequence, else 0."""
     return (len(piece) - len(piece.rstrip(b"\\"))) % 2

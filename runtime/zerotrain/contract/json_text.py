@@ -1,9 +1,9 @@
-"""JSON texts read within bounds, or taken apart by their outermost levels without parsing what lies below.
+"""Bounded reading of JSON texts, and their separation at the outermost levels without parsing the rest.
 
-Free-form JSON of strangers may be megabytes of empty lists (fifty times as much in Python) or nested deeper
-than any parser goes. Here its text is looked at with searches of whole pieces alone, in memory and time that
-grow with its length and with nothing else. The texts are valid JSON on one line, as an API server writes it;
-of any other text the parts that are found are no JSON, and their reader says so.
+Free-form JSON of an untrusted author may be megabytes of empty lists (fifty times as much in Python) or
+nested deeper than any parser accepts. Here the text is only searched in whole pieces, so memory and time
+depend on nothing but its length. The texts are valid JSON on one line, as an API server writes it. For any
+other text the parts that are found are not JSON, and their reader reports that.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from zerotrain.contract.json_depth import Nesting, is_cut, pieces
 from zerotrain.contract.strict_json import strict_json
 
 MAX_DEPTH = 512
-"""Lists and objects within each other that are read. Typed objects have a tenth of that."""
+"""Deepest nesting of lists and objects that is read. Typed objects have a tenth of that."""
 
 
 def read_json(text: bytes) -> Any:
-    """The value of a text of any length that the API server sent. Raises JsonError where it is no JSON or too
-    deep for those who read it."""
+    """Return the value of a text of any length that the API server sent.
+
+    Raises JsonError if it is not JSON or too deep for its readers.
+    """
     return strict_json(text, max_bytes=len(text), max_depth=MAX_DEPTH, finite=False)
 
 
 def members(text: bytes, names: Sequence[str]) -> dict[str, bytes]:
-    """The texts of an object's values by name, in their order. `names` are all that it may have: the value
-    before any other one would not end where it does."""
+    """Return the texts of an object's values by name, in their order.
+
+    `names` must be all that the object may have: the value before any other name would not end at the correct
+    position.
+    """
     either = "|".join(re.escape(name) for name in names).encode()
     nesting, at, found = Nesting(), 0, list[tuple[str, int, int]]()
     for match in re.finditer(rb'[{,] ?"(' + either + rb')":', text):
@@ -42,35 +47,36 @@ def members(text: bytes, names: Sequence[str]) -> dict[str, bytes]:
 
 _FIRST = rb' ?"(?:apiVersion|kind|metadata)":'
 _BETWEEN = re.compile(rb"\}(?:, ?(?=\{" + _FIRST + rb")|\](?=," + _FIRST + rb"))")
-"""What may stand behind an item: the next one, or the rest of a list that ends with its metadata."""
+"""Pattern after an item: the next item, or the rest of a list that ends with its metadata."""
 _LONGEST = 32
-"""Characters of such a place, or of the beginning of the items."""
+"""Length of the longest match of that pattern, or of the beginning of the items, in characters."""
 _ITEMS = re.compile(rb'[{,] ?"items": ?\[')
 
 
 class ItemSplitter:
-    """The items of a Kubernetes list, as texts, while the list still comes. No more than one of them is held.
+    """Splitter of a Kubernetes list into the texts of its items, while the list still arrives.
 
-    `feed` the list piece by piece and `finish` it; `envelope` is then the list without its items.
+    It holds no more than one item. `feed` it the list piece by piece and `finish` it; `envelope` is then the
+    list without its items.
     """
 
     def __init__(self) -> None:
         self._text = b""
         self._from = 0
-        """What lies before was given out."""
+        """Offset before which the text has been returned."""
         self._nesting, self._seen = Nesting(), 0
-        """Of the text up to this place."""
+        """Nesting of the text up to the offset `_seen`."""
         self._find = self._find_items
         self._envelope = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The items that are whole by now."""
+        """Return the items that are complete by now."""
         self._text = self._text[self._from :] + piece
         self._seen, self._from = self._seen - self._from, 0
         return list(self._find(max(len(self._text) - _LONGEST, 0)))
 
     def finish(self) -> list[bytes]:
-        """The items that are left. Raises ValueError where the text ends within the list."""
+        """Return the remaining items. Raises ValueError if the text ends within the list."""
         found = list(self._find(len(self._text)))
         rest = self._text[self._from :]
         if self._find == self._find_ends:
@@ -88,7 +94,7 @@ class ItemSplitter:
         return self._envelope
 
     def _find_items(self, end: int) -> Iterator[bytes]:
-        """Where the items begin."""
+        """Search for the beginning of the items."""
         for match in _ITEMS.finditer(self._text, self._seen):
             if match.start() >= end:
                 break
@@ -103,7 +109,7 @@ class ItemSplitter:
         self._advance(end)
 
     def _find_ends(self, end: int) -> Iterator[bytes]:
-        """Where items end."""
+        """Search for the ends of items."""
         for match in _BETWEEN.finditer(self._text, self._seen):
             if match.start() >= end:
                 break
@@ -122,7 +128,7 @@ class ItemSplitter:
         self._advance(end)
 
     def _find_nothing(self, end: int) -> Iterator[bytes]:
-        """The rest is the list's own."""
+        """Yield nothing, because the rest belongs to the list itself."""
         return iter(())
 
     def _advance(self, place: int) -> None:

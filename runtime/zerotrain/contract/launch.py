@@ -1,9 +1,9 @@
 """The environment of a worker: written by the operator or `zerotrain run`, read by launcher and ranks.
 
 No other module spells the name of a variable. `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK` and
-`LOCAL_RANK` are torch's `env://` names; the rest is ours. A launcher gets all of it in one variable, as every
-variable of a pod costs the API server time at each of the pod's writes; its ranks see them one by one. Which
-names are reserved, and which a job may set all the same, stands in `variables`.
+`LOCAL_RANK` are torch's `env://` names; the others are the product's. A launcher gets all of them in one
+variable, as every variable of a pod costs the API server time at each write of the pod; its ranks see them
+one by one. `variables` defines which names are reserved, and which of these a job may set all the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ WORKER_HTTP_PORT = 8471
 MASTER_PORT = 29400
 TERMINATION_LOG = "/dev/termination-log"
 MAX_BACKSTOP_SECONDS = 1e9
-"""Some 30 years: torch counts a timeout in milliseconds, gloo in nanoseconds."""
+"""Upper limit of about 30 years: torch counts a timeout in milliseconds, gloo in nanoseconds."""
 
 MAX_EXIT_MARGIN_SECONDS = 5.0
 EXIT_MARGIN_SHARE = 1 / 5
-"""Of the pod's grace, which the launcher keeps from its ranks up to the maximum: to end them and to write its
-message before the kubelet sends SIGKILL."""
+"""Share of the pod's grace period that the launcher withholds from its ranks, up to the maximum.
+
+It ends them and writes its message in that time, before the kubelet sends SIGKILL.
+"""
 
 
 class LaunchError(ValueError):
@@ -51,10 +53,10 @@ class LaunchSpec:
     job: str = _env("ZEROTRAIN_JOB", required=True)
     job_uid: str = _env("ZEROTRAIN_JOB_UID", required=True)
     attempt: int = _env("ZEROTRAIN_ATTEMPT", int, required=True)
-    """Counts from 1; every progress record, checkpoint folder and token carries it."""
+    """Number of the attempt from 1; every progress record, checkpoint folder and token carries it."""
 
     master_addr: str = _env("MASTER_ADDR", required=True)
-    """A name that resolves to the pod of worker 0 for as long as the attempt lives."""
+    """Name that resolves to the pod of worker 0 for as long as the attempt runs."""
 
     master_port: int = _env("MASTER_PORT", int, MASTER_PORT)
     world_size: int = _env("WORLD_SIZE", int, required=True)
@@ -66,7 +68,7 @@ class LaunchSpec:
     """File with the DeepSpeed-style JSON."""
 
     train_spec_path: Path | None = _env("ZEROTRAIN_TRAIN_SPEC", _path)
-    """File with the TrainSpec JSON; absent when the user's own command needs none."""
+    """File with the TrainSpec JSON; absent if the user's own command needs none."""
 
     checkpoint_dir: Path | None = _env("ZEROTRAIN_CHECKPOINT_DIR", _path)
     nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", _path)
@@ -74,30 +76,33 @@ class LaunchSpec:
     """Size of the volume at `nvme_path`, which the ranks of this worker share."""
 
     nvme_volume: Path | None = _env("ZEROTRAIN_NVME_VOLUME", _path)
-    """Mount point that the whole spill must lie on, with symbolic links resolved; None = anywhere."""
+    """Mount point that must hold the whole spill, with symbolic links resolved; None = anywhere."""
 
     nvme_encryption: str | None = _env("ZEROTRAIN_NVME_ENCRYPTION")
-    """`AEAD` or `None` (plain bytes); absent = as the configuration says, else AEAD."""
+    """Encryption of the spill: `AEAD` or `None` (plain bytes).
+
+    If absent, the configuration's value applies, else AEAD.
+    """
 
     http_port: int = _env("ZEROTRAIN_HTTP_PORT", int, WORKER_HTTP_PORT)
-    """Port of the launcher's HTTP; 0 takes a free one."""
+    """Port of the launcher's HTTP server; 0 takes a free one."""
 
     http_host: str | None = _env("ZEROTRAIN_HTTP_HOST")
-    """Address that the launcher's HTTP listens on; None = all, of IPv4 and IPv6."""
+    """Address that the launcher's HTTP server listens on; None = all, of IPv4 and IPv6."""
 
     token_path: Path | None = _env("ZEROTRAIN_TOKEN_FILE", _path)
-    """File (0400) with the attempt's channel token; without it POST /yield is refused."""
+    """File (0400) with the attempt's channel token; without it POST /yield is rejected."""
 
     grace_seconds: float = _env("ZEROTRAIN_GRACE_SECONDS", float, 120.0)
     """Time from SIGTERM to the end of the ranks: one step boundary and one checkpoint must fit."""
 
     rendezvous_timeout_seconds: float = _env("ZEROTRAIN_RENDEZVOUS_TIMEOUT_SECONDS", float, 300.0)
     hang_backstop_seconds: float | None = _env("ZEROTRAIN_HANG_BACKSTOP_SECONDS", float)
-    """Where somebody else looks after hangs: how long ranks wait for each other all the same, see CommEnv."""
+    """Seconds that ranks wait for each other if another component ends hangs; see CommEnv."""
 
     termination_log: Path | None = _env("ZEROTRAIN_TERMINATION_LOG", _path, Path(TERMINATION_LOG))
     run_dir: Path = _env("ZEROTRAIN_RUN_DIR", _path, Path("/tmp/zerotrain"))
-    """Writable scratch of this worker: channel socket, stack dumps."""
+    """Writable folder of this worker for the channel socket and stack dumps."""
 
     def __post_init__(self) -> None:
         _check_range("attempt", self.attempt, 1, None)
@@ -119,31 +124,37 @@ class LaunchSpec:
 
     @property
     def ranks(self) -> range:
-        """The global ranks of this worker."""
+        """Global ranks of this worker."""
         first = self.node_rank * self.ranks_per_worker
         return range(first, first + self.ranks_per_worker)
 
     @property
     def exit_margin_seconds(self) -> float:
-        """From the end of `grace_seconds` to SIGKILL: what `grace_of_ranks` kept."""
+        """Seconds from the end of `grace_seconds` to SIGKILL, as withheld by `grace_of_ranks`."""
         share = EXIT_MARGIN_SHARE / (1 - EXIT_MARGIN_SHARE)
         return min(MAX_EXIT_MARGIN_SECONDS, share * self.grace_seconds)
 
     def to_env(self) -> dict[str, str]:
-        """The variables of this worker; fields that are None are left out."""
+        """Return the variables of this worker, without fields that are None."""
         return _written(self)
 
     def to_variable(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Every variable of this worker folded into LAUNCH_VARIABLE, for a launcher; a field that is None as
-        empty text. `settings` are those of `variables.SETTABLE` that the job gives."""
+        """Fold every variable of this worker into LAUNCH_VARIABLE for a launcher.
+
+        A field that is None becomes empty text. `settings` are those variables of `variables.SETTABLE` that
+        the job sets.
+        """
         every = {item.metadata["env"]: "" for item in fields(self)}
         text = json.dumps({**(settings or {}), **every, **self.to_env()}, separators=(",", ":"))
-        # A kubelet replaces $(NAME) by another variable of the container, also in the middle of this one.
+        # The kubelet replaces $(NAME) by another variable of the container, also in the middle of this one.
         return {LAUNCH_VARIABLE: text.replace("$", "\\u0024")}
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> LaunchSpec:
-        """Read the variables, folded or not. Raises LaunchError naming every missing or unreadable one."""
+        """Read the variables, folded or not.
+
+        Raises LaunchError that names every missing or unreadable one.
+        """
         environ = unfolded(environ)
         values: dict[str, Any] = {}
         problems: list[str] = []
@@ -168,29 +179,29 @@ class LaunchSpec:
 
     @classmethod
     def env_names(cls) -> frozenset[str]:
-        """Every name that `to_env` may write: reserved, a job may not set them itself."""
+        """Return every name that `to_env` may write. They are reserved, so a job may not set them itself."""
         return frozenset(item.metadata["env"] for item in fields(cls)) | RankEnv.names()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnv:
-    """What the launcher adds for one rank process."""
+    """Variables that the launcher adds for one rank process."""
 
     rank: int = _env("RANK", int, required=True)
     local_rank: int = _env("LOCAL_RANK", int, required=True)
     local_world_size: int = _env("LOCAL_WORLD_SIZE", int, required=True)
     channel_socket: Path | None = _env("ZEROTRAIN_CHANNEL_SOCKET", _path)
-    """Unix socket of the launcher; None where a script runs without one."""
+    """Unix socket of the launcher; None if a script runs without one."""
 
     stacks_path: Path | None = _env("ZEROTRAIN_STACKS_FILE", _path)
-    """File that SIGUSR1, or else SIGUSR2, makes the rank dump its stacks to."""
+    """File to which the rank dumps its stacks on SIGUSR1, or else SIGUSR2."""
 
     def to_env(self) -> dict[str, str]:
         return _written(self)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RankEnv:
-        """Read the rank's variables; without a launcher (`RANK` unset) this is rank 0 of 1.
+        """Read the rank's variables. Without a launcher (`RANK` unset) the result is rank 0 of 1.
 
         Raises LaunchError for an unreadable one.
         """
@@ -204,7 +215,7 @@ class RankEnv:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpillEnv:
-    """What the engine's NVMe tier takes from the environment, with or without a launcher."""
+    """Variables of the engine's NVMe tier, set with or without a launcher."""
 
     job: str = _env("ZEROTRAIN_JOB", str, "")
     job_uid: str = _env("ZEROTRAIN_JOB_UID", str, "")
@@ -228,28 +239,36 @@ class SpillEnv:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommEnv:
-    """How a rank's collectives behave; everything has a default and may be set by whoever starts the ranks.
+    """Settings of a rank's collectives.
 
-    All ranks of a job must have the same values.
+    Every setting has a default and may be set by the program that starts the ranks. All ranks of a job must
+    have the same values.
     """
 
     transport: str = _env("ZEROTRAIN_TRANSPORT", str, "auto")
-    """`auto`: memory shared by the ranks of one host where a probe finds it faster; `shared`: wherever it
-    works; `gloo`: never."""
+    """Transport. `auto`: memory shared by the ranks of one host if a probe finds it faster.
+
+    `shared`: shared memory wherever it works. `gloo`: never shared memory.
+    """
 
     watchdog_seconds: float = _env("ZEROTRAIN_WATCHDOG_SECONDS", float, 600.0)
-    """A collective that waits longer for a rank which is doing something else ends with an error; 0 = only
-    the group's timeout. Where the variable is not set, `hang_backstop_seconds` if there is one."""
+    """Seconds that a collective waits for a rank that is doing something else before it fails.
+
+    0 leaves only the group's timeout. If the variable is not set, the value is `hang_backstop_seconds` if
+    there is one.
+    """
 
     hang_backstop_seconds: float | None = _env("ZEROTRAIN_HANG_BACKSTOP_SECONDS", float)
-    """The group's timeout where somebody who sees all ranks, as the operator does, ends what hangs: a rank
-    that gave up before would be a victim that takes the blame. None = 30 minutes."""
+    """Timeout of the group if a component that sees all ranks, such as the operator, ends hangs.
+
+    A rank that gave up earlier would be blamed although it is a victim. None = 30 minutes.
+    """
 
     delay_seconds: float = _env("ZEROTRAIN_COLLECTIVE_DELAY_SECONDS", float, 0.0)
-    """For tests of overlap: every collective starts and ends up to this much late, at random."""
+    """Longest random delay of every collective's start and end, for tests of overlap."""
 
     local_world_size: int = _env("LOCAL_WORLD_SIZE", int, 0)
-    """Consecutive ranks of one node, for counting what crosses nodes; 0 = all ranks are on one."""
+    """Consecutive ranks of one node, to count traffic between nodes; 0 = all ranks are on one node."""
 
     def __post_init__(self) -> None:
         if self.transport not in ("auto", "shared", "gloo"):
@@ -271,13 +290,15 @@ class CommEnv:
 
 
 def grace_of_ranks(pod_seconds: float) -> float:
-    """`grace_seconds` in a pod that has so many from SIGTERM to SIGKILL."""
+    """Return `grace_seconds` in a pod with `pod_seconds` from SIGTERM to SIGKILL."""
     return pod_seconds - min(MAX_EXIT_MARGIN_SECONDS, EXIT_MARGIN_SHARE * pod_seconds)
 
 
 def unfolded(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment with what LAUNCH_VARIABLE holds in its place, and no other variable of a reserved name;
-    without LAUNCH_VARIABLE as it is. Raises LaunchError when it cannot be read."""
+    """Return the environment with the content of LAUNCH_VARIABLE instead of all reserved names.
+
+    Without LAUNCH_VARIABLE it is returned unchanged. Raises LaunchError if the variable cannot be read.
+    """
     text = environ.get(LAUNCH_VARIABLE, "")
     if not text:
         return environ
@@ -293,7 +314,7 @@ def unfolded(environ: Mapping[str, str]) -> Mapping[str, str]:
 def _parsed(
     cls: type[RankEnv] | type[CommEnv] | type[SpillEnv], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The fields whose variables are set. Raises LaunchError for an unreadable one."""
+    """Return the fields whose variables are set. Raises LaunchError for an unreadable one."""
     parsed: dict[str, Any] = {}
     for item in fields(cls):
         name, parse = item.metadata["env"], item.metadata["parse"]

@@ -1,6 +1,6 @@
-"""Models that a job may name instead of giving sizes, and what "auto" values follow from a job's model.
+"""Models that a job may name instead of giving sizes, and the "auto" values that follow from a job's model.
 
-The trainer builds them, the operator refuses unknown names before a pod exists.
+The trainer builds the models, and the operator rejects unknown names before it creates pods.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PRESETS: Mapping[str, GptSpec] = {
     "gpt-350m": GptSpec(d_model=1024, layers=28, heads=16, context=1024),
     "gpt-1b": GptSpec(d_model=1792, layers=26, heads=28, context=1024),
 }
-"""`model.preset` of a job; the name tells the parameters (vocabulary of 256 bytes)."""
+"""Models by the name in a job's `model.preset`, which gives the parameters (vocabulary of 256 bytes)."""
 
 
 def auto_values(*, d_model: int | None, preset: str | None, steps: int | None) -> AutoValues:
-    """What stands in for "auto" and for absent step counts, the same wherever a job's config is resolved."""
+    """Return the values for "auto" and for absent step counts, used wherever a job's config is resolved."""
     if d_model is None and preset is not None and preset in PRESETS:
         d_model = PRESETS[preset].d_model
     return AutoValues(hidden_size=d_model, total_steps=steps)

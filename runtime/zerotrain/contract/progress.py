@@ -1,7 +1,7 @@
-"""What a rank tells the launcher, and the launcher the operator: progress and the termination message.
+"""Messages from a rank to the launcher and from the launcher to the operator: progress and termination.
 
-Both travel as one JSON object. Readers ignore keys they do not know, so that an operator can be older
-or newer than the image a job runs.
+Both are one JSON object. Readers ignore unknown keys, so that an operator can be older or newer than the
+image of a job.
 """
 
 from __future__ import annotations
@@ -18,34 +18,39 @@ from zerotrain.contract.strict_json import JsonError, strict_json
 from zerotrain.contract.text import cut, is_printable, one_line
 
 MAX_TERMINATION_BYTES = 2048
-"""kubelet keeps 4096 bytes of a container's termination message, and of a pod's 12 KiB in equal parts for all
-its containers: so many where service meshes and the like have put in five more."""
+"""Largest termination message in bytes.
+
+The kubelet keeps 4096 bytes of a container's termination message, and 12 KiB of a pod's in equal parts for
+all its containers. This size remains if service meshes and similar tools have added five containers.
+"""
 
 MAX_RANKS = 64
-"""Of one worker: what the API allows."""
+"""Largest number of ranks of one worker, as the API allows."""
 
 MAX_RANK_ENDS = MAX_RANKS
-"""Further ranks that a termination message names."""
+"""Largest number of other failed ranks in a termination message."""
 
 MAX_REASON_CHARS = 160
-"""Of what one of them says."""
+"""Length of the reason of one of them."""
 
 MAX_REJECTED = 20
-"""Damaged checkpoints that are read of a record: the newest, which stand first."""
+"""Number of damaged checkpoints that are read from a record: the newest, which come first."""
 
 MAX_PATH_CHARS = 1024
-"""Of a checkpoint's folder. It goes into the job's status, where each character may take twelve bytes. A
-path that was cut would be another one, so a longer one is refused; one with control characters is left
-out."""
+"""Length of the path of a checkpoint's folder.
+
+The path is stored in the job's status, where each character may take twelve bytes. A cut path would be
+another path, so a longer one is rejected. A path with control characters is left out.
+"""
 
 MAX_TEXT_CHARS = 2000
-"""Of any other text; a longer one loses its middle."""
+"""Length of any other text; the middle of a longer one is removed."""
 
 T = TypeVar("T")
 
 
 class Phase(StrEnum):
-    """What a rank is doing; hang limits differ per phase."""
+    """Present activity of a rank; hang limits differ per phase."""
 
     INIT = "init"
     """Process start, imports, building the model, loading a checkpoint."""
@@ -58,7 +63,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointProgress:
-    """The newest checkpoint this attempt knows to be durable (committed and synced)."""
+    """The newest checkpoint that this attempt knows to be durable (committed and synced)."""
 
     step: int
     path: str
@@ -68,7 +73,7 @@ class CheckpointProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedCheckpoint:
-    """A checkpoint that was found damaged and passed over."""
+    """A checkpoint that was found damaged and skipped."""
 
     path: str
     reason: str
@@ -76,43 +81,50 @@ class RejectedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """The rank whose own work takes longest: what a step takes it without the waits for the others."""
+    """The rank whose own work takes longest. Own work is the time of a step without waits for other ranks."""
 
     rank: int
     own_seconds: float
     """Median of its last steps."""
     median_seconds: float
-    """The middle one of all ranks' medians."""
+    """Median of all ranks' medians."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Motion:
-    """How a rank's records moved, as its launcher saw it on a clock that never jumps."""
+    """Changes of a rank's records, as its launcher measured them on a monotonic clock."""
 
     idle_seconds: float
-    """Since the step or the phase last changed."""
+    """Seconds since the step or the phase last changed."""
     silent_seconds: float
-    """Since the rank last said anything; it repeats itself every few seconds while its process runs. 0 once
-    that has ended, which an older operator would take for a process that is stopped."""
+    """Seconds since the rank's last message, which it repeats every few seconds while its process runs.
+
+    It is 0 once the process has ended, because an older operator would otherwise take the process for a
+    stopped one.
+    """
     ended_seconds: float | None = None
-    """Since its process ended; None while it runs, and from an older launcher."""
+    """Seconds since its process ended; None while it runs, and from an older launcher."""
     steps_seen: int = 0
-    """Steps of this attempt that the rest was learned from."""
+    """Number of steps of this attempt behind the other values."""
     step_p99_seconds: float | None = None
-    """99th percentile of the last steps, data included and checkpoints not."""
+    """99th percentile of the last steps, with data and without checkpoints."""
     longest_step_seconds: float | None = None
-    """Longest time that this attempt's step did not move, the first step apart: of a program that reports
-    every so many steps, that of so many."""
+    """Longest time without a change of this attempt's step, apart from the first step.
+
+    For a program that reports every few steps, it is the time of that many steps.
+    """
     first_step_seconds: float | None = None
-    """What this attempt took in phase first_step until its first step was done, compilation and warm-up
-    included; None for a program that has no such phase."""
+    """Seconds of this attempt in phase first_step until its first step was done.
+
+    Compilation and warm-up are included. None for a program without such a phase.
+    """
     longest_checkpoint_seconds: float | None = None
-    """Of this attempt."""
+    """Longest checkpoint of this attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One rank's state. Times are Unix seconds of the worker's clock."""
+    """State of one rank. Times are Unix seconds of the worker's clock."""
 
     rank: int
     attempt: int
@@ -123,45 +135,50 @@ class Progress:
     loss: float | None = None
     grad_norm: float | None = None
     tokens_per_second: float | None = None
-    """Of the whole job, over the last log interval."""
+    """Tokens per second of the whole job, over the last log interval."""
     step_seconds: float | None = None
     """Mean over the last log interval."""
     step_at: float = 0.0
-    """When `step` last moved; 0 before the first."""
+    """Time at which `step` last changed; 0 before the first step."""
     heartbeat_at: float = 0.0
     checkpoint: CheckpointProgress | None = None
     resumed_from: int | None = None
-    """Step that this attempt started from; None when it started afresh."""
+    """Step that this attempt resumed from; None if it started without a checkpoint."""
     resumed_job: str | None = None
-    """UID of the job that wrote that checkpoint: empty for one that no job wrote (imported, or of a local
-    run), None where it is not known."""
+    """UID of the job that wrote that checkpoint; None if it is not known.
+
+    It is empty for a checkpoint that no job wrote (imported, or of a local run).
+    """
     rejected_checkpoints: tuple[RejectedCheckpoint, ...] = ()
-    """Newest first."""
+    """Rejected checkpoints, newest first."""
     memory_peak_bytes: int = 0
-    """Most that the rank had allocated on its accelerator; on CPUs its largest resident size."""
+    """Largest allocation of the rank on its accelerator; on CPUs its largest resident size."""
     host_peak_bytes: int = 0
     """Largest resident size of the rank's process."""
     spill_peak_bytes: int = 0
-    """Most that it had spilled to disk."""
+    """Largest amount that it had spilled to disk."""
     collective_wait_seconds: float | None = None
-    """How long the rank has been waiting in a collective; 0 = it does something else, None = unknown."""
+    """Seconds that the rank has waited in a collective; 0 = it is in none, None = unknown."""
     straggler: Straggler | None = None
-    """The slowest rank of all; rank 0 alone says it, from the numbers that all ranks exchange at a step."""
+    """The slowest of all ranks.
+
+    Only rank 0 reports it, from the numbers that all ranks exchange at a step.
+    """
     motion: Motion | None = None
-    """Filled in by the launcher; None for a program that never reported."""
+    """Measurements of the launcher; None for a program that never reported."""
 
     def to_json(self) -> str:
-        """Numbers that JSON has no form for (a diverged loss) become null."""
+        """Return the record as JSON. Numbers without a JSON form (such as a diverged loss) become null."""
         return _dump(_plain(asdict(self)))
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
-        """Raises ValueError when a required key is missing or not an object."""
+        """Parse a record. Raises ValueError if a required key is missing or the text is not an object."""
         return cls.from_record(_object(text, "progress"))
 
     @classmethod
     def from_record(cls, record: object) -> Progress:
-        """The same from the parsed JSON."""
+        """Build a record from parsed JSON. Raises ValueError as `from_json` does."""
         data = _known(cls, record)
         data["phase"] = Phase(data.get("phase", Phase.INIT))
         for name, kind in _PARTS.items():
@@ -180,40 +197,47 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnd:
-    """How one rank of several that failed did so."""
+    """The end of one of several failed ranks."""
 
     rank: int
     code: int
-    """128+n for signal n."""
+    """Exit code; 128+n for signal n."""
     reason: str = ""
-    """Type and text of its exception, where it could tell."""
+    """Type and text of its exception, if the rank could report it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Termination:
-    """Why a worker ended, as its container's termination message. What is small and decides what follows
-    stands first, long texts last: kubelet may cut the end off."""
+    """The reason why a worker ended, as its container's termination message.
+
+    Small values that decide the reaction come first, long texts last, because the kubelet may cut off the
+    end.
+    """
 
     attempt: int
     code: int
     rank: int | None = None
-    """First rank that failed; None when none did."""
+    """First rank that failed; None if none did."""
     signal: int | None = None
     step: int = 0
     resumed_from: int | None = None
-    """As in Progress, as is the next one: an attempt that had nothing left to do may end unasked."""
+    """Step that the attempt resumed from, as in Progress, like `resumed_job`.
+
+    An attempt without remaining work may end before any request for its progress.
+    """
     resumed_job: str | None = None
     checkpoint: CheckpointProgress | None = None
     exception: str | None = None
     """Type and text of the exception that ended the rank."""
     last_line: str | None = None
     also_failed: tuple[RankEnd, ...] = ()
-    """The worker's other ranks that failed, in the order of their ends."""
+    """Other failed ranks of the worker, in the order of their ends."""
 
     def to_json(self) -> str:
-        """At most MAX_TERMINATION_BYTES of UTF-8. Given up in this order, until it fits: the reasons of the
-        other ranks, the middle of the culprit's texts, the checkpoint. The codes of MAX_RANK_ENDS other ranks
-        always stay.
+        """Return at most MAX_TERMINATION_BYTES of UTF-8.
+
+        To fit, it gives up in this order: the reasons of the other ranks, the middle of the first failed
+        rank's texts, the checkpoint. The codes of MAX_RANK_ENDS other ranks are always kept.
         """
         for limit, reason in _TEXT_LIMITS:
             whole = replace(
@@ -231,8 +255,9 @@ class Termination:
 
     @classmethod
     def from_json(cls, text: str) -> Termination:
-        """Also of one whose end was cut off, as far as it goes. Raises ValueError when the text is no
-        termination message of ours.
+        """Parse a message. If its end was cut off, the part before that is used.
+
+        Raises ValueError if the text is not a termination message of the launcher.
         """
         try:
             said = _object(text, "termination message")
@@ -254,19 +279,22 @@ class Termination:
 
 _REASON_LIMITS = ((1500, MAX_REASON_CHARS), (1500, 80), (1500, 40))
 _TEXT_LIMITS = (*_REASON_LIMITS, *((limit, 0) for limit in (1500, 800, 600, 400, 200, 100, 50, 20, 0)))
-"""Characters of the culprit's texts and of the other ranks' reasons."""
+"""Length of the first failed rank's texts and of the other ranks' reasons, in characters."""
 
 _ESCAPE_CHARS = 6
-"""Of the longest escape sequence in a JSON text."""
+"""Length of the longest escape sequence in a JSON text."""
 
 
 def _cut_off(text: str) -> dict[str, Any] | None:
-    """What is whole in the beginning of a termination message, older launchers' too, which wrote the texts
-    before step and checkpoint. Nothing is guessed: a number that may lack its end is left out."""
+    """Return the complete fields at the beginning of a termination message.
+
+    Messages of older launchers, which wrote the texts before step and checkpoint, are supported. Nothing is
+    guessed: a number that may lack its end is left out.
+    """
     if not text.startswith('{"attempt":'):
         return None
-    # It ends within one of the culprit's texts, perhaps within an escape; between the other ranks; anywhere
-    # else. What parts the fields is in no text, whose quotes are escaped.
+    # The cut is within one of the first failed rank's texts, perhaps within an escape; or between the other
+    # ranks; or anywhere else. The separators of the fields cannot occur in a text, whose quotes are escaped.
     whole = [f'{text[: len(text) - less]}"}}' for less in range(_ESCAPE_CHARS)]
     whole.append(text.rpartition("},{")[0] + "}]}")
     whole += [text.rpartition(mark)[0] + "}" for mark in (",", ',"', ',"also_failed"', ',"checkpoint"')]
@@ -292,7 +320,7 @@ _PARTS: dict[str, type] = {"checkpoint": CheckpointProgress, "straggler": Stragg
 
 
 def _plain(value: Any) -> Any:
-    """Without numbers and characters that no reader takes; a path is judged by its reader."""
+    """Remove numbers and characters that readers reject. A path is kept, because its reader checks it."""
     if isinstance(value, dict):
         return {key: item if key == "path" else _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -331,7 +359,11 @@ _KINDS: dict[Any, tuple[type, ...]] = {
 
 
 def _build(cls: type[T], data: dict[str, Any]) -> T:
-    """The sender is the tenant's program: a wrong type must fail here, not where it is compared or added."""
+    """Build a record and check its types.
+
+    The sender is the tenant's program, so a wrong type must fail here and not where the value is compared or
+    added.
+    """
     for name, value in data.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{cls.__name__}.{name} must fit 64 bits; got {value.bit_length()} bits")
@@ -339,7 +371,7 @@ def _build(cls: type[T], data: dict[str, Any]) -> T:
         allowed = _KINDS.get(item.type, (object,))
         if item.name in data and (not isinstance(data[item.name], allowed) or data[item.name] is True):
             raise ValueError(f"{cls.__name__}.{item.name} must be {item.type}; got {_shown(data[item.name])}")
-    # A phase is a text, too, and one of ours.
+    # A phase is a text, too, but comes from the product's own enum.
     texts = {name: _bounded(cls, name, value) for name, value in data.items() if type(value) is str}
     try:
         return cls(**{**data, **texts})

@@ -1,5 +1,7 @@
-"""Opening files of folders in which somebody else writes: a pipe is not waited for, a device not read, and no
-file without end is taken whole."""
+"""Opening of files in folders that untrusted programs write to.
+
+A pipe is not waited for, a device is not read, and a file without end is not read whole.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ from pathlib import Path
 
 
 def open_regular(path: Path, *, follow_link: bool = False) -> int:
-    """A descriptor for reading. Raises OSError, also when it is a pipe, a device or a socket; or a link,
-    which may lead out of the folder, unless `follow_link`."""
+    """Return a descriptor for reading.
+
+    Raises OSError, also if the path is a pipe, a device or a socket; or a link, which may lead out of the
+    folder, unless `follow_link`.
+    """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags if follow_link else flags | os.O_NOFOLLOW)
@@ -26,7 +31,10 @@ def open_regular(path: Path, *, follow_link: bool = False) -> int:
 
 
 def read_regular(path: Path, limit: int, *, follow_link: bool = False) -> bytes:
-    """The bytes of a file of at most `limit`. Raises OSError for a larger one, and as `open_regular`."""
+    """Return the bytes of a file of at most `limit` bytes.
+
+    Raises OSError for a larger file, and in the cases of `open_regular`.
+    """
     with os.fdopen(open_regular(path, follow_link=follow_link), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:

@@ -1,9 +1,9 @@
-"""Reads JSON of files and peers that may hold anything: bounded in size and depth, one kind of error.
+"""Reader of JSON from untrusted files and peers, bounded in size and depth, with one kind of error.
 
-`json.loads` alone answers hostile input with RecursionError, which no `except ValueError` sees, and takes
-`NaN`, `Infinity` and `1e999` for numbers. Every record of the product is read here, and the shape of the tree
-(`tests/test_repo_shape.py`) allows no `json.loads` elsewhere. The tolerant reader of configurations
-(`contract.config`) comes here, too, after it has made strict JSON of what a person wrote.
+`json.loads` alone answers hostile input with RecursionError, which no `except ValueError` catches, and
+accepts `NaN`, `Infinity` and `1e999` as numbers. Every record of the product is read here, and the shape of
+the tree (`tests/test_repo_shape.py`) allows no `json.loads` elsewhere. The tolerant reader of configurations
+(`contract.config`) uses this module, too, after it has made strict JSON of the user's text.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from zerotrain.contract.json_depth import depth_of
 from zerotrain.contract.regular_file import read_regular
 
 MAX_BYTES = 4 << 20
-"""Of a record, unless its reader knows better."""
+"""Largest record in bytes, unless its reader sets another limit."""
 
 MAX_DEPTH = 64
-"""Nesting of lists and objects; the product's own records use eight."""
+"""Deepest nesting of lists and objects; the product's own records use eight."""
 
 MAX_MODEL_CONFIG_BYTES = 4 << 20
-"""Of a model folder's `config.json`; the largest in use have a few hundred KiB."""
+"""Largest `config.json` of a model folder in bytes; the largest in use have a few hundred KiB."""
 
 _SHOWN_DIGITS = 40
 
 
 class JsonError(ValueError):
-    """The text is no JSON that is read here; the message says why."""
+    """The text is not JSON that is accepted here; the message gives the reason."""
 
     def __init__(self, message: str, *, reason: str = "", offset: int | None = None) -> None:
         super().__init__(message)
@@ -48,18 +48,18 @@ def strict_json(
     finite: bool = True,
     unique_keys: bool = False,
 ) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Args:
-        text: UTF-8 where it is bytes; a byte order mark before it is passed over.
-        max_bytes: a longer text is refused before anything looks at it.
-        max_depth: lists and objects within each other; a scalar has depth 0.
+        text: UTF-8 if it is bytes; a byte order mark at its beginning is skipped.
+        max_bytes: longest text; a longer one is refused before it is read.
+        max_depth: deepest nesting of lists and objects; a scalar has depth 0.
         finite: whether `NaN`, `Infinity` and numbers that no float can hold are refused, as JSON's grammar
             and its other readers do. Python's writer emits them, so foreign files may need False.
-        unique_keys: whether a key may stand once in an object; otherwise the last one counts.
+        unique_keys: whether a repeated key of an object is refused; otherwise its last value counts.
 
     Raises:
-        JsonError: for everything that is wrong.
+        JsonError: for any violation of these rules.
     """
     if len(text) > max_bytes:
         raise JsonError(f"has {len(text)} bytes; at most {max_bytes} are read")
@@ -78,7 +78,7 @@ def strict_json(
             reason=error.msg,
             offset=error.pos,
         ) from error
-    except RecursionError:  # a limit lower than Python's own, or a caller that is deep itself
+    except RecursionError:  # a limit lower than Python's own, or a deep stack of the caller
         raise JsonError("is nested too deeply") from None
     except ValueError as error:  # a whole number of more digits than Python reads
         raise JsonError(f"holds a number that cannot be read ({error})") from error
@@ -87,16 +87,16 @@ def strict_json(
 def read_json(
     path: Path, *, max_bytes: int = MAX_BYTES, follow_link: bool = False, finite: bool = True
 ) -> Any:
-    """The value that a regular file holds. Raises JsonError; OSError as `read_regular`."""
+    """Return the value in a regular file. Raises JsonError; OSError as `read_regular`."""
     return strict_json(
         read_regular(path, max_bytes, follow_link=follow_link), max_bytes=max_bytes, finite=finite
     )
 
 
 def own_json(text: str | bytes) -> Any:
-    """The value of a text that this process wrote itself, of any size and depth: a copy by way of JSON.
+    """Return the value of a text that this process wrote itself, of any size and depth: a copy through JSON.
 
-    Raises JsonError where it is nested too deeply for Python.
+    Raises JsonError if it is nested too deeply for Python.
     """
     try:
         return json.loads(text)

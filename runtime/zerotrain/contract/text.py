@@ -1,10 +1,10 @@
-"""Text of other people's programs and objects, made safe to store, to log and to show.
+"""Sanitising of texts of untrusted programs and objects, so that they are safe to store, log and show.
 
 Termination messages, log lines, keys of configurations, messages of the kubelet, of schedulers and of queues
-are written by a tenant or may quote one. What reads them passes them through this module before it does
-anything else with them. Control characters of both sets, line breaks, marks that turn the direction of a
-line, invisible format characters, lone surrogates, private and unassigned code points do not get past it, and
-no text is longer than its reader allows: none can drive a terminal, forge a line of a log, or fill a status.
+are written by a tenant or may quote one. Their readers pass them through this module before anything else. It
+removes control characters of both sets, line breaks, marks that change the direction of a line, invisible
+format characters, lone surrogates, private and unassigned code points, and it bounds the length. So no text
+can control a terminal, forge a line of a log, or fill a status.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import re
 import unicodedata
 
 MAX_CHARS = 2000
-"""Of a text that is given no limit of its own; a longer one loses its middle."""
+"""Default length limit of a text; the middle of a longer one is removed."""
 
 MAX_WORD_CHARS = 253
-"""Of a name or a reason: as long as the name of an object may be."""
+"""Length of a name or a reason: the longest allowed name of an object."""
 
 _GAP = " ... "
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]{0,40}[ -/]{0,4}[@-~]"  # colours, movements of the cursor
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,1000}(?:\x07|\x1b\\|\x9c)"  # titles, links
 )
-"""What a terminal obeys and does not show. An escape without its end is left to be replaced."""
+"""Sequences that a terminal executes and does not show. An escape without its end is replaced later."""
 
 
 def one_line(text: str, limit: int = MAX_CHARS) -> str:
-    """The whole text on one line of at most `limit` characters; a longer one loses its middle."""
-    # Before anything walks it: what makes no character below is more than three quarters of no honest text.
+    """Return the whole text on one line of at most `limit` characters, without the middle of a longer one."""
+    # Cut before the scan: removed characters are at most three quarters of any legitimate text.
     text = cut(text, 4 * limit)
     if not text.isprintable():
         text = " ".join(filter(None, (_clean(line).strip() for line in text.splitlines())))
@@ -36,28 +36,31 @@ def one_line(text: str, limit: int = MAX_CHARS) -> str:
 
 
 def word(text: str) -> str:
-    """A name or a reason."""
+    """Return a name or a reason on one line."""
     return one_line(text, MAX_WORD_CHARS)
 
 
 def printable(line: str) -> str:
-    """One line as a terminal would show it, tabs included: a carriage return overwrites what was before."""
+    """Return one line as a terminal would show it, tabs included.
+
+    A carriage return overwrites the text before it.
+    """
     line = line.rstrip("\r\n").rpartition("\r")[2]
     return line if line.isprintable() else "\t".join(map(_clean, line.split("\t")))
 
 
 def printable_lines(text: str) -> list[str]:
-    """The same of every line of a longer text, such as the end of a log."""
+    """Return every line of a longer text, such as the end of a log, as `printable` does."""
     return [printable(line) for line in text.split("\n")]
 
 
 def is_printable(text: str) -> bool:
-    """Whether nothing of the text would be replaced: for what must stay as it is or be refused, as a path."""
+    """Return whether no character would be replaced, for a text that is kept or rejected, such as a path."""
     return text.isprintable() or all(_is_kept(character) for character in set(text))
 
 
 def cut(text: str, limit: int = MAX_CHARS) -> str:
-    """Keep both ends of a long text: errors say what at the start and why at the end."""
+    """Keep both ends of a long text: error messages give the subject first and the cause last."""
     if len(text) <= limit:
         return text
     half = (limit - len(_GAP)) // 2
@@ -70,12 +73,15 @@ def _clean(text: str) -> str:
 
 
 def _is_kept(character: str) -> bool:
-    """Letters, marks, digits, signs and spaces (categories L, M, N, P, S and Zs) of this Python's Unicode."""
+    """Return whether a character is a letter, mark, digit, sign or space in this Python's Unicode.
+
+    These are the categories L, M, N, P, S and Zs.
+    """
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def _substitute(character: str) -> str:
     if character.isspace():
         return " "
-    # Those draw nothing: a sign in their place would stand within words and emoji.
+    # These are invisible: a replacement would appear within words and emoji.
     return "" if unicodedata.category(character) == "Cf" else "?"

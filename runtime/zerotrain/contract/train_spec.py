@@ -1,7 +1,7 @@
 """The training part of a job, as the trainer reads it.
 
 The operator renders it from `spec` into the Secret of an attempt; `zerotrain run` writes the same file. It
-holds what the DeepSpeed-style configuration has no place for: model, data, steps, checkpoint policy.
+holds the settings that the DeepSpeed-style configuration lacks: model, data, steps, checkpoint policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONFIG_FILE = "ds_config.json"
 TRAIN_SPEC_FILE = "train.json"
 
 PYTHON_STDLIB = "builtin:python-stdlib"
-"""`data_path` value that stands for the text of the worker's own Python standard library."""
+"""Value of `data_path` for the text of the worker's own Python standard library."""
 
 
 class TrainSpecError(ValueError):
@@ -48,13 +48,15 @@ class GptSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """Exactly one of the four is set."""
+    """Choice of the model. Exactly one of gpt, preset, factory and path is set."""
 
     gpt: GptSpec | None = None
     preset: str | None = None
     factory: str | None = None
-    """`package.module:function`; called with `factory_args`, returns an nn.Module whose call on a batch
-    of token ids (int64, [batch, context + 1]) returns the loss."""
+    """Function as `package.module:function`, which is called with `factory_args`.
+
+    It returns an nn.Module whose call on a batch of token ids (int64, [batch, context + 1]) returns the loss.
+    """
     path: str | None = None
     """Folder in Hugging Face format."""
     factory_args: Mapping[str, Any] = field(default_factory=dict)
@@ -69,18 +71,21 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
-    """When to save and what to keep. The folder itself is LaunchSpec.checkpoint_dir."""
+    """Times of checkpoints, and which of them to keep. The folder itself is LaunchSpec.checkpoint_dir."""
 
     every_steps: int | None = None
     every_seconds: float | None = None
     keep_last: int = 3
     on_termination: bool = True
-    """Save when all ranks stop on request."""
+    """Whether to save when all ranks stop on request."""
     resume_from: str = "Latest"
-    """`Latest`, `None` (start afresh), or the name of a step folder."""
+    """Checkpoint to resume from: `Latest`, `None` (start without one), or the name of a step folder."""
     asynchronous: bool | None = None
-    """Write periodic checkpoints while training goes on, which takes host memory for a copy of the state; the
-    last one is waited for. None = as the engine's configuration says (`checkpoint.writer.decoupled`)."""
+    """Whether to write periodic checkpoints in the background.
+
+    This takes host memory for a copy of the state. The trainer waits for the last one. None = as the engine's
+    configuration (`checkpoint.writer.decoupled`).
+    """
 
     def __post_init__(self) -> None:
         _check_count("checkpoint.keep_last", self.keep_last)
@@ -90,7 +95,7 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSpec:
-    """Everything the built-in trainer does beyond the engine's configuration."""
+    """Settings of the built-in trainer beyond the engine's configuration."""
 
     model: ModelSpec
     data_path: str
@@ -101,8 +106,10 @@ class TrainSpec:
     log_every_steps: int = 10
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     context: int | None = None
-    """Tokens per sample for a `factory` model or one from a folder (2048, or its longest, unless given); a
-    GPT's own context otherwise."""
+    """Tokens per sample for a `factory` model or one from a folder.
+
+    The default is 2048, or the model's longest if shorter. A GPT uses its own context.
+    """
 
     def __post_init__(self) -> None:
         _check_count("steps", self.steps)
@@ -113,7 +120,7 @@ class TrainSpec:
 
     @classmethod
     def from_json(cls, text: str) -> TrainSpec:
-        """Raises TrainSpecError naming the key that is unknown, missing or wrong."""
+        """Parse the JSON. Raises TrainSpecError that names the unknown, missing or wrong key."""
         try:
             data = strict_json(text)
         except JsonError as error:

@@ -1,7 +1,7 @@
-"""Recognising, in what a program wrote last, that it could not reach the network.
+"""Detection of an unreachable network in the last output of a program.
 
-Only words of name resolution and of connections to hosts with a name or a URL: ranks that lose each other say
-so in the words of gloo and NCCL, and that is no matter of the network policy.
+Only texts about name resolution and about connections to hosts with a name or a URL count: ranks that lose
+each other report it in the words of gloo and NCCL, which does not concern the network policy.
 """
 
 from __future__ import annotations
@@ -52,6 +52,6 @@ _UNREACHED: Final = re.compile(
 
 
 def tells_unreachable(text: str) -> bool:
-    """Whether the text says that a host outside of the job could not be reached."""
+    """Return whether the text says that a host outside of the job could not be reached."""
     text = text[-MAX_CHARS:]
     return _UNREACHED.search(text) is not None and _BETWEEN_RANKS.search(text) is None

@@ -1,7 +1,7 @@
-"""Which environment variables of a worker are the product's own, and which of these a job may set by name.
+"""The environment variables of a worker that the product reserves, and those of them that a job may set.
 
-Nothing but the job decides what a rank reads from them: a launcher in a pod takes them from LAUNCH_VARIABLE
-alone, so what an image or a ConfigMap named by `envFrom` sets has no effect.
+Only the job decides their values in a rank: a launcher in a pod reads them only from LAUNCH_VARIABLE, so
+values that an image or a ConfigMap named by `envFrom` sets have no effect.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 LAUNCH_VARIABLE: Final = "ZEROTRAIN_LAUNCH"
-"""All variables of a launcher as one JSON object of strings."""
+"""Variable with all variables of a launcher as one JSON object of strings."""
 
 PREFIX: Final = "ZEROTRAIN_"
 TORCH_VARIABLES: Final = frozenset(
@@ -19,7 +19,7 @@ TORCH_VARIABLES: Final = frozenset(
         *("NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     }
 )
-"""The names without the prefix: torch's `env://`."""
+"""Reserved names without the prefix: torch's `env://`."""
 
 SETTABLE: Final = (
     "ZEROTRAIN_COLLECTIVE_DELAY_SECONDS",
@@ -30,17 +30,19 @@ SETTABLE: Final = (
     "ZEROTRAIN_VAULT_CRYPTO",
     "ZEROTRAIN_WATCHDOG_SECONDS",
 )
-"""Settings of the engine that a job gives in `podTemplate.env`, and a local run or a script in its own
-environment."""
+"""Settings of the engine that a job sets in `podTemplate.env`, or a local run in its environment.
+
+A script sets them in its environment, too.
+"""
 
 
 def is_reserved(name: str) -> bool:
-    """Whether the product reads the variable, or may one day."""
+    """Return whether the product reads the variable, or may read it in a later version."""
     return name.startswith(PREFIX) or name in TORCH_VARIABLES
 
 
 def settings_in(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings that `environ` holds."""
+    """Return the settings in `environ`."""
     return {name: environ[name] for name in SETTABLE if name in environ}
 
 

@@ -1,10 +1,11 @@
-"""The HTTP that every worker's launcher serves and the operator (or `zerotrain run`) calls.
+"""The HTTP interface of every worker's launcher, which the operator (or `zerotrain run`) calls.
 
-What only reads the worker's records answers without a token: the job's NetworkPolicy admits the operator and
-the monitoring namespace alone. A token that the operator shows there (`channel_token.for_reading`) keeps it
-from being displaced by others that hold connections open. What reaches the ranks, `POST /yield` and
-`GET /stacks`, carries the channel token of the attempt in a header of its own, because the API server's pod
-proxy, the way in from outside a cluster, removes `Authorization`.
+Requests that only read the worker's records are answered without a token: the job's NetworkPolicy admits only
+the operator and the monitoring namespace. A token that the operator sends with them
+(`channel_token.for_reading`) keeps it from being displaced by other clients that hold connections open.
+Requests that affect the ranks, `POST /yield` and `GET /stacks`, carry the channel token of the attempt in a
+separate header, because the API server's pod proxy, the way in from outside a cluster, removes
+`Authorization`.
 """
 
 from __future__ import annotations
@@ -21,19 +22,26 @@ TOKEN_HEADER = "Zerotrain-Channel-Token"
 METRICS_PATH = "/metrics"
 PROGRESS_PATH = "/progress"
 HISTORY_PATH = "/history"
-"""The job's history as JSON lines (`contract.history`), of all attempts that its folder holds; worker 0 alone
-has it."""
+"""Path of the job's history as JSON lines (`contract.history`), of all attempts in its folder.
+
+Only worker 0 has it.
+"""
 MAX_REPORT_BYTES = 64 << 20
-"""Of a report that is read at all; the operator reads far less."""
+"""Largest report that is read at all; the operator reads far less."""
 READY_PATH = "/ready"
-"""200 once every rank of this worker is past its rendezvous, 503 before."""
+"""Path that answers 200 once every rank of this worker has passed its rendezvous, 503 before."""
 STACKS_PATH = "/stacks"
-"""Signals every rank of this worker and answers with the stacks of all their threads, as text. Needs the
-token wherever the worker has one; a local run has none and answers to its own host alone."""
+"""Path that signals every rank of this worker and returns the stacks of all their threads as text.
+
+It needs the token if the worker has one. A local run has none and answers only its own host.
+"""
 MAX_STACKS_BYTES = 512 << 10
-"""Longest answer of STACKS_PATH: each rank has an equal share of it."""
+"""Longest answer of STACKS_PATH, of which each rank has an equal share."""
 YIELD_PATH = "/yield"
-"""202 accepted (again: the call is idempotent), 401 no token, 403 wrong token, 409 other attempt."""
+"""Path of the request to stop.
+
+It answers 202 accepted (again: the call is idempotent), 401 no token, 403 wrong token, 409 other attempt.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,14 +55,16 @@ class WorkerReport:
     world_size: int
     ready: bool = False
     stopping: bool = False
-    """A stop was asked for (SIGTERM or POST /yield) and the ranks are on their way to exit 75."""
+    """Whether a stop was requested (SIGTERM or POST /yield), so that the ranks will exit with 75."""
     ranks: tuple[Progress, ...] = ()
-    """The newest record of every rank of this worker, in rank order; a rank that never reported (a user's
-    own program) has a record with heartbeat_at 0."""
+    """Newest record of every rank of this worker, in rank order.
+
+    A rank that never reported (a user's own program) has a record with heartbeat_at 0.
+    """
 
     @property
     def slowest(self) -> Progress | None:
-        """The rank with the lowest step; None when the worker has no ranks."""
+        """The rank with the lowest step; None if the worker has no ranks."""
         return min(self.ranks, key=lambda rank: (rank.step, rank.rank), default=None)
 
     @property
@@ -70,8 +80,9 @@ class WorkerReport:
 
     @classmethod
     def from_json(cls, text: str, *, max_ranks: int = MAX_RANKS) -> WorkerReport:
-        """Raises ValueError when the text is no report, a required key is missing, or it has too many ranks:
-        a tenant's program may answer, and each record costs its reader time and memory.
+        """Parse a report. Raises ValueError for other text, a missing required key or too many ranks.
+
+        A tenant's program may answer, and each record costs its reader time and memory.
         """
         try:
             data = strict_json(text, max_bytes=MAX_REPORT_BYTES)
@@ -93,12 +104,12 @@ class WorkerReport:
 
 
 def yield_body(attempt: int) -> bytes:
-    """The body of `POST /yield`."""
+    """Return the body of `POST /yield`."""
     return json.dumps({"attempt": attempt}).encode()
 
 
 def yield_attempt(body: bytes) -> int:
-    """The attempt that a `POST /yield` body names. Raises ValueError when it names none."""
+    """Return the attempt that a `POST /yield` body names. Raises ValueError if it names none."""
     data: Any = strict_json(body)
     attempt = data.get("attempt") if isinstance(data, Mapping) else None
     if not isinstance(attempt, int) or isinstance(attempt, bool):
@@ -107,5 +118,5 @@ def yield_attempt(body: bytes) -> int:
 
 
 def bearer(token: str) -> dict[str, str]:
-    """The header that carries the channel token."""
+    """Return the header that carries the channel token."""
     return {TOKEN_HEADER: f"Bearer {token}"}

@@ -1,7 +1,7 @@
 """The DeepSpeed-style JSON configuration: `load` a file, `resolve` it for a world size.
 
-Used by the engine (`initialize`), the operator (admission), the planner and `zerotrain config show`.
-Pure standard library.
+The engine (`initialize`), the operator (admission), the planner and `zerotrain config show` use it. It needs
+only the standard library.
 """
 
 from .auto import AutoValues

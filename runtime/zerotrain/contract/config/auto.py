@@ -1,7 +1,7 @@
 """Values for `"auto"`, by the rules of Hugging Face's Trainer.
 
-The caller that knows the model and the training arguments passes an `AutoValues`; whatever it leaves None
-falls back to the key's default, with a notice.
+The caller that knows the model and the training arguments passes an `AutoValues`. A field that is None falls
+back to the key's default, with a notice.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoValues:
-    """What the training program knows; None = it does not."""
+    """Values that the training program knows; None for those that it does not."""
 
     hidden_size: int | None = None
-    """Width of the model, elements (the largest one when there are several)."""
+    """Width of the model in elements (the largest one if there are several)."""
 
     train_batch_size: int | None = None
     """Samples per optimizer step over all ranks."""
@@ -31,13 +31,12 @@ class AutoValues:
     """Base (and highest) learning rate."""
 
     betas: tuple[float, float] | None = None
-    """Decay of Adam's moments."""
+    """Decay rates of Adam's moments."""
 
     eps: float | None = None
     """Adam's epsilon."""
 
     weight_decay: float | None = None
-    """Weight decay."""
 
     max_grad_norm: float | None = None
     """Largest global gradient norm."""
@@ -49,10 +48,10 @@ class AutoValues:
     """Optimizer steps of the whole training."""
 
     bf16: bool | None = None
-    """Train in bf16."""
+    """Whether to train in bf16."""
 
     fp16: bool | None = None
-    """Train in fp16."""
+    """Whether to train in fp16."""
 
 
 Rule = Callable[[AutoValues], Any]
@@ -88,4 +87,7 @@ RULES: Mapping[str, tuple[str, Rule]] = {
     "prefetch_bucket_size": _of_hidden_size(lambda hidden: 9 * hidden * hidden // 10),
     "param_persistence_threshold": _of_hidden_size(lambda hidden: 10 * hidden),
 }
-"""Rule name in the table -> (the AutoValues field it needs, the rule; None = cannot be computed)."""
+"""Rules by their name in the table, each as a required AutoValues field and a function.
+
+The function returns None if it cannot compute a value.
+"""

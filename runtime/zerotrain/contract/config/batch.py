@@ -26,7 +26,10 @@ ACCUMULATION = "gradient_accumulation_steps"
 def resolve_batch(
     *, train: int | None, micro: int | None, accumulation: int | None, world_size: int
 ) -> BatchConfig:
-    """The sizes by the table above (samples; None = not given). Raises ConfigError when they do not fit."""
+    """Return the sizes in samples by the table above; None means not given.
+
+    Raises ConfigError on a mismatch.
+    """
     if train is None:
         micro = micro or 1
         accumulation = accumulation or 1

@@ -1,4 +1,4 @@
-"""Last step of resolving: the draft's values into the frozen configuration."""
+"""The last step of resolving: the frozen configuration from the draft's values."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ _COUPLED_DECAY = ("SGD", "MuSGD", "Adagrad")
 
 
 def build(draft: Draft, report: tuple[KeyReport, ...], written: Mapping[str, Any]) -> EngineConfig:
-    """The configuration; notices and refusals in the order in which they were found. `written` is the user's
-    JSON object."""
+    """Return the configuration, with notices and refusals in the order in which they were found.
+
+    `written` is the user's JSON object.
+    """
     zero: dict[str, Any] = {
         item.name: _offload(draft, item.name)
         if item.name in _OFFLOAD_BLOCKS
@@ -97,7 +99,7 @@ def build(draft: Draft, report: tuple[KeyReport, ...], written: Mapping[str, Any
 
 
 def _without_auto(written: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
-    """A copy of what the user wrote, with the value that was computed in place of each "auto"."""
+    """Return a copy of the user's object in which computed values replace each "auto"."""
     source: dict[str, Any] = copy.deepcopy(dict(written))
     for path, given in draft.flat.given.items():
         if isinstance(given.value, str) and given.value.casefold() == "auto" and path in draft.settled:
@@ -145,14 +147,14 @@ def _precision(draft: Draft) -> PrecisionConfig:
 
 
 def _predivision(draft: Draft) -> float:
-    """What gradients are divided by before the ranks' are summed."""
+    """Return the divisor that is applied to gradients before they are summed over the ranks."""
     if draft.value("prescale_gradients"):
         return float(draft.world_size)
     return float(draft.value("gradient_predivide_factor"))
 
 
 def _params(draft: Draft, block: str) -> dict[str, Any]:
-    """The settled parameters of an optimizer or scheduler by their short names."""
+    """Return the settled parameters of an optimizer or scheduler by their short names."""
     prefix = f"{block}.params."
     return {
         path.removeprefix(prefix): settled.value
@@ -162,7 +164,7 @@ def _params(draft: Draft, block: str) -> dict[str, Any]:
 
 
 def _given_params(draft: Draft) -> dict[str, Any]:
-    """Only what the file says, for an optimizer whose parameters nobody here knows."""
+    """Return only the parameters in the file, for an optimizer whose parameters the table does not know."""
     prefix = "optimizer.params."
     known = {
         path.removeprefix(prefix): settled.value

@@ -1,4 +1,4 @@
-"""Second step of resolving: one value of the file to the type, range and spelling of its key."""
+"""The second step of resolving: conversion of one value of the file to its key's type, range and spelling."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .errors import ConfigError
 from .keys import ENDLESS, Key, Kind
 
 _TRUTH = {"true": True, "false": False, 0: False, 1: True}
-_INT_LIMIT = 2**63  # what an engine counter or a tensor size can hold
+_INT_LIMIT = 2**63  # the largest value of an engine counter or a tensor size
 
 
 class Coercer:
-    """Converts values and collects what had to be said about the conversion.
+    """Converter of the values of one key, which collects the notices about the conversion.
 
     Every method raises ConfigError when the value does not fit.
     """
@@ -26,7 +26,7 @@ class Coercer:
         self.remarks: list[str] = []
 
     def coerce(self, value: Any) -> Any:
-        """The value in its final type; numbers are within the key's range."""
+        """Return the value in its final type. Numbers are within the key's range."""
         by_kind: Mapping[Kind, Callable[[Any], Any]] = {
             Kind.BOOL: self._bool,
             Kind.INT: self._int,
@@ -119,7 +119,10 @@ class Coercer:
 
 
 def choose(key: Key, value: Any, written: str) -> Any:
-    """The canonical spelling of an allowed value. Raises ConfigError naming the allowed and the nearest."""
+    """Return the canonical spelling of an allowed value.
+
+    Raises ConfigError that names the allowed values and the nearest one.
+    """
     choice = key.choice(value)
     if choice is not None:
         return choice.value if choice.means is None else choice.means

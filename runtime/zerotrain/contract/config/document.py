@@ -1,6 +1,6 @@
-"""Writes `docs/configuration.md` from the table: `python -m zerotrain.contract.config.document > FILE`.
+"""Generator of `docs/configuration.md`: `python -m zerotrain.contract.config.document > FILE`.
 
-The file is generated and compared in the tests; edit the rows, not the file.
+The file is generated from the table, and the tests compare it; edit the rows, not the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _HEAD = "| key | type | default | status | what it does |\n|---|---|---|---|---|
 
 
 def document() -> str:
-    """The whole file."""
+    """Return the content of the whole file."""
     parts = [_INTRODUCTION, "\n".join(_batch_table()), "\n"]
     for title, rows in SECTIONS:
         parts.append(
@@ -57,7 +57,7 @@ def document() -> str:
 
 
 def _batch_table() -> Iterator[str]:
-    """The table in the docstring of `batch.py`, which is the only place that states it."""
+    """Return the table's lines from the docstring of `batch.py`, the only place that states them."""
     return (line for line in (batch_doc or "").splitlines() if line.startswith("|"))
 
 

@@ -1,4 +1,4 @@
-"""The values of all keys while they are being resolved: shared by `resolve.py`, `rules.py` and `build.py`."""
+"""The values of all keys during resolving, shared by `resolve.py`, `rules.py` and `build.py`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .schema import Notice, Origin, Unsupported
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled:
-    """The final value of one key and where it comes from."""
+    """The final value of one key and its origin."""
 
     value: Any
     origin: Origin
     written: str
-    """The path as the user wrote it; the canonical one for defaults."""
+    """Path as the user wrote it; the canonical one for defaults."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Draft:
-    """Everything that resolving collects on its way."""
+    """All values and messages that resolving collects."""
 
     keys: Mapping[str, Key]
     flat: Flat
@@ -34,39 +34,42 @@ class Draft:
     unsupported: list[Unsupported] = field(default_factory=list)
 
     def value(self, path: str) -> Any:
-        """Final value of a key; its default when the key does not apply (parameters of another type)."""
+        """Return the final value of a key, or its default if the key does not apply.
+
+        A parameter of another optimizer or scheduler does not apply.
+        """
         settled = self.settled.get(path)
         return self.keys[path].default if settled is None else settled.value
 
     def given(self, path: str) -> bool:
-        """Whether the file decided the value (by a value or by a computed "auto")."""
+        """Return whether the file decided the value (by a value or by a computed "auto")."""
         settled = self.settled.get(path)
         return settled is not None and settled.origin in ("file", "auto")
 
     def written(self, path: str) -> str:
-        """The path as the user wrote it."""
+        """Return the path as the user wrote it."""
         settled = self.settled.get(path)
         return path if settled is None else settled.written
 
     def is_on(self, path: str) -> bool:
-        """Whether a switch asks for something."""
+        """Return whether a switch has a value that asks for something."""
         return not self.keys[path].asks_for_nothing(self.value(path))
 
     def derive(self, path: str, value: Any) -> None:
-        """Fill in a value that the file left open."""
+        """Set a value that the file left open."""
         self.settled[path] = Settled(value=value, origin="derived", written=path)
 
     def notice(self, path: str, message: str) -> None:
-        """Say that a key means something else here."""
+        """Record that a key has another effect here."""
         self.notices.append(Notice(path=self.written(path), message=message))
 
     def refuse_to_run(self, path: str, reason: str, way_out: str) -> None:
-        """Load and show, but never start with it."""
+        """Record that a configuration can be loaded and shown but not started with this key."""
         lifted_by = self.keys[path].lifted_by
         self.unsupported.append(
             Unsupported(path=self.written(path), reason=reason, way_out=way_out, lifted_by=lifted_by)
         )
 
     def error(self, path: str, rule: str, way_out: str) -> ConfigError:
-        """A ConfigError about the value of a key."""
+        """Return a ConfigError about the value of a key."""
         return ConfigError(self.written(path), rule, self.value(path), way_out)

@@ -1,7 +1,7 @@
-"""One change of a configuration as a user would write it into the file; the planner's proposals are such.
+"""Change of a configuration, as a user would write it into the file.
 
-The file may have a key under an older name, at another place or in an older form. There must be one value of
-it afterwards, so what it goes by now is taken out.
+The planner's proposals are such changes. The file may have a key under an older name, in another object or in
+an older form. Only one value of the key may remain, so the present form is removed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .table import KEYS
 
 
 def edited(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `config` in which the keys of `values`, canonical paths, have these values.
+    """Return a copy of `config` in which the keys of `values`, given as canonical paths, have these values.
 
-    An empty object as value is put there unless the file has it already. Raises ConfigError for an unknown
-    key in `config`, and for a key that stands there twice with two values.
+    A value that is an empty object is inserted only if the file does not have the object yet. Raises
+    ConfigError for an unknown key in `config`, and for a key that occurs twice with two values.
     """
     changed = dict(load(config).values)  # a deep copy
     given = Flattener(KEYS).flatten(changed).given

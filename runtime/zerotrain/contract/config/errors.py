@@ -1,7 +1,7 @@
-"""The one error of the configuration: raised by reader and resolver, shown by CLI, operator and trainer.
+"""The one error of the configuration.
 
-Every message names the field, the rule, the value and the way out, so that a person can fix the file
-without reading our code.
+Reader and resolver raise it; CLI, operator and trainer show it. Every message names the field, the rule, the
+value and the way out, so that a user can fix the file without reading the code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, path: str, rule: str, value: object, way_out: str) -> None:
-        # Keys are the user's, and a rule or a way out may quote them; the value is shown by its repr().
+        # The user chooses keys, and a rule or a way out may quote them. The value is shown by its repr().
         self.path = one_line(path)
         self.rule = one_line(rule)
         self.value = value

@@ -1,7 +1,7 @@
-"""First step of resolving: from nested objects to canonical paths.
+"""The first step of resolving: from nested objects to canonical paths.
 
-Follows aliases and deprecated forms, puts ZeRO keys that stand at the top level where they belong, and
-refuses unknown keys with the nearest known one.
+It follows aliases and deprecated forms, moves ZeRO keys from the top level to where they belong, and refuses
+unknown keys with the nearest known one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .keys import BLOCK_ALIASES, Key, blocks, parent
 from .schema import Notice
 
 _MAX_LISTED = 20
-"""Names in an error message; more help nobody."""
+"""Largest number of names that an error message lists, since more do not help."""
 _COMMENT = "Read as a comment: its name begins with _, # or //."
 ZERO = "zero_optimization"
 OPTIMIZER_PARAMS = "optimizer.params"
@@ -38,22 +38,22 @@ class Given:
 
     value: Any
     written: str
-    """The path as the user wrote it."""
+    """Path as the user wrote it."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Flat:
-    """The file's values by canonical path."""
+    """Values of the file by canonical path."""
 
     given: dict[str, Given] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
     unknown_optimizer_params: dict[str, Any] = field(default_factory=dict)
-    """Kept for optimizers that are not in the table; the resolver refuses them for the others."""
+    """Parameters for optimizers that are not in the table; the resolver refuses them for the others."""
     present: set[str] = field(default_factory=set)
-    """Objects that the file holds, empty ones included."""
+    """Objects that the file holds, including empty ones."""
 
     def add(self, path: str, value: Any, written: str) -> None:
-        """Raises ConfigError when the same key stands there with two values under two names."""
+        """Add a value. Raises ConfigError if the same key has two values under two names."""
         before = self.given.get(path)
         if before is not None and before.value != value:
             raise ConfigError(
@@ -66,7 +66,7 @@ class Flat:
 
 
 class Flattener:
-    """Walks one file along one table of keys."""
+    """Flattener of files by one table of keys."""
 
     def __init__(self, keys: tuple[Key, ...]) -> None:
         self._keys = {key.path: key for key in keys}
@@ -80,7 +80,10 @@ class Flattener:
                 self._names[parent(key.path)][alias] = key.path
 
     def flatten(self, values: Mapping[str, Any]) -> Flat:
-        """Raises ConfigError for unknown keys and for values where an object must stand."""
+        """Return the file's values.
+
+        Raises ConfigError for unknown keys and for values in place of an object.
+        """
         flat = Flat()
         self._walk(values, "", "", flat)
         return flat
@@ -104,7 +107,7 @@ class Flattener:
 
     def _enter(self, path: str, value: Any, written: str, flat: Flat) -> None:
         if value is None:
-            return  # null says what an absent key says
+            return  # null means the same as an absent key
         if path in self._keys:
             flat.add(path, value, written)
         elif path == ZERO and isinstance(value, bool):
@@ -128,12 +131,12 @@ class Flattener:
             return
         if path is None:
             raise self.unknown(name, "", name, value)
-        # People paste fragments of documentation without the object around them.
+        # Users paste fragments of documentation without the object around them.
         flat.notices.append(Notice(path=name, message=f"Belongs inside {ZERO}; read as {path}."))
         self._enter(path, value, name, flat)
 
     def _dotted(self, name: str) -> str:
-        """The notice for a top-level name with dots, which some programs write beside the blocks."""
+        """Return the notice for a top-level name with dots, which some programs write beside the blocks."""
         block, _, key = name.rpartition(".")
         known = block in self._blocks and key in self._names[block]
         way_out = f"; write {key} within the object {block} instead" if known else ""
@@ -153,7 +156,7 @@ class Flattener:
         flat.notices.append(Notice(path=written, message=f"Deprecated; read as {paths}."))
 
     def unknown(self, name: str, block: str, written: str, value: Any) -> ConfigError:
-        """The error for a key that is not in the table, with the nearest that is."""
+        """Return the error for a key that is not in the table, with the nearest key that is."""
         here = difflib.get_close_matches(name, self._names[block], n=1, cutoff=0.7)
         if here:
             way_out = f"Did you mean {self._names[block][here[0]]}?"

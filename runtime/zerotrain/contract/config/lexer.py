@@ -1,6 +1,6 @@
-"""Turns what people write as JSON into strict JSON of the same length, for `reader.py`.
+"""Conversion of tolerant JSON into strict JSON of the same length, for `reader.py`.
 
-Same length is the point: comments, odd spaces and trailing commas become plain spaces, so every line and
+Comments, odd spaces and trailing commas become plain spaces. Since the length is the same, every line and
 column that `json` reports is a line and column of the user's file.
 """
 
@@ -16,7 +16,10 @@ from .errors import ConfigError
 from .keys import ENDLESS
 
 MAX_DEPTH = 64
-"""Nesting of objects and lists; real files use four. Far below the recursion limit of the JSON parser."""
+"""Deepest nesting of objects and lists.
+
+Real files use four levels. It is far below the recursion limit of the JSON parser.
+"""
 
 _PUNCTUATION = "{}[],:"
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
@@ -44,21 +47,21 @@ class Token:
 
 
 def locate(text: str, offset: int) -> tuple[int, int]:
-    """Line and column (both from 1) of an offset."""
+    """Return the line and column (both from 1) of an offset."""
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
 def position(origin: str, text: str, offset: int) -> str:
-    """`file:line:column`."""
+    """Return the position of an offset as `file:line:column`."""
     line, column = locate(text, offset)
     return f"{origin}:{line}:{column}"
 
 
 def to_strict_json(text: str, *, origin: str) -> str:
-    """Strict JSON with every token where it was.
+    """Return strict JSON in which every token is at its old position.
 
-    Raises ConfigError at its place for an open string or comment, a word that is not JSON, a key that is
-    there twice in one object, and nesting deeper than `MAX_DEPTH`. Other syntax errors are left to `json`.
+    Raises ConfigError with the position of an open string or comment, a word that is not JSON, a key that is
+    repeated in one object, or nesting deeper than `MAX_DEPTH`. Other syntax errors are left to `json`.
     """
     tokens = _tokenize(text, origin)
     _check_structure(tokens, text, origin)
@@ -69,7 +72,10 @@ def to_strict_json(text: str, *, origin: str) -> str:
 
 
 def _pieces(tokens: list[Token]) -> list[str]:
-    """What each token becomes: numbers lose their underscores, a comma before a closing bracket vanishes."""
+    """Return the new text of each token.
+
+    Numbers lose their underscores, and a comma before a closing bracket disappears.
+    """
     pieces = []
     for index, token in enumerate(tokens):
         before, after = _kind(tokens, index - 1), _kind(tokens, index + 1)
@@ -84,7 +90,7 @@ def _pieces(tokens: list[Token]) -> list[str]:
 
 
 def _kind(tokens: list[Token], index: int) -> str:
-    """The kind of a token, or "" before the first and after the last."""
+    """Return the kind of a token, or "" before the first and after the last."""
     return tokens[index].kind if 0 <= index < len(tokens) else ""
 
 
@@ -104,7 +110,8 @@ def _tokenize(text: str, origin: str) -> list[Token]:
 
 
 def _is_space(character: str) -> bool:
-    # NBSP and friends are Zs, byte order marks and zero-width spaces Cf: copied web pages are full of them.
+    # NBSP and similar spaces are Zs, byte order marks and zero-width spaces Cf; text copied from web pages
+    # has many.
     return character.isspace() or unicodedata.category(character) in ("Zs", "Cf")
 
 
@@ -164,7 +171,7 @@ def _hint(word: str) -> str:
 
 
 def _check_structure(tokens: list[Token], text: str, origin: str) -> None:
-    """Nesting and repeated keys; everything else is the JSON parser's."""
+    """Check nesting and repeated keys. All other checks are left to the JSON parser."""
     open_objects: list[dict[str, int] | None] = []
     for index, token in enumerate(tokens):
         if token.kind in ("{", "["):
@@ -189,7 +196,7 @@ def _check_key(seen: dict[str, int] | None, token: Token, text: str, origin: str
     try:
         key = strict_json(token.text, max_bytes=len(token.text))
     except JsonError:
-        return  # a bad escape: the JSON parser names it at its place
+        return  # a bad escape: the JSON parser reports it with its position
     if key in seen:
         line, column = locate(text, seen[key])
         raise ConfigError(

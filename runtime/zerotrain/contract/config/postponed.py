@@ -1,7 +1,7 @@
-"""Writes `docs/postponed.md` from the table: `python -m zerotrain.contract.config.postponed > FILE`.
+"""Generator of `docs/postponed.md`: `python -m zerotrain.contract.config.postponed > FILE`.
 
-The file is generated and compared in the tests. It is the one place that says what this version leaves out by
-decision; what is merely not there yet follows in a second table.
+The file is generated from the table, and the tests compare it. It is the one place that lists what this
+version leaves out by decision. Keys that are merely not implemented yet follow in a second table.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _OTHERS = """
 
 
 def document() -> str:
-    """The whole file."""
+    """Return the content of the whole file."""
     return "".join((_HEAD, *_postponed_rows(), _OTHERS, *_other_rows()))
 
 
 def postponed_keys() -> dict[str, list[Key]]:
-    """Keys by feature, in the order of the table."""
+    """Return the postponed keys by feature, in the order of the table."""
     found = sorted((key for key in KEYS if key.postponed), key=lambda key: key.postponed)
     return {feature: list(keys) for feature, keys in groupby(found, key=lambda key: key.postponed)}
 

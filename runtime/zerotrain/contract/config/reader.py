@@ -1,8 +1,8 @@
-"""Reads a configuration from a file, a JSON text, a base64 text or a mapping, more tolerantly than JSON.
+"""Reader of a configuration from a file, a JSON text, a base64 text or a mapping.
 
-Accepted beyond JSON: comments (`//`, `#`, `/* */`, also with quotes inside), trailing commas, any Unicode
-space, byte order marks, underscores in numbers. A repeated key is an error with both places. Nothing is
-ever evaluated. Called by `resolve`'s callers: engine, operator, `zerotrain config show`.
+It accepts more than JSON: comments (`//`, `#`, `/* */`, also with quotes inside), trailing commas, any
+Unicode space, byte order marks, underscores in numbers. A repeated key is an error that names both places.
+Nothing is ever evaluated. The callers of `resolve` use it: engine, operator, `zerotrain config show`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from .keys import ENDLESS
 from .lexer import MAX_DEPTH, position, to_strict_json
 
 MAX_BYTES = 4 << 20
-"""Larger files are not configurations (a checkpoint given by mistake, say)."""
+"""Largest size of a configuration in bytes.
+
+A larger file is something else, such as a checkpoint given by mistake.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawConfig:
-    """What the user wrote, as JSON values, before any meaning."""
+    """The user's JSON values, before interpretation."""
 
     values: Mapping[str, Any]
     """The top-level object."""
 
     origin: str
-    """Where it came from, for messages: a file name, `text`, `base64` or `mapping`."""
+    """Source of the values, for messages: a file name, `text`, `base64` or `mapping`."""
 
 
 def load(source: Path | str | Mapping[str, Any]) -> RawConfig:
@@ -71,10 +74,10 @@ def load(source: Path | str | Mapping[str, Any]) -> RawConfig:
 
 
 def loads(text: str, *, origin: str = "text") -> dict[str, Any]:
-    """The top-level object of a tolerant JSON text. Raises ConfigError for everything that is wrong."""
+    """Return the top-level object of a tolerant JSON text. Raises ConfigError for any error in it."""
     strict = to_strict_json(text, origin=origin)
     try:
-        # Numbers that no float holds are named by their keys, later.
+        # A later step reports numbers too large for a float, by their keys.
         value = strict_json(strict, max_bytes=len(strict), finite=False)
     except JsonError as error:
         if error.offset is None:
@@ -135,7 +138,7 @@ def _decode_base64(source: str) -> str | None:
 
 
 def _from_mapping(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy through JSON, so that the caller's mapping is never shared and holds JSON types only."""
+    """Return a deep copy through JSON, independent of the caller's mapping and with JSON types only."""
     try:
         value: dict[str, Any] = own_json(json.dumps(_plain(source)))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""From what the user wrote to the final configuration, with a report on every key.
+"""Resolution of the user's values into the final configuration, with a report on every key.
 
-`flatten` (names) -> settle (types, "auto", defaults) -> `rules` (between keys) -> verdicts (what this version
-does with each value) -> `build`. Called by the engine's `initialize`, by the operator's admission, by the
-planner and by `zerotrain config show`, so that all of them see the same configuration.
+The steps are: `flatten` (names) -> settle (types, "auto", defaults) -> `rules` (between keys) -> verdicts
+(what this version does with each value) -> `build`. The engine's `initialize`, the operator's admission, the
+planner and `zerotrain config show` call it, so that all of them see the same configuration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .schema import EngineConfig, KeyReport, KeyStatus
 from .table import KEYS
 
 UNTESTED_OPTIMIZERS = ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
-"""Element-wise classes of torch.optim beside those of the table."""
+"""Element-wise classes of torch.optim that the table does not have."""
 
 _FLATTENER = Flattener(KEYS)
 
@@ -63,7 +63,10 @@ def resolve(
 
 
 def _settle(draft: Draft, key: Key, auto: AutoValues) -> None:
-    """Final value and origin of one key; parameters of other optimizers and schedulers are left out."""
+    """Settle the value and origin of one key.
+
+    Parameters of other optimizers and schedulers are left out.
+    """
     given = draft.flat.given.get(key.path)
     default = key.default
     type_path = _TYPED_BLOCKS.get(parent(key.path))
@@ -85,7 +88,10 @@ def _settle(draft: Draft, key: Key, auto: AutoValues) -> None:
 
 
 def _applies(draft: Draft, key: Key, given: Given | None, type_path: str) -> bool:
-    """Whether the chosen optimizer or scheduler has this parameter; ConfigError when it is given and not."""
+    """Return whether the chosen optimizer or scheduler has this parameter.
+
+    Raises ConfigError if the file sets a parameter that it does not have.
+    """
     chosen = draft.value(type_path)
     if chosen is None:
         if given is not None:
@@ -95,7 +101,7 @@ def _applies(draft: Draft, key: Key, given: Given | None, type_path: str) -> boo
     if not key.only or chosen in key.only:
         return True
     if draft.keys[type_path].choice(chosen) is None:
-        return given is not None  # an optimizer from outside the table: nobody here knows its parameters
+        return given is not None  # an optimizer outside the table: its parameters are unknown
     if given is not None:
         own = sorted(
             path.rpartition(".")[2]
@@ -139,7 +145,7 @@ def _convert(draft: Draft, key: Key, value: Any, written: str) -> Any:
 
 
 def _untested_optimizer(draft: Draft, key: Key, value: str, written: str) -> Any:
-    """A class of torch.optim that the table does not have: run when the file allows it and shards can."""
+    """Return a class of torch.optim outside the table, if the file allows it and it works on shards."""
     given = draft.flat.given.get("zero_allow_untested_optimizer")
     is_allowed = given is not None and given.value is True
     name = next((name for name in UNTESTED_OPTIMIZERS if name.casefold() == value.casefold()), None)
@@ -161,7 +167,7 @@ def _untested_optimizer(draft: Draft, key: Key, value: str, written: str) -> Any
 
 
 def _check_optimizer_params(draft: Draft) -> None:
-    """Unknown parameters belong to an optimizer from outside the table, or are mistakes."""
+    """Raise ConfigError for unknown parameters, unless the optimizer is one outside the table."""
     chosen = draft.value("optimizer.type")
     outside = chosen is not None and draft.keys["optimizer.type"].choice(chosen) is None
     if outside:
@@ -172,7 +178,7 @@ def _check_optimizer_params(draft: Draft) -> None:
 
 
 def _verdict(draft: Draft, key: Key) -> KeyReport:
-    """What this version does with the value: the report's line, and a notice or refusal where one is due."""
+    """Return the report's line on a value, and record a notice or refusal if one is due."""
     settled = draft.settled[key.path]
     status, effect = Status.IMPLEMENTED, key.effect
     written_choice = _written_choice(draft, key)
@@ -190,7 +196,10 @@ def _verdict(draft: Draft, key: Key) -> KeyReport:
 
 
 def _written_choice(draft: Draft, key: Key) -> Choice | None:
-    """The choice that the user named; a name that stands for another one has its own verdict."""
+    """Return the choice that the user named.
+
+    A name that stands for another one has a verdict of its own.
+    """
     if not key.choices:
         return None
     given = draft.flat.given.get(key.path)
@@ -199,7 +208,7 @@ def _written_choice(draft: Draft, key: Key) -> Choice | None:
 
 
 def _judge(draft: Draft, key: Key, choice: Choice | None) -> str:
-    """Record the notice or refusal; returns the effect to show."""
+    """Record the notice or refusal, and return the effect to show."""
     source = key if choice is None else choice
     status = source.status
     if status is Status.REFUSED:

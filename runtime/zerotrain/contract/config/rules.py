@@ -1,4 +1,4 @@
-"""Rules between keys, and values that follow from other keys; `resolve.py` calls `RULES` in their order."""
+"""Rules between keys, and values that follow from other keys. `resolve.py` calls `RULES` in their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Z = "zero_optimization"
 
 
 def batch(draft: Draft) -> None:
-    """Any two of the three sizes give the third."""
+    """Derive the missing batch sizes; any two of the three give the third."""
     sizes = resolve_batch(
         train=draft.value(TRAIN),
         micro=draft.value(MICRO),
@@ -33,13 +33,13 @@ def batch(draft: Draft) -> None:
 
 
 def overlap(draft: Draft) -> None:
-    """Overlap is on at stage 3 unless the file says otherwise."""
+    """Enable overlap at stage 3 unless the file sets it."""
     if draft.value(f"{Z}.overlap_comm") is None:
         draft.derive(f"{Z}.overlap_comm", draft.value(f"{Z}.stage") == 3)
 
 
 def precision(draft: Draft) -> None:
-    """One compute dtype; gradients travel in fp32 unless the file names a dtype."""
+    """Check that one compute dtype is chosen. Gradients are reduced in fp32 unless the file names a dtype."""
     if draft.value("bf16.enabled") and draft.value("fp16.enabled"):
         raise draft.error(
             "fp16.enabled", "must not be on together with bf16", "Keep one of the two, best bf16."
@@ -56,7 +56,7 @@ def precision(draft: Draft) -> None:
 
 
 def secondary(draft: Draft) -> None:
-    """The groups of hpZ are of one size, for every number of ranks that the job may have."""
+    """Check that all hpZ groups have the same size, for the given number of ranks."""
     path = f"{Z}.zero_hpz_partition_size"
     size, ranks = draft.value(path), draft.world_size
     if not can_group(stage=draft.value(f"{Z}.stage"), world_size=ranks, group_size=size):
@@ -65,7 +65,7 @@ def secondary(draft: Draft) -> None:
 
 
 def offload(draft: Draft) -> None:
-    """Parameters leave the accelerator only as shards, states only where an element can be updated alone."""
+    """Refuse offload of unsharded parameters, and of states whose update is not element-wise."""
     stage = draft.value(f"{Z}.stage")
     path = f"{Z}.offload_param.device"
     if draft.is_on(path) and stage < 3:
@@ -85,7 +85,7 @@ def offload(draft: Draft) -> None:
 
 
 def spill(draft: Draft) -> None:
-    """One list of folders, and words only where there is a spill."""
+    """Check that the spill has one list of folders, and add notices if there is no spill."""
     given = [
         draft.value(f"{Z}.{block}.nvme_path")
         for block in ("offload_optimizer", "offload_param")
@@ -112,7 +112,7 @@ def spill(draft: Draft) -> None:
 
 
 def remainders(draft: Draft) -> None:
-    """Master weights in two halves: where bf16 computes and a native update knows them."""
+    """Derive or check master weights in two halves, which need bf16 and a native update."""
     kind = draft.value("optimizer.type")
     params = {name: draft.value(f"optimizer.params.{name}") for name in ("amsgrad", "torch_adam")}
     is_possible = draft.value("bf16.enabled") and can_split_master(kind, params)
@@ -138,7 +138,7 @@ def _described(kind: str | None, params: Mapping[str, Any]) -> str:
 
 
 def optimizer(draft: Draft) -> None:
-    """Betas are a pair below 1; AdamW always decouples its weight decay."""
+    """Check that betas are two numbers below 1, and that AdamW decouples its weight decay."""
     betas = "optimizer.params.betas"
     values = draft.value(betas)
     if len(values) != 2 or max(values) >= 1.0:
@@ -153,7 +153,10 @@ def optimizer(draft: Draft) -> None:
 
 
 def _one_bit(draft: Draft) -> None:
-    """Each rank compresses a momentum of its own, so it needs gradients that nobody has reduced."""
+    """Check OneBitAdam's requirements.
+
+    Each rank compresses a momentum of its own, so it needs unreduced gradients.
+    """
     stage = f"{Z}.stage"
     if draft.value(stage) > highest_stage("OneBitAdam"):
         draft.refuse_to_run(
@@ -175,7 +178,11 @@ def _one_bit(draft: Draft) -> None:
 
 
 def scheduler(draft: Draft) -> None:
-    """A schedule with an end needs the end; the warm-up lies before it and rises to the optimizer's rate."""
+    """Check the schedule.
+
+    A schedule with an end needs its number of steps. The warm-up must lie before the end, and it rises to the
+    optimizer's rate.
+    """
     highest = "scheduler.params.warmup_max_lr"
     if (
         highest in draft.settled

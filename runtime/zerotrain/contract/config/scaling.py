@@ -1,8 +1,8 @@
-"""The same optimizer step on another number of ranks: the operator asks when it resizes a job.
+"""The same optimizer step on another number of ranks, for the operator when it resizes a job.
 
-The global batch belongs to the training and stays what it is at the job's own size; accumulation changes
-with the number of ranks. The micro batch is what a rank's memory was planned for: one that the file names
-stays, one that follows from the other sizes may become smaller, never larger.
+The global batch belongs to the training, so it keeps its size for the job's own number of ranks; accumulation
+changes with the number of ranks. A rank's memory was planned for the micro batch: one that the file sets is
+kept, one that follows from the other sizes may become smaller, never larger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .schema import BatchConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalBatch:
-    """What a resize keeps."""
+    """The batch sizes that a resize must preserve."""
 
     train_batch_size: int
     """Samples of one optimizer step over all ranks."""
@@ -31,10 +31,10 @@ class GlobalBatch:
     """Samples of one forward pass on one rank, at the job's own size."""
 
     is_micro_given: bool
-    """The file names it, so that no other is used."""
+    """Whether the file sets the micro batch, so that no other may be used."""
 
     def at(self, world_size: int) -> BatchConfig:
-        """The three sizes on `world_size` ranks. Raises ConfigError with the numbers that divide."""
+        """Return the three sizes on `world_size` ranks. Raises ConfigError with the numbers that divide."""
         if not self.fits(world_size):
             each = f"{MICRO} {self.micro_batch_size} x " if self.is_micro_given else ""
             divisor = world_size * (self.micro_batch_size if self.is_micro_given else 1)
@@ -55,24 +55,24 @@ class GlobalBatch:
         )
 
     def fits(self, world_size: int) -> bool:
-        """Whether `at` has an answer."""
+        """Return whether `at` has a result for this number of ranks."""
         return self._shares % world_size == 0
 
     def workers(self, *, ranks_per_worker: int, lowest: int, highest: int) -> tuple[int, ...]:
-        """The numbers of workers in this range that keep the global batch, ascending."""
+        """Return the numbers of workers in this range that keep the global batch, ascending."""
         return tuple(
             workers for workers in range(lowest, highest + 1) if self.fits(workers * ranks_per_worker)
         )
 
     @property
     def _shares(self) -> int:
-        """What the ranks and the accumulation steps divide between them."""
+        """Number of parts that ranks and accumulation steps divide between them."""
         return (
             self.train_batch_size // self.micro_batch_size if self.is_micro_given else self.train_batch_size
         )
 
     def _ranks(self) -> list[int]:
-        """All numbers of ranks that fit, found in pairs up to the square root."""
+        """Return all numbers of ranks that fit, found in pairs up to the square root."""
         shares = self._shares
         small = [number for number in range(1, min(isqrt(shares), 100_000) + 1) if shares % number == 0]
         return sorted({*small, *(shares // number for number in small)})
@@ -81,7 +81,7 @@ class GlobalBatch:
 def global_batch(
     config: Mapping[str, Any], *, world_size: int, auto: AutoValues | None = None
 ) -> GlobalBatch:
-    """What `config` says for its own number of ranks. Raises ConfigError."""
+    """Return the global batch of `config` for its own number of ranks. Raises ConfigError."""
     resolved = resolve(load(config), world_size=world_size, auto=auto)
     micro_origin = next(item.origin for item in resolved.report if item.path == MICRO)
     return GlobalBatch(
@@ -92,7 +92,7 @@ def global_batch(
 
 
 def with_batch(config: Mapping[str, Any], batch: BatchConfig) -> dict[str, Any]:
-    """A copy of `config` that says all three sizes, so that every reader takes the same ones."""
+    """Return a copy of `config` that sets all three sizes, so that every reader uses the same ones."""
     return {
         **config,
         TRAIN: batch.train_batch_size,
@@ -102,11 +102,11 @@ def with_batch(config: Mapping[str, Any], batch: BatchConfig) -> dict[str, Any]:
 
 
 def _largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that does not exceed `limit`."""
+    """Return the largest divisor of `number` that does not exceed `limit`."""
     return next(divisor for divisor in range(min(limit, number), 0, -1) if number % divisor == 0)
 
 
 def _listed(numbers: list[int]) -> str:
-    """At most twelve: more help nobody."""
+    """Return a text with at most twelve of the numbers, since more do not help."""
     shown = ", ".join(str(number) for number in numbers[:12])
     return f"{shown}, ..." if len(numbers) > 12 else shown

@@ -1,8 +1,8 @@
-"""The resolved configuration: what engine, operator and planner read, whatever the user's file said.
+"""The resolved configuration that engine, operator and planner read.
 
-`resolve()` is the only maker of these objects in the product. They are frozen, every number has its final
-type and unit, and nothing is `"auto"` any more. Names follow DeepSpeed's keys without their `stage3_` prefix.
-The defaults here are the defaults of the file format (`keys.py` is checked against them by a test).
+In the product only `resolve()` creates these objects. They are frozen, every number has its final type and
+unit, and no value is `"auto"`. Names follow DeepSpeed's keys without their `stage3_` prefix. The defaults
+here are the defaults of the file format (a test checks `keys.py` against them).
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ KeyStatus: TypeAlias = Literal["implemented", "accepted", "not run", "refused"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Something that was accepted but means something else here; print it once, never fail on it."""
+    """A key that was accepted but has another meaning here. Print it once, never fail on it."""
 
     path: str
     """Dotted path of the key in the user's file."""
 
     message: str
-    """What happens instead, one sentence."""
+    """Sentence about what happens instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unsupported:
-    """A request that loads and shows but is not run by this version; `initialize` and operator refuse it."""
+    """A setting that can be loaded and shown but not run; `initialize` and the operator refuse it."""
 
     path: str
     """Dotted path of the key in the user's file."""
 
     reason: str
-    """Why it is not run, one sentence."""
+    """Reason in one sentence."""
 
     way_out: str
-    """What to write instead, one sentence."""
+    """Remedy in one sentence: what to write instead."""
 
     lifted_by: str = ""
-    """The argument of `initialize` with which it runs after all."""
+    """Argument of `initialize` with which the setting can run after all."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason} {self.way_out}"
@@ -63,21 +63,24 @@ class KeyReport:
     """Final value (JSON type)."""
 
     origin: Origin
-    """`file` as written, `auto` computed for "auto", `default`, or `derived` from other keys."""
+    """Origin: `file` as written, `auto` computed for "auto", `default`, or `derived` from other keys."""
 
     status: KeyStatus
     """Whether this version does what the key says."""
 
     effect: str
-    """What this value does here, one sentence."""
+    """Effect of this value here, in one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchConfig:
-    """Samples: train_batch_size == micro_batch_size * gradient_accumulation_steps * world_size, always."""
+    """Batch sizes in samples.
+
+    train_batch_size == micro_batch_size * gradient_accumulation_steps * world_size always holds.
+    """
 
     train_batch_size: int
-    """Samples that one optimizer step sees, over all ranks."""
+    """Samples of one optimizer step, over all ranks."""
 
     micro_batch_size: int
     """Samples of one forward pass on one rank."""
@@ -88,16 +91,19 @@ class BatchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadConfig:
-    """Where optimizer states or parameters live when they leave the accelerator."""
+    """Location of optimizer states or parameters off the accelerator."""
 
     device: OffloadDevice
-    """`cpu` = host memory, `nvme` = encrypted spill. "none" in the file makes the whole block None."""
+    """Either `cpu` (host memory) or `nvme` (encrypted spill).
+
+    "none" in the file makes the whole block None.
+    """
 
     nvme_path: str | None = None
-    """Folder of the spill; None = the launch environment's path."""
+    """Folder of the spill; None uses the launch environment's path."""
 
     pin_memory: bool = True
-    """Page-lock host buffers."""
+    """Whether to page-lock host buffers."""
 
     buffer_count: int = 4
     """DeepSpeed's number of staging buffers; a hint (4 for the optimizer, 5 for parameters)."""
@@ -109,19 +115,22 @@ class OffloadConfig:
     """Elements of a rank's parameter shards kept in host memory when the device is `nvme`."""
 
     pipeline_read: bool = False
-    """DeepSpeed: read the next tile while the current one is updated; always so here."""
+    """DeepSpeed reads the next tile while the current one is updated; always so here."""
 
     pipeline_write: bool = False
-    """DeepSpeed: write the previous tile while the current one is updated; always so here."""
+    """DeepSpeed writes the previous tile while the current one is updated; always so here."""
 
     fast_init: bool = False
-    """DeepSpeed: skip the first write of optimizer states that are all zero; a hint."""
+    """DeepSpeed skips the first write of optimizer states that are all zero; a hint."""
 
     ratio: float = 1.0
     """Fraction of the optimizer states that is offloaded, 0..1 (optimizer only)."""
 
     just_in_time: bool | None = None
-    """Update in the background, each unit before its next forward; None = where it pays (optimizer only)."""
+    """Whether to update in the background, each unit before its next forward (optimizer only).
+
+    None chooses it where it is faster.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,13 +138,13 @@ class SpillConfig:
     """The spill of the NVMe tier, which optimizer states and parameters share."""
 
     encryption: Encryption | None = None
-    """None = as the launch environment says, else AEAD."""
+    """Encryption of the spill; None takes the launch environment's value, else AEAD."""
 
     max_bytes: int | None = None
-    """Largest file of one rank; None = the rank's part of the worker's volume."""
+    """Largest file of one rank in bytes; None uses the rank's part of the worker's volume."""
 
     paths: tuple[str, ...] = ()
-    """Folders to stripe over; () = the blocks' `nvme_path`, else the launch environment's path."""
+    """Folders to stripe over; () uses the blocks' `nvme_path`, else the launch environment's path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,21 +158,21 @@ class AioConfig:
     """Requests in flight per folder."""
 
     intra_op_parallelism: int = 1
-    """DeepSpeed: threads that share one transfer; a hint."""
+    """DeepSpeed's number of threads that share one transfer; a hint."""
 
     single_submit: bool = False
-    """DeepSpeed: submit requests one by one; a hint."""
+    """DeepSpeed submits requests one by one; a hint."""
 
     overlap_events: bool = True
-    """DeepSpeed: submit new requests while old ones complete; always so here."""
+    """DeepSpeed submits new requests while old ones complete; always so here."""
 
     use_gds: bool = False
-    """DeepSpeed: GPUDirect storage; a hint."""
+    """DeepSpeed's GPUDirect storage; a hint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafModuleConfig:
-    """Modules that are gathered as a whole, whatever is in them (a block with experts, say)."""
+    """Modules that are gathered as a whole, whatever they contain (such as a block with experts)."""
 
     classes: tuple[str, ...] = ()
     """Class names, bare or with their module."""
@@ -172,95 +181,98 @@ class LeafModuleConfig:
     """Names within the model."""
 
     name_suffixes: tuple[str, ...] = ()
-    """Ends of such names."""
+    """Suffixes of names within the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroConfig:
-    """Partitioning over the data-parallel ranks, and the memory and communication limits that go with it."""
+    """Partitioning over the data-parallel ranks, and the related memory and communication limits."""
 
     stage: int = 0
-    """0 = replicate all, 1 = shard optimizer states, 2 = + gradients, 3 = + parameters."""
+    """ZeRO stage: 0 = replicate all, 1 = shard optimizer states, 2 = + gradients, 3 = + parameters."""
 
     contiguous_gradients: bool = True
-    """Gradients live in one buffer per unit."""
+    """Whether gradients are in one buffer per unit."""
 
     reduce_scatter: bool = True
-    """Reduce gradients by reduce-scatter; false = all-reduce and keep the own part (stages 1 and 2)."""
+    """Whether to reduce-scatter gradients; false = all-reduce and keep the own part (stages 1 and 2)."""
 
     reduce_bucket_size: int = 500_000_000
-    """Elements of finished units on the wire while backward goes on."""
+    """Elements of finished units in flight while backward continues."""
 
     allgather_partitions: bool = True
-    """Stages 1 and 2: gather updated parameters by all-gather."""
+    """Whether updated parameters are gathered by all-gather (stages 1 and 2)."""
 
     allgather_bucket_size: int = 500_000_000
     """Elements of updated units that are gathered at once (stages 1 and 2)."""
 
     overlap_comm: bool = False
-    """Overlap gradient reduction with backward; default true at stage 3 and false below."""
+    """Whether gradient reduction overlaps with backward; default true at stage 3 and false below."""
 
     prefetch_bucket_size: int = 50_000_000
-    """Stage 3: elements gathered ahead of use."""
+    """Elements gathered ahead of use (stage 3)."""
 
     param_persistence_threshold: int = 100_000
-    """Stage 3: parameters with fewer elements stay replicated; 0 = none."""
+    """Number of elements below which parameters stay replicated (stage 3); 0 = none."""
 
     model_persistence_threshold: int = sys.maxsize
-    """Stage 3: cap on the elements of all replicated parameters together."""
+    """Cap on the elements of all replicated parameters together (stage 3)."""
 
     max_live_parameters: int = 1_000_000_000
-    """Stage 3: elements gathered at once."""
+    """Elements gathered at once (stage 3)."""
 
     max_reuse_distance: int = 1_000_000_000
-    """Stage 3: do not free parameters that are used again within this many elements."""
+    """Elements within which a parameter that is used again is not freed (stage 3)."""
 
     gather_16bit_weights_on_model_save: bool = False
-    """Stage 3: a 16-bit export holds the whole model."""
+    """Whether a 16-bit export holds the whole model (stage 3)."""
 
     module_granularity_threshold: int = 0
-    """Stage 3: modules with fewer elements than this are not units of their own; 0 = off."""
+    """Number of elements below which modules are not units of their own (stage 3); 0 = off."""
 
     sub_group_size: int = 1_000_000_000
-    """Stage 3: elements updated at once by the optimizer step."""
+    """Elements updated at once by the optimizer step (stage 3)."""
 
     ignore_unused_parameters: bool = True
-    """Parameters without a gradient are allowed; their gradient counts as zero."""
+    """Whether parameters without a gradient are allowed; their gradient counts as zero."""
 
     round_robin_gradients: bool = False
-    """Stages 1 and 2 with offload: spread copies to the host over the ranks."""
+    """Whether to spread copies to the host over the ranks (stages 1 and 2 with offload)."""
 
     offload_optimizer: OffloadConfig | None = None
-    """None = optimizer states stay on the accelerator."""
+    """Offload of optimizer states; None keeps them on the accelerator."""
 
     offload_param: OffloadConfig | None = None
-    """None = parameter shards stay on the accelerator (stage 3 only otherwise)."""
+    """Offload of parameter shards, only at stage 3; None keeps them on the accelerator."""
 
     spill: SpillConfig = field(default_factory=SpillConfig)
-    """The spill of what is offloaded to NVMe."""
+    """Spill of the states and parameters that are offloaded to NVMe."""
 
     leaf_module: LeafModuleConfig = field(default_factory=LeafModuleConfig)
-    """Modules that must be units and hold none."""
+    """Modules that must be units and contain none."""
 
     zero_hpz_partition_size: int = 1
     """Ranks of a secondary shard group (ZeRO++ hpZ); 1 = off."""
 
     zero_quantized_weights: bool = False
-    """All-gather parameters as int8 (ZeRO++ qwZ)."""
+    """Whether to all-gather parameters as int8 (ZeRO++ qwZ)."""
 
     zeropp_loco_param: Mapping[str, float] | None = None
     """Error feedback of quantised gradients: err_beta, reset_T; None = off."""
 
     zero_quantized_nontrainable_weights: bool = False
-    """Store frozen parameters as int8."""
+    """Whether to store frozen parameters as int8."""
 
     zero_quantized_gradients: bool = False
-    """Reduce gradients as int4 (ZeRO++ qgZ)."""
+    """Whether to reduce gradients as int4 (ZeRO++ qgZ)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionConfig:
-    """Number formats. Master weights and optimizer states are fp32 whenever `compute_dtype` is narrower."""
+    """Number formats.
+
+    Master weights and optimizer states are fp32 whenever `compute_dtype` is narrower.
+    """
 
     compute_dtype: Dtype = "fp32"
     """Dtype of parameters, activations and autograd's gradients."""
@@ -269,63 +281,68 @@ class PrecisionConfig:
     """Dtype in which gradients of micro-batches are summed."""
 
     reduce_dtype: Dtype = "fp32"
-    """Dtype of gradients on the wire (`communication_data_type`); fp32 when the file does not say."""
+    """Dtype of reduced gradients (`communication_data_type`); fp32 if the file does not set it."""
 
     gradient_reduce_op: Literal["mean", "sum"] = "mean"
-    """How gradients of the ranks are combined."""
+    """Operation that combines the gradients of the ranks."""
 
     store_param_remainders: bool = False
-    """bf16 only: the weight is the upper half of its fp32 master, of which only the lower half is stored."""
+    """Whether to store only the lower half of each fp32 master (bf16 only).
+
+    The weight is the upper half.
+    """
 
     check_grad_overflow: bool = True
-    """Skip a step whose gradients are not finite."""
+    """Whether to skip a step whose gradients are not finite."""
 
     loss_scale: float = 0.0
-    """fp16 only: 0 = dynamic, else the fixed factor."""
+    """Fixed loss scale (fp16 only); 0 = dynamic."""
 
     initial_scale_power: int = 16
-    """fp16 only: dynamic scaling starts at 2 ** this."""
+    """Exponent of the initial dynamic scale, 2 ** this (fp16 only)."""
 
     loss_scale_window: int = 1000
-    """fp16 only: steps without overflow before the scale doubles."""
+    """Steps without overflow before the scale doubles (fp16 only)."""
 
     hysteresis: int = 2
-    """fp16 only: overflows tolerated before the scale halves."""
+    """Overflows tolerated before the scale halves (fp16 only)."""
 
     consecutive_hysteresis: bool = False
-    """fp16 only: a good step refills the hysteresis."""
+    """Whether a good step refills the hysteresis (fp16 only)."""
 
     min_loss_scale: float = 1.0
-    """fp16 only: the scale never falls below this."""
+    """Lower limit of the scale (fp16 only)."""
 
     raise_error_at_min_scale: bool = True
-    """fp16 only: stop when the scale would have to fall below the smallest; false = go on skipping steps."""
+    """Whether to stop if the scale would fall below its minimum (fp16 only); false = keep skipping steps."""
 
     autocast_dtype: Dtype | None = None
-    """Forward runs under torch.autocast with this dtype; None = it does not."""
+    """Dtype of torch.autocast in forward; None = no autocast."""
 
     cast_inputs: bool = False
-    """Cast fp32 arguments of the model to the compute dtype (`auto_cast`)."""
+    """Whether to cast fp32 arguments of the model to the compute dtype (`auto_cast`)."""
 
     buffer_dtype: Dtype | None = None
-    """Dtype of floating-point buffers; None = that of the model. BatchNorm's statistics have that of its
-    weights."""
+    """Dtype of floating-point buffers; None = that of the model.
+
+    BatchNorm's statistics have that of its weights.
+    """
 
     keep_in_fp32_modules: tuple[str, ...] = ()
     """Parts or patterns of the names of buffers that are never cast."""
 
     gradient_predivision: float = 1.0
-    """Gradients are divided by this before they travel; the rest of the division comes after the sum."""
+    """Divisor of gradients before reduction; the rest of the division follows the sum."""
 
     @property
     def product_dtype(self) -> Dtype:
-        """Of matrix products: autocast's where there is one."""
+        """Dtype of matrix products: autocast's if set, else the compute dtype."""
         return self.autocast_dtype or self.compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """The optimizer that the engine builds; absent when the caller brings one."""
+    """The optimizer that the engine builds; absent if the caller provides one."""
 
     type: str
     """Canonical name: `AdamW`, `Adam`, `SGD`, ... (aliases are already mapped)."""
@@ -337,28 +354,34 @@ class OptimizerConfig:
     """Decay of the first and second moment."""
 
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Term that is added to the root of the second moment."""
 
     weight_decay: float = 0.0
-    """Decay per step; decoupled from the gradient when `decoupled_weight_decay`."""
+    """Decay per step; decoupled from the gradient if `decoupled_weight_decay`."""
 
     decoupled_weight_decay: bool = True
-    """true = AdamW; false = L2 added to the gradient (`Adam` with `adam_w_mode: false`)."""
+    """Whether the decay is decoupled (AdamW).
+
+    If false, L2 is added to the gradient (`Adam` with `adam_w_mode: false`).
+    """
 
     bias_correction: bool = True
-    """Correct the moments' start at zero."""
+    """Whether to correct the moments' start at zero."""
 
     native: bool = False
-    """true = the native one-pass kernel was asked for by name (`DeepSpeedCPUAdam`), so that it must be there;
-    Adam, AdamW, Adagrad and Lion use it on CPU where it is, unless `torch_adam` asks for torch's
-    arithmetic."""
+    """Whether the native one-pass kernel was requested by name (`DeepSpeedCPUAdam`), so that it must exist.
+
+    Adam, AdamW, Adagrad and Lion use it on CPU if it exists, unless `torch_adam` requests torch's arithmetic.
+    """
 
     momentum: float = 0.0
-    """SGD only."""
+    """Momentum of SGD."""
 
     is_untested: bool = False
-    """The type is a class of torch.optim that the engine has no update of its own for; `params` are its
-    arguments as far as the file gives them."""
+    """Whether the type is a class of torch.optim for which the engine has no update of its own.
+
+    `params` are then its arguments as far as the file sets them.
+    """
 
     params: Mapping[str, Any] = field(default_factory=dict)
     """Every remaining parameter of the optimizer's type, resolved (JSON types)."""
@@ -377,51 +400,52 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActivationCheckpointingConfig:
-    """Recompute activations in backward instead of keeping them."""
+    """Recomputation of activations in backward instead of keeping them."""
 
     configured: bool = False
-    """The file holds the block: the trainer checkpoints every transformer block."""
+    """Whether the file has the block, so that the trainer checkpoints every transformer block."""
 
     partition_activations: bool = False
-    """Spread checkpoints over the model-parallel group."""
+    """Whether to spread checkpoints over the model-parallel group."""
 
     number_checkpoints: int | None = None
-    """Checkpoints of a contiguous buffer, of which there are as many as it takes; None = eight, and as many
-    again whenever all are in use."""
+    """Checkpoints of a contiguous buffer; more buffers are added when needed.
+
+    None starts with eight, and doubles whenever all are in use.
+    """
 
     contiguous_memory_optimization: bool = False
-    """Copy checkpoints into one buffer."""
+    """Whether to copy checkpoints into one buffer."""
 
     synchronize_checkpoint_boundary: bool = False
-    """Synchronise the device at each checkpoint."""
+    """Whether to synchronise the device at each checkpoint."""
 
     cpu_checkpointing: bool = False
-    """Keep checkpoints in host memory."""
+    """Whether to keep checkpoints in host memory."""
 
     profile: bool = False
-    """Time forward and backward of every checkpoint."""
+    """Whether to time forward and backward of every checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """How the engine saves."""
+    """Settings of the engine's saves."""
 
     asynchronous: bool = False
-    """Saves return when the state is copied; a thread writes the copy."""
+    """Whether saves return when the state is copied; a thread writes the copy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig(WrittenMapping):
-    """Everything the engine needs, final. Refuse to run while `unsupported` is not empty.
+    """The whole final configuration of the engine. Refuse to run while `unsupported` is not empty.
 
-    As a mapping it is the JSON object as the user wrote it.
+    Used as a mapping, it is the JSON object as the user wrote it.
     """
 
     world_size: int
-    """Data-parallel ranks that the batch sizes were resolved for."""
+    """Data-parallel ranks for which the batch sizes were resolved."""
 
     batch: BatchConfig
-    """Batch sizes."""
 
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     """Partitioning."""
@@ -430,54 +454,54 @@ class EngineConfig(WrittenMapping):
     """Number formats."""
 
     optimizer: OptimizerConfig | None = None
-    """None = the caller passes an optimizer or the trainer's default applies."""
+    """Optimizer; None if the caller passes one or the trainer's default applies."""
 
     scheduler: SchedulerConfig | None = None
-    """None = constant learning rate."""
+    """Schedule; None = constant learning rate."""
 
     activation_checkpointing: ActivationCheckpointingConfig = field(
         default_factory=ActivationCheckpointingConfig
     )
-    """Recomputation."""
+    """Recomputation of activations."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """Saving."""
+    """Saves."""
 
     aio: AioConfig = field(default_factory=AioConfig)
     """File I/O of the NVMe tier."""
 
     managed_gradient_accumulation: bool = True
-    """The engine counts micro-batches; false = every `step()` updates."""
+    """Whether the engine counts micro-batches; false = every `step()` updates."""
 
     gradient_clipping: float = 0.0
-    """Largest global 2-norm of the gradient; 0.0 = off (also when the file does not say)."""
+    """Largest global 2-norm of the gradient; 0.0 = off (also if the file does not set it)."""
 
     zero_allow_untested_optimizer: bool = False
-    """Allow any element-wise torch optimizer."""
+    """Whether to allow any element-wise torch optimizer."""
 
     steps_per_print: int | None = None
-    """Steps between the engine's own log lines; None = none."""
+    """Steps between the engine's own log lines; None = no lines."""
 
     wall_clock_breakdown: bool = False
-    """Measure and log the time of each phase of a step."""
+    """Whether to measure and log the time of each phase of a step."""
 
     memory_breakdown: bool = False
-    """Log memory after each phase of a step."""
+    """Whether to log memory after each phase of a step."""
 
     dataloader_drop_last: bool = False
-    """Drop the last incomplete batch of an epoch."""
+    """Whether to drop the last incomplete batch of an epoch."""
 
     uneven_inputs: Literal["error", "join"] = "error"
-    """What happens when ranks have unequal numbers of batches."""
+    """Reaction to ranks with unequal numbers of batches."""
 
     notices: tuple[Notice, ...] = ()
-    """What was accepted with a different meaning."""
+    """Keys that were accepted with a different meaning."""
 
     unsupported: tuple[Unsupported, ...] = ()
-    """What this version does not run."""
+    """Settings that this version does not run."""
 
     report: tuple[KeyReport, ...] = ()
     """One entry per known key, in the order of the documentation."""
 
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """The JSON object as the user wrote it, with computed values in place of `"auto"`."""
+    """JSON object as the user wrote it, with computed values in place of `"auto"`."""

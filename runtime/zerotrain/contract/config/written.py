@@ -1,7 +1,7 @@
-"""A resolved configuration read as the JSON object that it came from, the way DeepSpeed's `engine.config` is.
+"""A resolved configuration as the JSON object that it came from, like DeepSpeed's `engine.config`.
 
-`config.get("zero_optimization", {}).get("stage")` gives what the file says; what is final, defaults included,
-are the attributes of `EngineConfig`.
+`config.get("zero_optimization", {}).get("stage")` returns what the file sets. The final values, defaults
+included, are the attributes of `EngineConfig`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 
 
 class WrittenMapping:
-    """The reading half of a mapping over `source`; a config is true also where that is empty."""
+    """Read-only mapping over `source`.
+
+    A configuration is true even if the mapping is empty.
+    """
 
     __slots__ = ()
 
@@ -33,17 +36,17 @@ class WrittenMapping:
         return True
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value that the file gives the key."""
+        """Return the value of the key in the file."""
         return self.source.get(key, default)
 
     def keys(self) -> KeysView[str]:
-        """The top-level names."""
+        """Return the top-level names."""
         return self.source.keys()
 
     def values(self) -> ValuesView[Any]:
-        """Their values."""
+        """Return the values of the top-level names."""
         return self.source.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Both."""
+        """Return the pairs of names and values."""
         return self.source.items()

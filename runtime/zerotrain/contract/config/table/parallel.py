@@ -8,7 +8,7 @@ _SHARD_INSTEAD = "let ZeRO stage 3 shard the model instead"
 
 
 def _degree(path: str, feature: str, *, default: int = 1, postponed: bool = True, mpu: bool = False) -> Key:
-    """Ranks of a group that the engine itself would have to make."""
+    """Return the row of a key for the ranks of a group that the engine itself would have to create."""
     own = ", or pass initialize(mpu=...), an object that supplies the groups" if mpu else ""
     return Key(
         path=path,
