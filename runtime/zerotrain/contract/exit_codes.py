@@ -38,7 +38,7 @@ class RetryClass(Enum):
     NEVER = "never"
     """The user must edit something first: the same attempt would end in the same way."""
     YIELD = "yield"
-    """Not a failure: the ranks stopped at one step and a durable checkpoint exists."""
+    """No failure: the ranks stopped at one step and a durable checkpoint exists."""
     INFRASTRUCTURE = "infrastructure"
     """Charged to the infrastructure budget, not to the application's."""
     ANOTHER_NODE_ONCE = "another-node-once"

@@ -231,7 +231,7 @@ class Termination:
     """Type and text of the exception that ended the rank."""
     last_line: str | None = None
     also_failed: tuple[RankEnd, ...] = ()
-    """Other failed ranks of the worker, in the order of their ends."""
+    """Failed ranks of the worker beside `rank`, in the order of their ends."""
 
     def to_json(self) -> str:
         """Return at most MAX_TERMINATION_BYTES of UTF-8.

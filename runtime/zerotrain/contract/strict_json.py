@@ -35,9 +35,9 @@ class JsonError(ValueError):
     def __init__(self, message: str, *, reason: str = "", offset: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason or message
-        """The same without the place."""
+        """Message without the position."""
         self.offset = offset
-        """Character at which it stops to be JSON; None for what has no place, such as a size."""
+        """Character at which the text stops being JSON; None for errors without a position, such as the size."""
 
 
 def strict_json(

@@ -1,16 +1,16 @@
-"""How many bytes one rank needs, tier by tier: the planner's formulas, as pure functions.
+"""Bytes that one rank needs, by tier: the planner's formulas, as pure functions.
 
-Symbols of the ZeRO papers in brackets. All sizes are of *one rank*; "numel" counts elements after padding.
+Brackets hold the symbols of the ZeRO papers. All sizes are of *one rank*; "numel" counts elements after padding.
 With [Psi] trainable and [Phi] frozen elements, [N] ranks, [c] compute, [a] stored gradient, [r] reduction and
 [K] optimizer bytes per element, the persistent part is
 
     stage 0: (c + a + K) Psi            stage 2: c Psi + (a + K) Psi / N
     stage 1: (c + a) Psi + K Psi / N    stage 3: (c + a + K) Psi / N + c n_root (1 - 1 / N)
 
-plus c Phi for frozen parameters (c Phi / N at stage 3). What is offloaded leaves the accelerator's part for
-host memory and disk (`tiers.py`), whole units of it (`moved.py`); gradients stay. Used by the operator's
-admission, the planner, the engine before it allocates and its own accounting test, so that a job that will
-not fit is refused with the numbers that are then met.
+plus c Phi for frozen parameters (c Phi / N at stage 3). Offloaded parts move from the accelerator to host
+memory and disk (`tiers.py`), in whole units (`moved.py`); gradients stay. The operator's admission, the
+planner, the engine before it allocates and its own accounting test use the formulas, so that a job that will
+not fit is refused with the numbers that it would reach.
 """
 
 from .breakdown import MemoryBreakdown, breakdown

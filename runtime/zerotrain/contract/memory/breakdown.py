@@ -11,7 +11,7 @@ from .tiers import HostBytes, StepTraffic, disk_bytes, host_bytes, step_traffic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBreakdown:
-    """Everything one rank needs."""
+    """All bytes that one rank needs."""
 
     inputs: MemoryInputs
     gpu: GpuPersistent
@@ -23,7 +23,7 @@ class MemoryBreakdown:
 
 
 def breakdown(inputs: MemoryInputs) -> MemoryBreakdown:
-    """All tiers and phases of one rank, in bytes."""
+    """Return all tiers and phases of one rank, in bytes."""
     return MemoryBreakdown(
         inputs=inputs,
         gpu=gpu_persistent(inputs),

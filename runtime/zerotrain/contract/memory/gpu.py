@@ -1,4 +1,4 @@
-"""Bytes on the accelerator (host memory when training on CPU): what stays, and what each phase adds."""
+"""Bytes on the accelerator (host memory when training on CPU): the persistent ones, and each phase's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GpuPersistent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuTransient:
-    """The most that each phase of a step adds, without activations."""
+    """Largest addition of each phase of a step, without activations."""
 
     forward_bytes: int
     backward_bytes: int
@@ -46,7 +46,7 @@ class GpuTransient:
 
 
 def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
-    """What stays on the accelerator."""
+    """Return the bytes that stay on the accelerator."""
     psi, ranks, c = inputs.trainable_numel, inputs.world_size, inputs.compute_bytes
     is_shard = inputs.stage == 3 or (_shares_weights(inputs) and inputs.stage >= 1)
     param_ranks = ranks if is_shard else 1
@@ -70,25 +70,25 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
 
 
 def _shares_weights(inputs: MemoryInputs) -> bool:
-    """Whether gathered weights are memory of the rank that owns them."""
+    """Return whether gathered weights are in the memory of the rank that owns them."""
     is_plain = inputs.hpz_ranks == 1 and not inputs.quantized_weights
     return inputs.shares_memory and is_plain and inputs.param_tier != "nvme"
 
 
 def _error_bytes(inputs: MemoryInputs) -> int:
-    """fp32 errors of both hops of quantised gradients."""
+    """Return the bytes of the fp32 errors of both hops of quantised gradients."""
     if not (inputs.quantized_gradients and inputs.error_feedback):
         return 0
     return 4 * (inputs.trainable_numel + share(inputs.trainable_numel, _places(inputs)))
 
 
 def _places(inputs: MemoryInputs) -> int:
-    """Ranks among which the first hop of a reduction goes: those of a node, or all where none shares one."""
+    """Return the ranks in the first hop of a reduction: those of a node, or all if no node holds several."""
     return inputs.ranks_per_node if inputs.ranks_per_node > 1 else inputs.world_size
 
 
 def _received_bytes(inputs: MemoryInputs, numel: int) -> int:
-    """What a reduction of one unit takes beside the gradients that are sent."""
+    """Return the bytes that a reduction of one unit receives beside the gradients that are sent."""
     places = _places(inputs)
     nodes, summed = inputs.world_size // places, share(numel, places)
     width = int4_bytes(inputs) if inputs.quantized_gradients else inputs.reduce_bytes
@@ -107,7 +107,7 @@ def _state_bytes(inputs: MemoryInputs, state_ranks: int) -> int:
 
 
 def gpu_transient(inputs: MemoryInputs) -> GpuTransient:
-    """What each phase adds on the accelerator. The update itself runs in place."""
+    """Return the bytes that each phase adds on the accelerator. The update itself runs in place."""
     if inputs.reduce_by_exchange:
         return _exchange_transient(inputs)
     n_max, r = inputs.largest_unit_numel, inputs.reduce_bytes
@@ -129,7 +129,7 @@ def gpu_transient(inputs: MemoryInputs) -> GpuTransient:
 
 
 def _gathered_bytes(inputs: MemoryInputs, live_numel: int | None) -> int:
-    """Whole weights of live units at stage 3."""
+    """Return the bytes of the whole weights of live units at stage 3."""
     if _shares_weights(inputs):
         return 0
     n_max = inputs.largest_unit_numel
@@ -137,17 +137,21 @@ def _gathered_bytes(inputs: MemoryInputs, live_numel: int | None) -> int:
         live_numel = (1 + inputs.prefetch_units) * n_max + inputs.whole_pass_numel
     gathered = inputs.compute_bytes * live_numel
     if inputs.quantized_weights:
-        # The unit in use is decoded already; those gathered ahead are still codes as well.
+        # The unit in use is decoded already; those gathered ahead exist as codes, too.
         packed = max(n_max, live_numel - inputs.whole_pass_numel - n_max)
         gathered += ceil(packed * int8_bytes(inputs))
     return gathered
 
 
 def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
-    """Full gradients of the units in backward or on the wire, and what the exchange receives for them."""
+    """Return the phases of an all-to-all reduction.
+
+    They hold full gradients of the units in backward or in flight, and the buffers that the exchange
+    receives.
+    """
     n_max, c = inputs.largest_unit_numel, inputs.compute_bytes
     is_alone = inputs.world_size == 1 and inputs.param_tier == "gpu"
-    stage = 0 if is_alone else inputs.stage  # one rank has nothing to shard with
+    stage = 0 if is_alone else inputs.stage  # one rank has no peers to shard with
     gathered = _gathered_bytes(inputs, inputs.forward_live_numel) if stage == 3 else 0
     if not inputs.trainable_numel:  # a model that is only evaluated
         return GpuTransient(forward_bytes=gathered, backward_bytes=0, step_bytes=0)
@@ -155,11 +159,11 @@ def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
     overlaps = inputs.reduce_buffers > 1 and inputs.world_size > 1
     is_sent_as_made = overlaps and inputs.micro_steps == 1 and inputs.grad_bytes != c
     if stage < 2 and not is_sent_as_made:
-        # Whole fp32 gradients are autograd's own target; narrower ones are added unit by unit.
+        # Autograd accumulates directly into whole fp32 gradients; narrower ones are added unit by unit.
         own = 0 if inputs.grad_bytes == c else c
         whole = own * inputs.whole_pass_grad_numel
         if overlaps:
-            # One unit is on the wire, another is in backward or joins it.
+            # One unit is in flight, another is in backward or joins it.
             joined = received + max(own * n_max, received)
             return GpuTransient(forward_bytes=gathered, backward_bytes=whole + joined, step_bytes=0)
         return GpuTransient(forward_bytes=gathered, backward_bytes=whole + own * n_max, step_bytes=received)

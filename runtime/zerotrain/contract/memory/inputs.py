@@ -1,4 +1,4 @@
-"""What the byte formulas depend on, and the arithmetic they share."""
+"""The inputs of the byte formulas, and the arithmetic that the formulas share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ALIGN_NUMEL = 2048
-"""Elements; a rank's shard of a unit is a multiple of it."""
+"""Elements of which a rank's shard of a unit is a multiple."""
 
 ADAM_STATE_BYTES = 12
 """[K] fp32 master weight, first and second moment, bytes per element."""
@@ -19,7 +19,7 @@ TAG_BYTES = 28
 """Host memory per encrypted chunk: its tag, its nonce and its generation."""
 
 PLAIN_TAG_BYTES = 1
-"""The same per chunk of a spill that is not encrypted: whether it was written."""
+"""Host memory per chunk of an unencrypted spill: whether it was written."""
 
 CHUNK_NUMEL = 16_384
 """Elements of one chunk of states, the unit of encryption."""
@@ -28,41 +28,47 @@ PARAM_CHUNK_BYTES = 1 << 17
 """Bytes of one chunk of spilled parameters."""
 
 PAGE_BYTES = 4096
-"""What the buffers and offsets of direct I/O are multiples of."""
+"""Size of which buffers and offsets of direct I/O are multiples."""
 
 DOWNLOAD_BUFFERS = 3
-"""Buffers for gradients of whole units: copied down, copied already, read by the update."""
+"""Buffers for gradients of whole units: being copied down, copied, and read by the update."""
 
 UPLOAD_BUFFERS = 2
-"""Buffers for updated weights of whole units: on their way up, and in the update."""
+"""Buffers for updated weights of whole units: being copied up, and in the update."""
 
 READ_BUFFERS = 2
-"""Buffers for spilled parameters on their way to a gather: in use, and read ahead."""
+"""Buffers for spilled parameters before a gather: in use, and read ahead."""
 
 UPDATE_BUFFERS = 3
 """Buffers for spilled parameters in the update: read ahead, in the update, written behind."""
 
 MASTER_BYTES = 4
-"""A master weight."""
+"""Bytes of a master weight."""
 
 SCALE_BYTES = 4
-"""One quantisation scale."""
+"""Bytes of one quantisation scale."""
 
 Tier = Literal["gpu", "cpu", "nvme"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offloaded:
-    """What of one rank's share has left the accelerator: elements, unit by unit where they are records."""
+    """Part of one rank's share that is off the accelerator, in elements.
+
+    Records are listed by unit.
+    """
 
     states: tuple[int, ...] = ()
     """Units whose optimizer states are offloaded."""
 
     masters: frozenset[int] = frozenset()
-    """Indices of those whose fp32 weights have left the accelerator: a master weight is among the states."""
+    """Indices into `states` of units whose fp32 weights are offloaded.
+
+    Their states include a master weight.
+    """
 
     device_masters: int = 0
-    """Trainable elements of which the same is true, with states on the accelerator."""
+    """Trainable elements with offloaded fp32 weights but states on the accelerator."""
 
     host_params: int = 0
     """Parameters in host memory, frozen ones included."""
@@ -76,7 +82,7 @@ class Offloaded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryInputs:
-    """What the bytes depend on."""
+    """The values that determine the bytes."""
 
     stage: Literal[0, 1, 2, 3]
     """ZeRO stage."""
@@ -103,8 +109,10 @@ class MemoryInputs:
     """Elements of sharded units that are whole from the first to the last use of a pass (tied weights)."""
 
     whole_pass_grad_numel: int = 0
-    """Elements of units whose gradients are open from the first to the last use of a pass; the trainable ones
-    of `whole_pass_numel`, and small units of the model itself."""
+    """Elements of units whose gradients are open from the first to the last use of a pass.
+
+    They are the trainable ones of `whole_pass_numel`, and small units of the model itself.
+    """
 
     compute_bytes: int = 2
     """[c] bytes of a parameter."""
@@ -113,10 +121,10 @@ class MemoryInputs:
     """[a] bytes of a stored gradient element."""
 
     reduce_bytes: int = 2
-    """[r] bytes of a gradient element on the wire."""
+    """[r] bytes of a reduced gradient element."""
 
     optimizer_bytes: int = ADAM_STATE_BYTES
-    """[K] bytes of optimizer state per element, as long as an fp32 weight is on the accelerator."""
+    """[K] bytes of optimizer state per element while an fp32 weight is on the accelerator."""
 
     whole_state_bytes: int = 0
     """Bytes of optimizer state per element that every rank holds for all elements (1-bit Adam)."""
@@ -125,17 +133,19 @@ class MemoryInputs:
     """Bytes of optimizer state per element of a rank's share, at every stage (1-bit Adam)."""
 
     saves_in_background: bool = False
-    """Checkpoints are written from a copy of the rank's share while training goes on."""
+    """Whether checkpoints are written from a copy of the rank's share while training goes on."""
 
     prefetch_units: int = 1
     """[d] units gathered ahead of use."""
 
     forward_live_numel: int | None = None
-    """Elements of sharded units that are whole at once in forward; None = (1 + d) n_max and the whole-pass
-    ones."""
+    """Elements of sharded units that are whole at once in forward.
+
+    None = (1 + d) n_max and the whole-pass ones.
+    """
 
     backward_live_numel: int | None = None
-    """The same in backward."""
+    """Elements of sharded units that are whole at once in backward; None as in forward."""
 
     kept_live_numel: int = 0
     """Elements of sharded units that stay whole from forward to backward, so that one gather is enough."""
@@ -144,35 +154,43 @@ class MemoryInputs:
     """[b] buffers of the gradient reduction in flight."""
 
     grads_fill_reduce_buffer: bool = False
-    """Autograd writes straight into the reduction's input (possible when r == c)."""
+    """Whether autograd writes directly into the reduction's input (possible when r == c)."""
 
     reduce_by_exchange: bool = False
-    """Reduce by all-to-all and a local sum, which receives whole units; so this engine does."""
+    """Whether to reduce by all-to-all and a local sum, which receives whole units, as this engine does."""
 
     shares_memory: bool = False
-    """All ranks are on one host and read each other's weights and gradients in place (CPU only): what one has
-    nobody else holds, and nothing is received."""
+    """Whether all ranks are on one host and read each other's weights and gradients in place (CPU only).
+
+    Each weight is then held by one rank only, and nothing is received.
+    """
 
     micro_steps: int = 1
     """Forward and backward passes per optimizer step."""
 
     splits_masters: bool = False
-    """The bf16 weight is the upper half of its master, of which `optimizer_bytes` holds the rest."""
+    """Whether the bf16 weight is the upper half of its master.
+
+    `optimizer_bytes` then holds the rest.
+    """
 
     optimizer_tier: Tier = "gpu"
-    """Where optimizer states live, as far as they are offloaded."""
+    """Tier of the offloaded optimizer states."""
 
     param_tier: Tier = "gpu"
-    """Where parameter shards live (stage 3)."""
+    """Tier of the parameter shards (stage 3)."""
 
     offloaded: Offloaded | None = None
-    """What has left the accelerator; None = all that the tiers say, in one record each."""
+    """Part that is off the accelerator; None = all that the tiers imply, in one record each."""
 
     on_host: bool = False
-    """The accelerator is the host's own CPU: gradients are read where they are, nothing is transferred."""
+    """Whether the accelerator is the host's own CPU.
+
+    Gradients are then read in place, and nothing is transferred.
+    """
 
     is_encrypted: bool = True
-    """The spill is encrypted."""
+    """Whether the spill is encrypted."""
 
     ring_tiles: int = 5
     """[R] tiles in the NVMe tier's ring."""
@@ -181,13 +199,13 @@ class MemoryInputs:
     """[N_local] ranks of a secondary shard group; 1 = off."""
 
     quantized_weights: bool = False
-    """Gather parameters as int8 (qwZ)."""
+    """Whether to gather parameters as int8 (qwZ)."""
 
     quantized_gradients: bool = False
-    """Reduce gradients as int4 (qgZ)."""
+    """Whether to reduce gradients as int4 (qgZ)."""
 
     error_feedback: bool = False
-    """Keep what rounding takes from quantised gradients (LoCo)."""
+    """Whether to keep the rounding error of quantised gradients (LoCo)."""
 
     ranks_per_node: int = 0
     """Ranks that sum their gradients before these cross to other nodes; 0 = all ranks are on one node."""
@@ -203,13 +221,13 @@ class MemoryInputs:
 
 
 def padded_numel(numel: int, world_size: int, *, align: int = ALIGN_NUMEL) -> int:
-    """Elements of a unit after padding to a multiple of `world_size * align`."""
+    """Return the elements of a unit after padding to a multiple of `world_size * align`."""
     block = world_size * align
     return -(-numel // block) * block
 
 
 def offloaded(inputs: MemoryInputs) -> Offloaded:
-    """What of a rank's share has left the accelerator."""
+    """Return the part of a rank's share that is off the accelerator."""
     if inputs.offloaded is not None:
         return inputs.offloaded
     state_ranks = inputs.world_size if inputs.stage >= 1 else 1
@@ -229,7 +247,7 @@ def offloaded(inputs: MemoryInputs) -> Offloaded:
 
 
 def state_records(inputs: MemoryInputs) -> tuple[tuple[int, int], ...]:
-    """(elements, bytes per element) of the units whose optimizer states are offloaded."""
+    """Return (elements, bytes per element) of the units whose optimizer states are offloaded."""
     moved, width = offloaded(inputs), inputs.optimizer_bytes
     return tuple(
         (numel, width + (MASTER_BYTES if index in moved.masters else 0))
@@ -238,7 +256,7 @@ def state_records(inputs: MemoryInputs) -> tuple[tuple[int, int], ...]:
 
 
 def fitting(sizes: Sequence[int], budget: float) -> frozenset[int]:
-    """Indices of the units that stay within a budget of elements: in order, those that still fit."""
+    """Return the indices of the units that a budget of elements keeps: in order, each that still fits."""
     kept, left = set(), budget
     for index, size in enumerate(sizes):
         if size <= left:

@@ -1,6 +1,6 @@
-"""How many elements of sharded weights are whole at once (stage 3): the engine's rules, replayed on sizes.
+"""Elements of sharded weights that are whole at once (stage 3), by a replay of the engine's rules.
 
-Called by `memory_inputs`, for a search many times with the same sizes: answers are kept. The engine's
+`memory_inputs` calls it, in a search many times with the same sizes, so answers are cached. The engine's
 `LiveWeights` decides by the same rules while it runs.
 """
 
@@ -13,19 +13,22 @@ from functools import lru_cache
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveWeights:
-    """What the replay found, in elements."""
+    """Result of the replay, in elements."""
 
     forward: int
-    """Whole at once in forward."""
+    """Elements that are whole at once in forward."""
     backward: int
-    """Whole at once in backward, from the unit on at which all buffers of the reduction are in use."""
+    """Elements that are whole at once in backward.
+
+    It counts from the unit on at which all buffers of the reduction are in use.
+    """
     kept: int
-    """Whole from forward to backward, so gathered once."""
+    """Elements that are whole from forward to backward, and therefore gathered once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveRules:
-    """In elements; see `zero_optimization` of the same names."""
+    """Limits in elements, named as in `zero_optimization`."""
 
     prefetch: int
     max_live: int
@@ -40,13 +43,13 @@ class _Replay:
         self.largest = max([*sizes, whole_pass], default=0)
         self.live: set[int] = set()
         self.numel = whole_pass
-        """Whole now."""
+        """Elements that are whole now."""
         self._ahead = 0
         self._next = 0
         self._order: Sequence[int] = ()
 
     def start(self, order: Sequence[int]) -> int:
-        """A pass over the units in this order begins; the elements that are whole then."""
+        """Begin a pass over the units in this order, and return the elements that are whole then."""
         self._order, self._next, self._ahead = order, 0, 0
         return self._prefetch()
 
@@ -61,7 +64,7 @@ class _Replay:
             self.numel += self.sizes[index]
 
     def use(self, place: int) -> int:
-        """Gather the unit at this place of the order and what comes next; the elements whole then."""
+        """Gather the unit at this place of the order and prefetch others; return the elements whole then."""
         index = self._order[place]
         self._gather(index)
         if self._next > place:
@@ -71,8 +74,12 @@ class _Replay:
         return self._prefetch()
 
     def _prefetch(self) -> int:
-        """What lies between the unit in use and the next one to look at is whole already, `_ahead` elements:
-        nothing is freed before its use. So every unit is looked at once, however far ahead that is."""
+        """Gather the following units within the limits, and return the elements whole then.
+
+        The units between the one in use and the next one to look at are whole already and have `_ahead`
+        elements, since no unit is freed before its use. So every unit is looked at once, however far ahead it
+        is.
+        """
         prefetch = self.rules.prefetch
         while prefetch and self._ahead < prefetch and self._next < len(self._order):
             following = self._order[self._next]
@@ -88,7 +95,7 @@ class _Replay:
         return self.numel
 
     def keeps(self, numel: int, following: int) -> bool:
-        """Whether `numel` elements, beside the whole-pass ones, stay while so many following are used."""
+        """Return whether `numel` elements, beside the whole-pass ones, stay while `following` are used."""
         room = self.whole_pass + numel + following + self.largest
         return 0 < self.rules.max_reuse >= 2 * following and room <= self.rules.max_live
 
@@ -97,8 +104,10 @@ class _Replay:
 def replay_live(
     sizes: tuple[int, ...], *, whole_pass: int, rules: LiveRules, reduce_buffers: int
 ) -> LiveWeights:
-    """One step with units of these sizes in the order of use; `whole_pass` elements are whole from the first
-    to the last use of both forward and backward."""
+    """Replay one step with units of these sizes in the order of use.
+
+    `whole_pass` elements are whole from the first to the last use of both forward and backward.
+    """
     replay = _Replay(sizes, whole_pass, rules)
     order = range(len(sizes))
     forward, following = replay.start(order), sum(sizes)

@@ -1,7 +1,7 @@
-"""What this engine's memory depends on, from a resolved configuration and the sizes of the model's units.
+"""The memory inputs of this engine, from a resolved configuration and the sizes of the model's units.
 
-The planner and the operator's admission get the sizes from `gpt_units` (no torch needed); the engine's own
-accounting test gets them from the layout it really made, and holds the engine to these bytes.
+The planner and the operator's admission get the sizes from `gpt_units` (no torch needed). The engine's own
+accounting test gets them from the real layout, and compares the engine with these bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .moved import offload_tiers, offloaded_units, shards_parameters
 from .sizes import DTYPE_BYTES, UnitSize
 
 ACCUMULATOR_BYTES = 4
-"""Gradients are stored in fp32."""
+"""Bytes of a stored gradient element, which is fp32."""
 MOMENT_BYTES = 4
-"""Optimizer states are fp32."""
+"""Bytes of an element of an optimizer state, which is fp32."""
 REMAINDER_BYTES = 2
-"""The lower half of a master whose upper half is the weight."""
+"""Bytes of the lower half of a master whose upper half is the weight."""
 
 
 def memory_inputs(
@@ -34,11 +34,11 @@ def memory_inputs(
     on_host: bool = False,
     is_encrypted: bool = True,
 ) -> MemoryInputs:
-    """The inputs of the byte formulas for one rank of this engine (units padded for `config.world_size`).
+    """Return the inputs of the byte formulas for one rank of this engine.
 
-    `shares_memory` and `on_host` (there is no accelerator beside the CPU) only a running engine knows; the
-    planner counts on every rank having memory and an accelerator of its own. `ranks_per_node` 0 = all ranks
-    are on one node.
+    Units are padded for `config.world_size`. Only a running engine knows `shares_memory` and `on_host` (there
+    is no accelerator beside the CPU); the planner assumes that every rank has its own memory and accelerator.
+    `ranks_per_node` 0 = all ranks are on one node.
     """
     zero, stage = config.zero, config.zero.stage
     compute_bytes = DTYPE_BYTES[config.precision.compute_dtype]
@@ -50,7 +50,8 @@ def memory_inputs(
     passing = tuple(unit.padded_numel for unit in sharded if not unit.whole_pass)
     largest = max(passing, default=0)
     live = replay_live(passing, whole_pass=whole_pass, rules=_live_rules(zero), reduce_buffers=buffers)
-    # Stages 0 and 1 send their fp32 sums, the others what autograd made; only a narrower dtype is cast to.
+    # Stages 0 and 1 send their fp32 sums, the others autograd's gradients. They are cast only to a narrower
+    # dtype.
     reduce_bytes = min(wire_bytes, compute_bytes if stage >= 2 else ACCUMULATOR_BYTES)
     inputs = MemoryInputs(
         stage=stage,  # type: ignore[arg-type]  # the table of keys allows 0 to 3
@@ -87,7 +88,7 @@ def memory_inputs(
 
 
 def _with_states(inputs: MemoryInputs, config: EngineConfig, units: Sequence[UnitSize]) -> MemoryInputs:
-    """How optimizer states are encoded, and what is offloaded."""
+    """Add the encoding of optimizer states and the offloaded part to the inputs."""
     tiers, splits = offload_tiers(config, on_host=inputs.on_host), config.precision.store_param_remainders
     state_bytes = optimizer_state_bytes(
         config.optimizer, compute_bytes=inputs.compute_bytes, splits_masters=splits
@@ -117,7 +118,10 @@ def _has_secondary(config: EngineConfig) -> bool:
 def optimizer_state_bytes(
     optimizer: OptimizerConfig | None, *, compute_bytes: int, splits_masters: bool = False
 ) -> int:
-    """[K]: an fp32 master weight unless the parameter is one or half of it, and the moments. None = AdamW."""
+    """Return [K]: the master weight and the moments of one element. None stands for AdamW.
+
+    The master is fp32, unless the parameter itself is the master or half of it.
+    """
     master = 0 if compute_bytes == 4 else 4
     if splits_masters:
         master = REMAINDER_BYTES
@@ -125,7 +129,7 @@ def optimizer_state_bytes(
 
 
 def _state_count(optimizer: OptimizerConfig | None) -> int:
-    """fp32 states per element beside the master weight."""
+    """Return the number of fp32 states per element beside the master weight."""
     if optimizer is None:
         return 2
     if optimizer.type == "SGD":
@@ -138,15 +142,21 @@ def _state_count(optimizer: OptimizerConfig | None) -> int:
 
 
 def _whole_states(config: EngineConfig) -> int:
-    """fp32 states that a rank holds for all elements: 1-bit Adam's momentum, and among several ranks the
-    error of its compression (the error of the average is per share)."""
+    """Return the number of fp32 states that a rank holds for all elements.
+
+    They are 1-bit Adam's momentum and, with several ranks, the error of its compression (the error of the
+    average is per share).
+    """
     if config.optimizer is None or config.optimizer.type != "OneBitAdam":
         return 0
     return 2 if config.world_size > 1 else 1
 
 
 def gpt_parameter_count(*, d_model: int, layers: int, context: int, vocab: int = 256) -> int:
-    """Elements of the byte-level GPT: pre-norm blocks, biases, MLP of 4 d_model, positions, tied head."""
+    """Return the elements of the byte-level GPT.
+
+    It has pre-norm blocks, biases, an MLP of 4 d_model, positions and a tied head.
+    """
     attention = (3 * d_model * d_model + 3 * d_model) + (d_model * d_model + d_model)
     mlp = (4 * d_model * d_model + 4 * d_model) + (4 * d_model * d_model + d_model)
     norms = 2 * 2 * d_model
@@ -165,13 +175,16 @@ def gpt_units(
     min_unit_numel: int = MIN_UNIT_NUMEL,
     small: tuple[int, int] = (0, 0),
 ) -> tuple[UnitSize, ...]:
-    """Units of the byte-level GPT as the engine lays it out, in its order; see `arrange_units`."""
+    """Return the units of the byte-level GPT as the engine lays it out, in its order; see `arrange_units`."""
     modules = gpt_modules(d_model=d_model, layers=layers, context=context, vocab=vocab)
     return arrange_units(modules, world_size=world_size, min_unit_numel=min_unit_numel, small=small)
 
 
 def gpt_modules(*, d_model: int, layers: int, context: int, vocab: int = 256) -> tuple[ModuleSize, ...]:
-    """The embedding is tied to the head and so belongs to the model; the blocks are units."""
+    """Return the modules of the byte-level GPT.
+
+    The embedding is tied to the head and so belongs to the model; the blocks are units.
+    """
     return (
         ModuleSize(name="embed", parameters=(vocab * d_model,), is_tied=True),
         ModuleSize(name="position", parameters=(context * d_model,)),
@@ -184,7 +197,7 @@ def gpt_modules(*, d_model: int, layers: int, context: int, vocab: int = 256) ->
 
 
 def small_parameters(config: EngineConfig, *, on_host: bool = False) -> tuple[int, int]:
-    """(largest, all together) of the parameters that this configuration keeps whole, in elements."""
+    """Return the limits (largest, total) of parameters that this configuration keeps whole, in elements."""
     zero = config.zero
     if not shards_parameters(config, on_host=on_host):
         return 0, 0
@@ -192,14 +205,14 @@ def small_parameters(config: EngineConfig, *, on_host: bool = False) -> tuple[in
 
 
 def _block_parameters(d: int) -> Iterator[int]:
-    """Elements of a block's parameters in the module's order: norm, qkv, out, norm, up, down."""
+    """Yield the elements of a block's parameters in the module's order: norm, qkv, out, norm, up, down."""
     for weight, bias in ((d, d), (3 * d * d, 3 * d), (d * d, d), (d, d), (4 * d * d, 4 * d), (4 * d * d, d)):
         yield weight
         yield bias
 
 
 def _kept_whole(config: EngineConfig, units: Sequence[UnitSize], on_host: bool) -> Iterator[UnitSize]:
-    """Units of small parameters, which stay whole at stage 3."""
+    """Yield the units of small parameters, which stay whole at stage 3."""
     if shards_parameters(config, on_host=on_host):
         yield from (unit for unit in units if unit.stays_whole)
 

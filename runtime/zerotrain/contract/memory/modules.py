@@ -1,7 +1,7 @@
-"""From the modules of a model to its units, by the engine's own rule: for models that nobody has built yet.
+"""Units of a model from its modules, by the engine's own rule, for models that are not built yet.
 
-Called by `gpt_units` and by the planner's shapes. The engine cuts real modules (`runtime/zero/plan.py`);
-tests hold the two to each other.
+`gpt_units` and the planner's shapes call it. The engine partitions real modules (`runtime/zero/plan.py`);
+tests compare the two.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from .inputs import padded_numel
 from .sizes import UnitSize
 
 SMALL_UNIT = "(small)"
-"""Of the parameters that stay whole at stage 3."""
+"""Name of the unit of parameters that stay whole at stage 3."""
 
 ROOT_UNIT = "(root)"
 
 SEGMENT_ALIGN_NUMEL = 8
-"""Elements; parameters start at multiples of it within their unit."""
+"""Elements of whose number the start of a parameter within its unit is a multiple."""
 
 MIN_UNIT_NUMEL = 1024
-"""Elements below which a module is no unit of its own."""
+"""Number of elements below which a module is not a unit of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSize:
-    """A transformer block with all that is in it, or another module with parameters of its own."""
+    """A transformer block with all its content, or another module with parameters of its own."""
 
     name: str
-    """Within the model."""
+    """Name within the model."""
 
     parameters: tuple[int, ...]
-    """Elements of each, in the model's order."""
+    """Elements of each parameter, in the model's order."""
 
     is_tied: bool = False
-    """Its weight is another module's as well, so that the model itself must keep it."""
+    """Whether its weight is also that of another module, so that the model itself must keep it."""
 
 
 def arrange_units(
@@ -45,10 +45,10 @@ def arrange_units(
     min_unit_numel: int = MIN_UNIT_NUMEL,
     small: tuple[int, int] = (0, 0),
 ) -> tuple[UnitSize, ...]:
-    """The units of these modules, in the engine's order: those of the model itself first.
+    """Return the units of these modules, in the engine's order: those of the model itself first.
 
-    `small`: parameters up to the first number of elements, all together up to the second, have a unit of
-    their own (`small_parameters` of a configuration).
+    `small`: parameters up to the first number of elements, in total up to the second, form a unit of their
+    own (`small_parameters` of a configuration).
     """
     (largest, budget), members = small, dict[tuple[str, bool], list[int]]()
     splits: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
@@ -75,7 +75,7 @@ def arrange_units(
 
 
 def _within(sizes: Sequence[int], largest: int, budget: int) -> tuple[list[int], list[int]]:
-    """Those that stay whole while the budget lasts, and the others."""
+    """Return the sizes that stay whole while the budget lasts, and the others."""
     little: list[int] = []
     rest: list[int] = []
     for numel in sizes:
@@ -86,7 +86,7 @@ def _within(sizes: Sequence[int], largest: int, budget: int) -> tuple[list[int],
 
 
 def _homes(modules: Sequence[ModuleSize], min_unit_numel: int) -> Iterable[tuple[str, bool]]:
-    """(unit, whether it belongs to the model itself) of each module."""
+    """Yield (unit, whether it belongs to the model itself) of each module."""
     for module in modules:
         if sum(module.parameters) < min_unit_numel:
             yield ROOT_UNIT, True
@@ -95,7 +95,10 @@ def _homes(modules: Sequence[ModuleSize], min_unit_numel: int) -> Iterable[tuple
 
 
 def _numel(parameters: tuple[int, ...], known: dict[tuple[int, ...], int]) -> int:
-    """Elements of a unit with these parameters; the layers of a model are alike, so answers are kept."""
+    """Return the elements of a unit with these parameters.
+
+    The layers of a model are alike, so answers are cached in `known`.
+    """
     found = known.get(parameters)
     if found is None:
         found = 0

@@ -1,6 +1,6 @@
-"""Which units leave the accelerator, by the engine's own rules: whole units, in the order of the layout.
+"""The units that leave the accelerator, by the engine's own rules: whole units in the order of the layout.
 
-Called by `memory_inputs` and the planner; the engine decides with the same functions.
+`memory_inputs` and the planner call it; the engine decides with the same functions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .sizes import DTYPE_BYTES, UnitSize
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadTiers:
-    """Where states and parameters live, as far as they are offloaded."""
+    """Tiers of offloaded states and parameters."""
 
     states: Tier = "gpu"
     params: Tier = "gpu"
 
 
 def offload_tiers(config: EngineConfig, *, on_host: bool) -> OffloadTiers:
-    """The tiers of a configuration. `on_host`: the accelerator is the CPU itself."""
+    """Return the tiers of a configuration. `on_host`: the accelerator is the CPU itself."""
     states, params = config.zero.offload_optimizer, config.zero.offload_param
     if params is not None and params.device == "cpu" and on_host and config.world_size == 1:
         params = None  # one rank's weights are in host memory already
@@ -39,11 +39,12 @@ def _tier(block: OffloadConfig | None) -> Tier:
 def updates_just_in_time(
     asked: bool | None, *, tier: str, stage: int, world_size: int, on_cuda: bool
 ) -> bool:
-    """Whether steps of an element-wise optimizer return before their updates are done.
+    """Return whether steps of an element-wise optimizer return before their updates are done.
 
-    `tier`: where the states are (none, cpu, nvme). The setting where it is given; else on where updates use
-    what a forward pass leaves idle: a processor beside a GPU, or a disk. Stages 1 and 2 on several ranks stay
-    synchronous unless asked: scripts read weights on one rank after a step, which then takes all ranks.
+    `tier` is that of the states (none, cpu, nvme). If `asked` is given, it decides. Otherwise it is on if
+    updates use a resource that a forward pass leaves idle: a processor beside a GPU, or a disk. Stages 1 and
+    2 on several ranks stay synchronous unless `asked`: scripts read weights on one rank after a step, and a
+    background update would make this require all ranks.
     """
     if tier == "none":
         return False
@@ -54,27 +55,28 @@ def updates_just_in_time(
 
 
 def shards_parameters(config: EngineConfig, *, on_host: bool) -> bool:
-    """Whether parameters are shards between their uses: at stage 3 on several ranks or tiers."""
+    """Return whether parameters are shards between their uses: at stage 3 on several ranks or tiers."""
     if config.zero.stage < 3:
         return False
     return config.world_size > 1 or offload_tiers(config, on_host=on_host).params != "gpu"
 
 
 def kept_states(sizes: Sequence[int], ratio: float) -> frozenset[int]:
-    """Indices of the trainable units whose states stay on the accelerator: at most 1 - ratio of all elements.
+    """Return the indices of trainable units whose states stay on the accelerator.
 
-    They are taken from the front of the layout, since the units that forward needs first can wait least.
+    They have at most 1 - ratio of all elements. They are taken from the front of the layout, since forward
+    needs those units first.
     """
     return fitting(sizes, (1.0 - ratio) * sum(sizes) + 0.5)
 
 
 def offloaded_units(config: EngineConfig, units: Sequence[UnitSize], *, on_host: bool) -> Offloaded | None:
-    """What of one rank's share is where, if anything is offloaded; `units` in the order of the layout."""
+    """Return the offloaded part of one rank's share, or None. `units` are in the order of the layout."""
     tiers = offload_tiers(config, on_host=on_host)
     if tiers == OffloadTiers():
         return None
     in_host, on_disk = _params(config, units, tiers)
-    # Host memory beside an accelerator, or a disk, has weights that no update reaches where they are.
+    # Weights in host memory beside an accelerator, or on a disk, cannot be updated in place.
     has_left = on_disk if on_host else on_disk | in_host
     compute_bytes = DTYPE_BYTES[config.precision.compute_dtype]
     sizes = [unit.weight_numel(compute_bytes) // config.world_size for unit in units]
@@ -87,7 +89,7 @@ def offloaded_units(config: EngineConfig, units: Sequence[UnitSize], *, on_host:
 
 
 def _states(config: EngineConfig, units: Sequence[UnitSize], masterless: frozenset[int]) -> dict[str, Any]:
-    """Of units with these indices, the weights are no masters."""
+    """Return the fields of the states. Weights of the units in `masterless` are not masters."""
     ranks = config.world_size if config.zero.stage >= 1 else 1
     trained = [index for index, unit in enumerate(units) if unit.trainable]
     sizes = [units[index].padded_numel // ranks for index in trained]
@@ -105,7 +107,7 @@ def _states(config: EngineConfig, units: Sequence[UnitSize], masterless: frozens
 def _params(
     config: EngineConfig, units: Sequence[UnitSize], tiers: OffloadTiers
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Indices of the units whose parameters are in host memory, and in the spill."""
+    """Return the indices of the units whose parameters are in host memory, and in the spill."""
     sharded = [index for index, unit in enumerate(units) if not unit.stays_whole]
     if tiers.params == "gpu":
         return frozenset(), frozenset()

@@ -1,6 +1,6 @@
-"""What a configuration needs of host memory and disk, and the nearest other one that fits.
+"""Needs of a configuration in host memory and disk, and the nearest configuration that fits.
 
-Called by the engine before it allocates; pure arithmetic over the sizes of the model's units.
+The engine calls it before it allocates. It is pure arithmetic over the sizes of the model's units.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from .sizes import UnitSize
 from .tiers import disk_bytes, host_bytes
 
 MAX_FACTOR = 64
-"""Times as many ranks are looked at."""
+"""Largest multiple of the number of ranks in the search."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What the bytes depend on beside the configuration and the model."""
+    """Properties that determine the bytes beside the configuration and the model."""
 
     on_host: bool = False
-    """The accelerator is the host's own CPU, so that everything lies in host memory."""
+    """Whether the accelerator is the host's own CPU, so that all data is in host memory."""
     shares_memory: bool = False
-    """Ranks read each other's weights in place."""
+    """Whether ranks read each other's weights in place."""
     ranks_per_node: int = 0
     is_encrypted: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """Bytes of one rank. As room: what there is for one rank; None = as much as it takes."""
+    """Bytes of one rank. As available capacity: the bytes for one rank; None = unlimited."""
 
     host: int | None
     disk: int | None
     accelerator: int | None = None
 
     def within(self, room: Needs) -> bool:
-        """Whether all of it is there."""
+        """Return whether all needs are within the available capacity."""
         pairs = ((self.host, room.host), (self.disk, room.disk), (self.accelerator, room.accelerator))
         return all(need is None or there is None or need <= there for need, there in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """Another setting, and what it needs."""
+    """Another setting and its needs."""
 
     changes: tuple[str, ...]
-    """As a user would write them."""
+    """Changes as a user would write them."""
     needs: Needs
 
 
@@ -69,7 +69,7 @@ class _Change:
 
 
 def needs_of(config: EngineConfig, units: Sequence[UnitSize], hardware: Hardware) -> Needs:
-    """Bytes that one rank of this engine allocates, at its peak and without activations."""
+    """Return the bytes that one rank of this engine allocates, at its peak and without activations."""
     inputs = memory_inputs(
         config,
         units,
@@ -88,9 +88,9 @@ def needs_of(config: EngineConfig, units: Sequence[UnitSize], hardware: Hardware
 def nearest(
     config: EngineConfig, units: Sequence[UnitSize], room: Needs, hardware: Hardware, *, has_folder: bool
 ) -> Proposal | None:
-    """The setting that fits with the fewest and mildest changes; None where none of those looked at does.
+    """Return the setting that fits with the fewest and mildest changes; None if no tried one fits.
 
-    `has_folder`: a folder for a spill is known, so that nobody needs to be told to give one.
+    `has_folder`: a folder for a spill is known, so the proposal need not mention one.
     """
     changes = list(_changes(config, hardware, has_folder=has_folder))
     for count in (1, 2):
@@ -120,7 +120,7 @@ def _padded(units: Sequence[UnitSize], old: EngineConfig, new: EngineConfig) -> 
 
 
 def _changes(config: EngineConfig, hardware: Hardware, *, has_folder: bool) -> Iterator[_Change]:
-    """From the mildest on."""
+    """Yield the changes, the mildest first."""
     zero, precision = config.zero, config.precision
     states, params = zero.offload_optimizer, zero.offload_param
     kind = config.optimizer.type if config.optimizer else None
@@ -148,7 +148,7 @@ def _changes(config: EngineConfig, hardware: Hardware, *, has_folder: bool) -> I
 
 
 def _more_ranks(config: EngineConfig) -> Iterator[_Change]:
-    """Numbers of ranks that can share the samples that the file says."""
+    """Yield numbers of ranks that can share the samples in the file."""
     factor = 2
     while factor <= MAX_FACTOR:
         ranks = config.world_size * factor
@@ -163,7 +163,7 @@ def _more_ranks(config: EngineConfig) -> Iterator[_Change]:
 
 
 def _shared_batch(config: EngineConfig, ranks: int) -> tuple[BatchConfig | None, str]:
-    """The batch of so many ranks, and what must be edited for it; None where they cannot share it."""
+    """Return the batch of `ranks` ranks, and the edit that it needs; None if they cannot share it."""
     given = {line.path: line.value for line in config.report if line.origin in ("file", "auto")}
     train, accumulation = given.get(TRAIN), given.get(ACCUMULATION)
     try:
@@ -174,7 +174,7 @@ def _shared_batch(config: EngineConfig, ranks: int) -> tuple[BatchConfig | None,
     except ConfigError:
         if train is None or accumulation is None:
             return None, ""
-    # The file says steps for the ranks of now. Fewer of them keep the samples and the micro-batch.
+    # The accumulation in the file is for the present ranks. Fewer steps keep the samples and the micro-batch.
     micro = config.batch.micro_batch_size
     kept = GlobalBatch(train_batch_size=train, micro_batch_size=micro, is_micro_given=True)
     if not kept.fits(ranks):

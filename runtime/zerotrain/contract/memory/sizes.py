@@ -1,11 +1,11 @@
-"""The size of one unit, as the byte formulas take it."""
+"""The size of one unit, as the byte formulas use it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Of compute precisions."""
+"""Bytes per element of the compute precisions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,20 +17,23 @@ class UnitSize:
     """Elements without the padding at the end."""
 
     padded_numel: int
-    """Elements with it; a multiple of ranks x 2048."""
+    """Elements with the padding; a multiple of ranks x 2048."""
 
     trainable: bool = True
-    """Has gradients and optimizer states."""
+    """Whether the unit has gradients and optimizer states."""
 
     whole_pass: bool = False
-    """Belongs to the model itself (tied weights, the rest): whole during all of forward and of backward."""
+    """Whether the unit belongs to the model itself (tied weights, the rest).
+
+    It is then whole during all of forward and of backward.
+    """
 
     stays_whole: bool = False
-    """Holds small parameters, which every rank keeps at stage 3."""
+    """Whether the unit holds small parameters, which every rank keeps at stage 3."""
 
     element_bytes: int | None = None
-    """Of a frozen weight in a dtype of its own; None = as in the compute precision."""
+    """Bytes per element of a frozen weight in its own dtype; None = as in the compute precision."""
 
     def weight_numel(self, compute_bytes: int) -> int:
-        """Elements of the compute precision that take as much memory as the weights."""
+        """Return the elements of the compute precision that take as much memory as the weights."""
         return self.padded_numel * (self.element_bytes or compute_bytes) // compute_bytes

@@ -1,4 +1,4 @@
-"""Bytes beyond the accelerator: host memory, disk, and what moves in a step."""
+"""Bytes beyond the accelerator: host memory, disk, and the traffic of a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HostBytes:
     tag_bytes: int
     """Tags and generations of encrypted chunks."""
     snapshot_bytes: int = 0
-    """Copy of the states that checkpoints are written from in the background, from the first one on."""
+    """Copy of the states from which checkpoints are written in the background, from the first one on."""
 
     @property
     def total_bytes(self) -> int:
@@ -59,23 +59,29 @@ class NetworkPhases:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTraffic:
-    """Payload that one rank moves in one optimizer step. A ring sends (N - 1) / N of the network payload."""
+    """Payload that one rank moves in one optimizer step.
+
+    A ring sends (N - 1) / N of the network payload.
+    """
 
     network_bytes: int
     cross_node_bytes: int
-    """The part of it that leaves a secondary shard group (all of it without hpZ)."""
+    """Part of the payload that leaves a secondary shard group (all of it without hpZ)."""
     pcie_up_bytes: int
     pcie_down_bytes: int
     nvme_bytes: int
-    """Read plus written."""
+    """Bytes read plus written."""
     nvme_pass_bytes: int
-    """The part of it that forward and backward passes read; the update reads and writes the rest."""
+    """Part that forward and backward passes read; the update reads and writes the rest."""
     phases: NetworkPhases
-    """When the network payload travels; together `network_bytes`, but for rounding."""
+    """Network payload by phase; the sum is `network_bytes`, apart from rounding."""
 
 
 def host_bytes(inputs: MemoryInputs) -> HostBytes:
-    """Host memory of offloaded states and parameters (all zero without offload) and of background saves."""
+    """Return the host memory of offloaded states and parameters, and of background saves.
+
+    Without offload the former is zero.
+    """
     moved, spills = offloaded(inputs), "nvme" in (inputs.optimizer_tier, inputs.param_tier)
     return HostBytes(
         optimizer_bytes=_moved_state_bytes(inputs) if inputs.optimizer_tier == "cpu" else 0,
@@ -83,20 +89,20 @@ def host_bytes(inputs: MemoryInputs) -> HostBytes:
         param_bytes=inputs.compute_bytes * moved.host_params,
         ring_bytes=_state_ring(inputs) + _param_ring(inputs, moved) + _weight_ring(inputs, moved),
         tag_bytes=_tags(inputs, moved),
-        # A spill is written out as it is read, without a copy of all of it.
+        # A spill is written out as it is read, without a full copy.
         snapshot_bytes=snapshot_bytes(inputs) if inputs.saves_in_background and not spills else 0,
     )
 
 
 def _grad_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
-    """Gradients on their way from the accelerator to the update, unit by unit."""
+    """Return the bytes of gradients in transit from the accelerator to the update, unit by unit."""
     if inputs.on_host:
         return 0
     return DOWNLOAD_BUFFERS * inputs.grad_bytes * max(moved.states, default=0)
 
 
 def _state_ring(inputs: MemoryInputs) -> int:
-    """Tiles on their way between the spill and the update."""
+    """Return the bytes of tiles in transit between the spill and the update."""
     if inputs.optimizer_tier != "nvme":
         return 0
     largest = max((min(numel, TILE_NUMEL) * width for numel, width in state_records(inputs)), default=0)
@@ -104,7 +110,7 @@ def _state_ring(inputs: MemoryInputs) -> int:
 
 
 def _param_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
-    """Whole shards on their way to a gather, and through the update."""
+    """Return the bytes of whole shards in transit to a gather, and through the update."""
     trainable = max(moved.disk_params, default=0)
     largest = max(trainable, max(moved.disk_frozen, default=0))
     c = inputs.compute_bytes
@@ -112,14 +118,14 @@ def _param_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
 
 
 def _weight_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
-    """Weights that are updated in host memory, on their way to the accelerator that holds them."""
+    """Return the bytes of weights that are updated in host memory, in transit to their accelerator."""
     if inputs.on_host or inputs.param_tier != "gpu":
         return 0
     return UPLOAD_BUFFERS * inputs.compute_bytes * max(moved.states, default=0)
 
 
 def _tags(inputs: MemoryInputs, moved: Offloaded) -> int:
-    """What proves of every chunk of the spill that it is the one that was written last."""
+    """Return the bytes that prove, for every chunk of the spill, that it is the one written last."""
     states = state_records(inputs) if inputs.optimizer_tier == "nvme" else ()
     chunks = sum(-(-numel // CHUNK_NUMEL) for numel, width in states if width)
     for numel in (*moved.disk_params, *moved.disk_frozen):
@@ -128,16 +134,19 @@ def _tags(inputs: MemoryInputs, moved: Offloaded) -> int:
 
 
 def _pages(num_bytes: int) -> int:
-    """A buffer of direct I/O is whole pages."""
+    """Round up to whole pages, as a buffer of direct I/O requires."""
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def snapshot_bytes(inputs: MemoryInputs) -> int:
-    """What a rank stores in a checkpoint: its share of fp32 weights, states and frozen weights."""
+    """Return the bytes that a rank stores in a checkpoint.
+
+    They are its share of fp32 weights, states and frozen weights.
+    """
     master = 4 if inputs.compute_bytes == 4 else 0  # otherwise among the optimizer's bytes
     if inputs.splits_masters:
         master = 2  # the half that the weight is
-    # Of 1-bit Adam's whole states the momentum is the same on every rank, the errors are each rank's own.
+    # Of 1-bit Adam's whole states the momentum is equal on all ranks, but each rank has its own errors.
     momentum = min(4, inputs.whole_state_bytes)
     errors = (inputs.whole_state_bytes - momentum) * inputs.trainable_numel
     state = master + inputs.optimizer_bytes + momentum + inputs.shard_state_bytes
@@ -146,14 +155,14 @@ def snapshot_bytes(inputs: MemoryInputs) -> int:
 
 
 def disk_bytes(inputs: MemoryInputs) -> int:
-    """Spill of one rank: nothing is added by encryption, and chunks need no padding."""
+    """Return the bytes of one rank's spill. Encryption adds none, and chunks need no padding."""
     moved = offloaded(inputs)
     params = sum(_pages(inputs.compute_bytes * numel) for numel in (*moved.disk_params, *moved.disk_frozen))
     return params + optimizer_disk_bytes(inputs)
 
 
 def optimizer_disk_bytes(inputs: MemoryInputs) -> int:
-    """The optimizer states' part of the spill."""
+    """Return the optimizer states' part of the spill."""
     return _moved_state_bytes(inputs) if inputs.optimizer_tier == "nvme" else 0
 
 
@@ -162,7 +171,7 @@ def _moved_state_bytes(inputs: MemoryInputs) -> int:
 
 
 def step_traffic(inputs: MemoryInputs) -> StepTraffic:
-    """Payload of one optimizer step: 2c per element below stage 3 and 3c at stage 3 when r == c.
+    """Return the payload of one optimizer step: 2c per element below stage 3 and 3c at stage 3 when r == c.
 
     At stage 3 small parameters are gathered once per step, and units that stay whole from forward to backward
     once per micro-step. Bytes that cross nodes are those of a whole node.
@@ -185,7 +194,7 @@ def step_traffic(inputs: MemoryInputs) -> StepTraffic:
 
 
 def _network(inputs: MemoryInputs) -> tuple[float, float, float]:
-    """Payload of forward, backward and the gather of updated weights."""
+    """Return the payload of forward, of backward, and of the gather of updated weights."""
     psi, c, r = inputs.trainable_numel, inputs.compute_bytes, inputs.reduce_bytes
     if inputs.stage == 0:
         return 0.0, 2.0 * r * psi, 0.0
@@ -195,7 +204,8 @@ def _network(inputs: MemoryInputs) -> tuple[float, float, float]:
     micro, gather = inputs.micro_steps, _gather_bytes(inputs)
     forward = psi - inputs.root_numel
     backward = forward - inputs.kept_live_numel
-    # With a second copy nearby weights come from afar once per step, and plain from the copy else.
+    # With a second copy nearby, weights cross the network once per step; later gathers are unquantised, from
+    # the copy.
     again = c if inputs.hpz_ranks > 1 else gather
     gathered = gather * forward + again * (micro - 1) * forward
     return gathered, again * micro * backward + _reduced(inputs), float(c * inputs.root_numel)
@@ -213,14 +223,16 @@ def _gather_bytes(inputs: MemoryInputs) -> float:
 
 
 def _reduced(inputs: MemoryInputs) -> float:
-    """Gradients of all micro-steps at stage 3."""
+    """Return the payload of the gradients of all micro-steps at stage 3."""
     width = int4_bytes(inputs) if inputs.quantized_gradients else float(inputs.reduce_bytes)
     return inputs.micro_steps * width * inputs.trainable_numel
 
 
 def _transfers(inputs: MemoryInputs) -> tuple[int, int]:
-    """(up, down) between host and accelerator: gradients go down, updated weights come up. A weight that is
-    half of its master goes down, too; an offloaded one comes up for every pass instead."""
+    """Return (up, down) between host and accelerator: gradients go down, updated weights come up.
+
+    A weight that is half of its master goes down, too. An offloaded weight comes up for every pass instead.
+    """
     moved, c = offloaded(inputs), inputs.compute_bytes
     states = sum(moved.states)
     down = (inputs.grad_bytes + (c if inputs.splits_masters and inputs.param_tier == "gpu" else 0)) * states
@@ -230,7 +242,7 @@ def _transfers(inputs: MemoryInputs) -> tuple[int, int]:
 
 
 def _passes(inputs: MemoryInputs) -> int:
-    """Elements of offloaded parameters that all forward and backward passes of a step ask a rank for."""
+    """Return the elements of offloaded parameters that all passes of a step request from a rank."""
     moved = offloaded(inputs)
     numel = moved.host_params + sum(moved.disk_params) + sum(moved.disk_frozen)
     kept = share(inputs.kept_live_numel, inputs.world_size)
@@ -238,8 +250,11 @@ def _passes(inputs: MemoryInputs) -> int:
 
 
 def _param_spill_traffic(inputs: MemoryInputs) -> tuple[int, int]:
-    """(passes, updates): read for every pass, and by an update that needs the old weight; written by every
-    update. What is in a buffer still is not read again, so this is the most."""
+    """Return (passes, updates): the bytes of parameters in the spill that are read or written.
+
+    Each pass reads them, each update writes them, and an update that needs the old weight reads it. Data that
+    is still in a buffer is not read again, so this is an upper bound.
+    """
     moved, c = offloaded(inputs), inputs.compute_bytes
     on_disk = sum(moved.disk_params) + sum(moved.disk_frozen)
     if not on_disk:

@@ -1,4 +1,4 @@
-"""Every metric that zerotrain exports, as data: what exporters are built from and what people look up.
+"""Every metric that zerotrain exports, as data for exporters and for users.
 
 `find` and `explain` serve `zerotrain explain metric`; `document` writes `docs/metrics.md`.
 """
@@ -33,19 +33,19 @@ _BY_SAMPLE = _BY_NAME | {name: spec for spec in ALL_METRICS for name, _ in spec.
 
 
 def find(name: str) -> MetricSpec | None:
-    """The family by its name or by that of a sample (`..._bucket`)."""
+    """Return the family by its name or by that of a sample (`..._bucket`)."""
     return _BY_SAMPLE.get(name)
 
 
 def nearest(name: str) -> list[str]:
-    """Known names that look like this one, best first."""
+    """Return similar known names, best first."""
     given = name if name.startswith("zerotrain_") else f"zerotrain_{name}"
     parts = [known for known in _BY_NAME if given.removeprefix("zerotrain_") in known]
     return list(dict.fromkeys([*difflib.get_close_matches(given, _BY_NAME, n=3), *parts]))[:5]
 
 
 def explain(name: str) -> str:
-    """What a metric means, for people, in a few lines. Raises KeyError with the nearest names."""
+    """Return a metric's explanation in a few lines. Raises KeyError with the nearest names."""
     spec = find(name)
     if spec is None:
         near = nearest(name)
@@ -66,7 +66,7 @@ def explain(name: str) -> str:
 
 
 def example(spec: MetricSpec) -> str:
-    """A query that shows the metric for one job."""
+    """Return a query that shows the metric for one job."""
     chosen = '{job_name="JOB"}' if "job_name" in spec.all_labels else ""
     if spec.kind is Kind.HISTOGRAM:
         rate = f"sum by (le) (rate({spec.name}_bucket{chosen}[5m]))"

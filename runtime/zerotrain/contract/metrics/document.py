@@ -1,6 +1,6 @@
-"""Writes `docs/metrics.md` from the catalogues: `python -m zerotrain.contract.metrics.document > FILE`.
+"""Generator of `docs/metrics.md`: `python -m zerotrain.contract.metrics.document > FILE`.
 
-The file is generated and compared in the tests; edit the rows, not the file.
+The file is generated from the catalogues, and the tests compare it; edit the rows, not the file.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ families alone.
 
 
 def document() -> str:
-    """The page."""
+    """Return the page."""
     return "\n".join([_INTRODUCTION, *_tables()]) + _sizing() + _OUTRO
 
 

@@ -1,6 +1,7 @@
-"""What the launcher itself knows of its ranks, also of a program that reports nothing, and of its container.
+"""Metrics of the launcher about its ranks and its container.
 
-Built by `runtime.launch.board` and `runtime.launch.host_memory`.
+They exist for a program that reports nothing, too. `runtime.launch.board` and `runtime.launch.host_memory`
+build them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LAUNCHER_METRICS: tuple[MetricSpec, ...] = (
     ),
     _rank.gauge("zerotrain_world_size", "Ranks that this attempt must have."),
 )
-"""Per rank."""
+"""Metrics per rank."""
 
 WORKER_METRICS: tuple[MetricSpec, ...] = (
     _worker.gauge(
@@ -40,4 +41,4 @@ WORKER_METRICS: tuple[MetricSpec, ...] = (
         "Memory limit of the worker's container; the host's memory where it has none.",
     ),
 )
-"""Per container; its index is the label `worker`."""
+"""Metrics per container, whose index is the label `worker`."""

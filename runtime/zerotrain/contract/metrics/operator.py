@@ -1,7 +1,7 @@
-"""What the operator exports of itself and, from the replica that leads, of every job.
+"""Metrics of the operator about itself and, from the leading replica, about every job.
 
-Built by `operator.cluster.telemetry` and `operator.cluster.job_metrics`. A scrape must honour the labels: the
-`namespace` of a job's series is the job's.
+`operator.cluster.telemetry` and `operator.cluster.job_metrics` build them. A scrape must honour the labels:
+the `namespace` of a job's series is the job's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOB_PHASES = (
     "Failed",
 )
 HANG_PHASES = ("start", "step", "checkpoint")
-"""What a hang policy has limits for."""
+"""Phases for which a hang policy has limits."""
 
 RESTART_CAUSES = ("app", "infra", "preemption", "uncharged")
 WATCHES = ("pods", "nodes", "zerotrainingjobs", "workloads")

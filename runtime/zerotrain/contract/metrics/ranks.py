@@ -1,4 +1,4 @@
-"""What a rank exports. `runtime.metrics.WorkerMetrics` builds the series, the trainer feeds them.
+"""Metrics of a rank. `runtime.metrics.WorkerMetrics` builds the series, the trainer updates them.
 
 `namespace`, `pod` and `node` are labels of the scrape's target, so that no tenant can forge another's.
 """

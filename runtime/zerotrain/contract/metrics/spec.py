@@ -1,4 +1,4 @@
-"""What a metric is: its name, kind, labels and meaning, as plain data.
+"""Definition of a metric as plain data: its name, kind, labels and meaning.
 
 The exporters (`runtime.metrics`, `runtime.launch`, `operator.cluster.telemetry`) build their series from
 these rows; `docs/metrics.md`, `zerotrain explain metric` and the checks of rules and dashboards read them.
@@ -23,22 +23,22 @@ class Kind(Enum):
 
 
 class Source(Enum):
-    """Who exports a family."""
+    """Exporter of a family."""
 
     RANK = "rank"
-    """A rank's program, through its launcher."""
+    """Program of a rank, through its launcher."""
     LAUNCHER = "launcher"
-    """The launcher, of each of its ranks, also where the program reports nothing."""
+    """Launcher, for each of its ranks, also if the program reports nothing."""
     WORKER = "worker"
-    """The launcher, of its container."""
+    """Launcher, for its container."""
     OPERATOR = "operator"
     """Every replica of the operator."""
     JOB = "job"
-    """The replica of the operator that leads, of each job."""
+    """Leading replica of the operator, for each job."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What all of its series have, beside the labels of the scrape's target (namespace, pod, node)."""
+        """Labels of all its series, beside the labels of the scrape's target (namespace, pod, node)."""
         return _LABELS[self]
 
 
@@ -53,29 +53,31 @@ _LABELS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricSpec:
-    """One family."""
+    """One metric family."""
 
     name: str
-    """As it is written in the exposition: counters with `_total`, info with `_info`."""
+    """Name as written in the exposition: counters with `_total`, info with `_info`."""
     kind: Kind
     help: str
     source: Source = Source.RANK
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Label beside the source's -> its values; no values: they are not known beforehand."""
+    """Values by label, for the labels beside the source's; empty if the values are not known beforehand."""
     buckets: tuple[float, ...] = STEP_BUCKETS_S
     only: str = ""
-    """Where the family is; empty: everywhere, and every label set is there at 0 from the start, as
-    `increase()` misses a series that is born at 1."""
+    """Condition for the family; empty means that it always exists.
+
+    Every label set then starts at 0, as `increase()` misses a series that starts at 1.
+    """
     exemplars: bool = False
-    """Its samples carry the step as an exemplar, in the OpenMetrics format."""
+    """Whether its samples carry the step as an exemplar, in the OpenMetrics format."""
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """The source's and its own."""
+        """The source's labels and the family's own."""
         return (*self.source.labels, *self.labels)
 
     def samples(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Name and labels of every sample, as a query sees them."""
+        """Yield name and labels of every sample, as a query sees them."""
         if self.kind is Kind.HISTOGRAM:
             yield f"{self.name}_bucket", (*self.all_labels, "le")
             yield f"{self.name}_sum", self.all_labels
@@ -86,7 +88,7 @@ class MetricSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Makes rows of one source, so that a catalogue reads as a table."""
+    """Factory for rows of one source, so that a catalogue reads as a table."""
 
     source: Source
     only: str = ""
@@ -108,7 +110,7 @@ class Rows:
         exemplars: bool = False,
         **labels: tuple[str, ...],
     ) -> MetricSpec:
-        """A histogram of durations."""
+        """Return a histogram of durations."""
         return self._row(name, Kind.HISTOGRAM, text, labels, buckets=buckets, exemplars=exemplars)
 
     def info(self, name: str, text: str, *labels: str) -> MetricSpec:
