@@ -37,7 +37,7 @@ class JsonError(ValueError):
         self.reason = reason or message
         """Message without the position."""
         self.offset = offset
-        """Character at which the text stops being JSON; None for errors without a position, such as the size."""
+        """Character at which the text stops being JSON; None without a position, as for the size."""
 
 
 def strict_json(

@@ -1,6 +1,6 @@
 """Bytes that one rank needs, by tier: the planner's formulas, as pure functions.
 
-Brackets hold the symbols of the ZeRO papers. All sizes are of *one rank*; "numel" counts elements after padding.
+Symbols of the ZeRO papers have brackets. All sizes are of *one rank*; "numel" counts elements after padding.
 With [Psi] trainable and [Phi] frozen elements, [N] ranks, [c] compute, [a] stored gradient, [r] reduction and
 [K] optimizer bytes per element, the persistent part is
 

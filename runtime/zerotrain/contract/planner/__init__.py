@@ -1,8 +1,8 @@
 """The memory planner: whether a job fits, what it needs of every tier, what would fit, how fast it can be.
 
-Pure functions over the engine's own byte formulas (`contract.memory`) and a model's sizes, without torch.
-Called by `zerotrain plan` and, before any pod exists, by the operator; the engine checks itself against the
-same formulas when it starts.
+It consists of pure functions over the engine's own byte formulas (`contract.memory`) and a model's sizes,
+without torch. `zerotrain plan` calls it and, before any pod exists, the operator; the engine checks itself
+against the same formulas when it starts.
 """
 
 from .activations import ASSUMPTIONS, Activations, activations

@@ -1,8 +1,8 @@
-"""What forward keeps for backward, in bytes of one rank: what the engine's own formulas leave out.
+"""Activations that forward keeps for backward, in bytes of one rank, which the engine's formulas leave out.
 
-Counted tensor by tensor on the models the trainer builds; tests count the same in a real forward pass. What
-it rests on is `ASSUMPTIONS`, which every plan prints. Other code for the same sizes keeps other tensors, so
-this is an estimate wherever the model is somebody else's.
+They are counted tensor by tensor on the trainer's models; tests count the same in a real forward pass. The
+assumptions are in `ASSUMPTIONS`, which every plan prints. Other code for the same sizes keeps other tensors,
+so for any other model this is an estimate.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activations:
-    """Of one micro-batch on one rank."""
+    """Activations of one micro-batch on one rank."""
 
     kept_bytes: int
-    """Kept from forward to backward, all blocks together; autocast's copies of their weights included."""
+    """Bytes that all blocks keep from forward to backward, with autocast's copies of their weights."""
     head_bytes: int
-    """Kept by the final norm, the head and the loss; likewise."""
+    """Bytes that the final norm, the head and the loss keep, with autocast's copies of their weights."""
     head_work_bytes: int
-    """The largest tensors that come and go around the loss."""
+    """Largest temporary tensors around the loss."""
     block_work_bytes: int
-    """The same within one block in backward, with what is recomputed there."""
+    """Largest temporary tensors within one block in backward, including what is recomputed there."""
     host_bytes: int = 0
     """Checkpointed inputs in host memory (`cpu_checkpointing`)."""
     cache_bytes: int = 0
-    """Autocast's copies of the weights of recomputed blocks: forward's end drops them."""
+    """Autocast's copies of the weights of recomputed blocks, which are freed at the end of forward."""
 
     @property
     def least_bytes(self) -> int:
-        """There in any case when the loss is known, or at the end of the blocks."""
+        """Bytes that exist in any case when the loss is known, or at the end of the blocks."""
         return self.kept_bytes + max(self.head_bytes, self.cache_bytes)
 
     @property
     def forward_bytes(self) -> int:
-        """At the end of forward."""
+        """Bytes at the end of forward."""
         return self.kept_bytes + self.head_bytes + self.head_work_bytes + self.cache_bytes
 
     @property
     def backward_bytes(self) -> int:
-        """At the start of backward, or in its first block, whichever is more."""
+        """Bytes at the start of backward, or in its first block, whichever is more."""
         return self.kept_bytes + max(self.head_bytes + self.head_work_bytes, self.block_work_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Widths:
-    """Bytes of an element."""
+    """Bytes per element."""
 
     stream: int
-    """Of the residual stream and what the norms keep of it."""
+    """Bytes per element of the residual stream and of what the norms keep of it."""
     product: int
-    """Of what linear layers and attention take and give."""
+    """Bytes per element of the inputs and outputs of linear layers and attention."""
 
     @property
     def is_cast(self) -> bool:
-        """Every linear layer gets a copy of its input and of its weight (autocast)."""
+        """Whether every linear layer gets a copy of its input and of its weight (autocast)."""
         return self.stream != self.product
 
     @classmethod
@@ -79,7 +79,7 @@ class _Widths:
 
 
 def activations(shape: ModelShape, config: EngineConfig) -> Activations:
-    """Activations of a model under a configuration."""
+    """Return the activations of a model under a configuration."""
     tokens, width = config.batch.micro_batch_size * shape.context, _Widths.of(config)
     recompute = config.activation_checkpointing
     block, inputs = _block(shape, width), width.stream * shape.width
@@ -106,7 +106,7 @@ def activations(shape: ModelShape, config: EngineConfig) -> Activations:
 
 
 def _kept_inputs(shape: ModelShape, config: EngineConfig) -> int:
-    """Places for inputs of recomputed blocks: one for each, or those of whole buffers."""
+    """Return the slots for inputs of recomputed blocks: one for each, or those of whole buffers."""
     recompute = config.activation_checkpointing
     if not recompute.contiguous_memory_optimization:
         return shape.layers
@@ -114,7 +114,7 @@ def _kept_inputs(shape: ModelShape, config: EngineConfig) -> int:
 
 
 def _weight_copy(shape: ModelShape, width: _Widths) -> int:
-    """What autocast makes of the matrices of one block; on every rank, at every stage."""
+    """Return the bytes of autocast's copies of one block's matrices, equal on all ranks and stages."""
     if not width.is_cast:
         return 0
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -123,7 +123,7 @@ def _weight_copy(shape: ModelShape, width: _Widths) -> int:
 
 
 def _block(shape: ModelShape, width: _Widths) -> int:
-    """Bytes that one block keeps of one token."""
+    """Return the bytes that one block keeps of one token."""
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = width.product * (2 * queries + 2 * keys) + FP32 * shape.heads
     if shape.block is Block.GATED:
@@ -140,12 +140,12 @@ def _block(shape: ModelShape, width: _Widths) -> int:
 
 
 def _rms_norm(numel: int, width: int, rows: int = 1) -> int:
-    """The fp32 copy of its input, a root per row, and the normed input."""
+    """Return the bytes of the fp32 copy of its input, a root per row, and the normed input."""
     return FP32 * numel + FP32 * rows + width * numel
 
 
 def _head(shape: ModelShape, width: _Widths) -> int:
-    """Final norm, input of the head, log-probabilities, labels."""
+    """Return the bytes of the final norm, the head's input, log-probabilities and labels, per token."""
     if shape.block is Block.GATED:
         norm = _rms_norm(shape.width, width.stream)
     else:
@@ -154,5 +154,8 @@ def _head(shape: ModelShape, width: _Widths) -> int:
 
 
 def _block_work(shape: ModelShape, width: _Widths) -> int:
-    """Gradients of the widest part of a block: three of the MLP's inner tensors and two of the stream."""
+    """Return the bytes of the gradients of a block's widest part, per token.
+
+    They are three of the MLP's inner tensors and two of the stream.
+    """
     return 3 * width.product * shape.inner + 2 * width.stream * shape.width

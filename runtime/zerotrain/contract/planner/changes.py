@@ -1,7 +1,8 @@
-"""The changes that are tried where a job does not fit: what each is called, what it costs, what it edits.
+"""The changes that are tried if a job does not fit: name, cost and edit of each.
 
-A change has two faces that must agree: `edits` is what a user would write into the file, `apply` what that
-comes to in the configuration, so that hundreds of combinations can be weighed without reading a file anew.
+A change has two forms that must agree. `edits` is the change as a user would write it into the file. `apply`
+is its effect on the configuration, so that hundreds of combinations can be compared without reading a file
+each time.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ def _same(config: EngineConfig) -> EngineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Change:
-    """One edit and what it costs; prices rank them and mean nothing else."""
+    """One edit and its price. Prices only rank changes and have no other meaning."""
 
     kind: str
-    """Of several changes of one kind a proposal has one."""
+    """Kind of the change. A proposal has at most one change of each kind."""
     price: float
     text: str
     edits: Edits = field(default_factory=dict)
     apply: Callable[[EngineConfig], EngineConfig] = _same
-    """All of it but the batch, which follows from all changes together."""
+    """Whole effect except for the batch, which follows from all changes together."""
 
 
 def changes(workload: Workload, terms: Terms) -> Iterator[Change]:
-    """In the order in which their effects build on each other."""
+    """Yield the changes in the order in which their effects build on each other."""
     config = workload.config
     yield from _stages(config)
     yield from _remainders(config)
@@ -98,9 +99,9 @@ def _live(config: EngineConfig) -> Iterator[Change]:
 
 
 def _micro_batches(config: EngineConfig, terms: Terms) -> Iterator[Change]:
-    """Smaller micro-batches and more of them: the batch stays what it is."""
+    """Yield smaller micro-batches with more accumulation, which keep the batch."""
     batch, factor = terms.batch(terms.base_ranks or config.world_size, {}), 2
-    # Where the file has the batch and not the steps, these follow from it, for any number of ranks.
+    # If the file sets the batch but not the steps, the steps follow from the batch, for any number of ranks.
     follows = terms.train_batch_size is not None and terms.gradient_accumulation_steps is None
     while batch.micro_batch_size % factor == 0:
         edits = {MICRO: batch.micro_batch_size // factor}
@@ -126,7 +127,7 @@ def _offloads(workload: Workload, *, has_volume: bool) -> Iterator[Change]:
             if block is not None and block.device == device:
                 continue
             if device == "cpu" and workload.on_host:
-                continue  # it is there already
+                continue  # it is on the host already
             values: dict[str, Any] = {"device": device}
             if name == "offload_param" and device == "nvme":
                 values["max_in_cpu"] = 0
@@ -173,22 +174,22 @@ def _offload(name: str, values: dict[str, Any]) -> Callable[[EngineConfig], Engi
         splits = config.precision.compute_dtype == "bf16" and can_split_master(*_optimizer(config))
         if name != "offload_optimizer" or not splits or _is_written(config, REMAINDERS):
             return changed
-        # States that leave the accelerator keep the lower halves of masters alone, unless told otherwise.
+        # Offloaded states keep only the lower halves of masters, unless told otherwise.
         return _split(changed)
 
     return apply
 
 
 def _optimizer(config: EngineConfig) -> tuple[str | None, Mapping[str, Any]]:
-    """Type and parameters; None = the engine's own."""
+    """Return the optimizer's type and parameters; None stands for the engine's own optimizer."""
     return (config.optimizer.type, config.optimizer.params) if config.optimizer is not None else (None, {})
 
 
 def _is_written(config: EngineConfig, path: str) -> bool:
-    """Whether the file decides the key, so that nothing is derived for it."""
+    """Return whether the file decides the key, so that no value is derived for it."""
     return any(line.path == path and line.origin in ("file", "auto") for line in config.report)
 
 
 def _inside(values: Mapping[str, Any]) -> str:
-    """As between the braces of a JSON object."""
+    """Return the text between the braces of a JSON object."""
     return ", ".join(f'"{key}": {json.dumps(value)}' for key, value in values.items())

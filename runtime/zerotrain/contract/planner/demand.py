@@ -1,7 +1,7 @@
-"""What one job needs of every tier, against what it is given: bytes by rank, worker and phase, and a verdict.
+"""Demand of one job on every tier, compared with its limits, by rank, worker and phase, with a verdict.
 
-The engine's part comes from the byte formulas that the engine checks itself against (`contract.memory`);
-what is beside them is an estimate and is kept apart from it, all the way to the table that people read.
+The engine's part comes from the byte formulas that the engine checks itself against (`contract.memory`). All
+other parts are estimates and are kept separate, up to the table that users read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ DEVICE_CONTEXT_BYTES = 640 * MIB
 DEVICE_CHANNEL_BYTES = 640 * MIB
 """Buffers of NCCL's channels, with several ranks."""
 DEVICE_FRAGMENT_PART = 0.04
-"""What the caching allocator holds beyond what is in use."""
+"""Fraction that the caching allocator holds beyond the memory in use."""
 PROCESS_BYTES = 400 * MIB
 """Interpreter, torch and data loader of a rank on CPUs."""
 DEVICE_PROCESS_BYTES = 2 * GIB
-"""The same beside an accelerator, whose libraries are larger."""
+"""Interpreter, torch and data loader beside an accelerator, whose libraries are larger."""
 LAUNCHER_BYTES = 64 * MIB
 HEAP_PART = 0.05
-"""What the C library's heap keeps of freed activations."""
+"""Fraction of freed activations that the C library's heap keeps."""
 FILE_SYSTEM_PART = 0.05
-"""What a file system takes of its volume."""
+"""Fraction of a volume that its file system takes."""
 TIGHT_PART = 0.05
-"""A margin below this part of the limit is tight."""
+"""Fraction of the limit below which a margin is tight."""
 
 ESTIMATES = (
     f"accelerator: {DEVICE_CONTEXT_BYTES // MIB} MiB of driver context, {DEVICE_CHANNEL_BYTES // MIB} MiB of "
@@ -44,19 +44,19 @@ ESTIMATES = (
     f"{LAUNCHER_BYTES // MIB} MiB of the launcher; on CPUs {HEAP_PART:.0%} of heap",
     f"nvme: {FILE_SYSTEM_PART:.0%} of the volume for its file system",
 )
-"""What the estimates beside activations are; nobody counts them, so they may be off by a factor."""
+"""Estimates beside activations. They are not measured, so they may be off by a factor."""
 
 
 class Verdict(StrEnum):
-    """Ordered from best to worst by `_ORDER`."""
+    """Verdict on a plan, ordered from best to worst by `_ORDER`."""
 
     FITS = "Fits"
     UNKNOWN = "Unknown"
     """A limit, or the model's size, is not known."""
     TIGHT = "Tight"
-    """Fits only if the estimates err on the safe side."""
+    """The job fits only if the estimates err on the safe side."""
     DOES_NOT_FIT = "DoesNotFit"
-    """Does not fit even without any estimate."""
+    """The job does not fit even without any estimate."""
 
 
 _ORDER = tuple(Verdict)
@@ -70,19 +70,19 @@ class Tier(StrEnum):
     GPU = "gpu"
     HOST = "host"
     PINNED = "pinned"
-    """The page-locked part of the host's."""
+    """Page-locked part of the host memory."""
     SHARED = "shared"
-    """The part of the host's that the ranks of a worker share."""
+    """Part of the host memory that the ranks of a worker share."""
     NVME = "nvme"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """What there is of a tier."""
+    """Available amount of a tier."""
 
     num_bytes: int
     source: str
-    """The field or option that says so."""
+    """Field or option that sets it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,10 +93,10 @@ class Workload:
     config: EngineConfig
     ranks_per_worker: int
     on_host: bool
-    """Trains on the workers' CPUs."""
+    """Whether the job trains on the workers' CPUs."""
     is_encrypted: bool = True
     limits: Mapping[Tier, Limit] = field(default_factory=dict)
-    """GPU per device, the others per worker."""
+    """Limits: that of the GPU per device, the others per worker."""
 
     @property
     def workers(self) -> int:
@@ -109,21 +109,21 @@ class TierDemand:
 
     tier: Tier
     per_rank_bytes: int
-    """All of it, for one rank."""
+    """Total for one rank."""
     exact_bytes: int
-    """The engine's own allocations, by formula."""
+    """Allocations of the engine itself, by formula."""
     activation_bytes: int = 0
     overhead_bytes: int = 0
     """Libraries, processes, file systems: estimated."""
     least_bytes: int
-    """What is needed in any case: refused when even that does not fit."""
+    """Bytes that are needed in any case; the job is refused if even these do not fit."""
     limit: Limit | None = None
     is_enforced: bool = True
-    """False: something to know, nothing fails when it is exceeded."""
+    """Whether exceeding the limit is an error; if false, the line is only information."""
 
     @property
     def per(self) -> str:
-        """What `total_bytes` and the limit are of: a rank, which has a GPU of its own, or a worker."""
+        """Unit to which `total_bytes` and the limit refer: a rank, which has its own GPU, or a worker."""
         return "rank" if self.tier is Tier.GPU else "worker"
 
     @property
@@ -147,13 +147,13 @@ class TierDemand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """Memory of the device that computes, in one phase of a step on one rank; and what is beside it."""
+    """Memory of the compute device, and host memory beside it, in one phase of a step on one rank."""
 
     name: str
     engine_bytes: int
     activation_bytes: int
     host_bytes: int = 0
-    """Host memory beside the device's: what is offloaded, its buffers, activations that are kept there."""
+    """Host memory beside the device's: offloaded data, its buffers, and activations that are kept there."""
     network_bytes: int = 0
     """Payload of the collectives that the phase waits for."""
 
@@ -164,7 +164,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """Everything a plan says about memory."""
+    """All statements of a plan about memory."""
 
     workload: Workload
     formulas: MemoryBreakdown
@@ -181,7 +181,7 @@ class Demand:
 
 
 def demand(workload: Workload) -> Demand:
-    """What the workload needs, and whether it is there."""
+    """Return the needs of the workload, compared with its limits."""
     config, shape = workload.config, workload.shape
     formulas = breakdown(
         memory_inputs(
@@ -212,7 +212,7 @@ def demand(workload: Workload) -> Demand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Compute:
-    """Peak of the device that computes, on one rank."""
+    """Peak of the compute device, on one rank."""
 
     exact_bytes: int
     activation_bytes: int
@@ -251,7 +251,7 @@ def _phases(formulas: MemoryBreakdown, acts: Activations) -> tuple[Phase, ...]:
 def _compute(formulas: MemoryBreakdown, acts: Activations, shape: ModelShape) -> _Compute:
     peak = max(_phases(formulas, acts), key=lambda phase: phase.total_bytes)
     kept, extra = formulas.gpu.total_bytes, formulas.transient
-    # Buffers of a late moment of backward and activations of its start are not there at once.
+    # Buffers of a late moment of backward and activations of its start do not exist at the same time.
     least = kept + max(extra.peak_bytes, extra.forward_bytes + acts.least_bytes)
     return _Compute(
         exact_bytes=peak.engine_bytes,
@@ -312,7 +312,10 @@ def _pinned(workload: Workload, formulas: MemoryBreakdown, acts: Activations) ->
 
 
 def _shared(workload: Workload, formulas: MemoryBreakdown) -> TierDemand:
-    """Weights and gradients lie in memory files that the other ranks of the worker read in place."""
+    """Return the demand on memory shared by ranks.
+
+    Weights and gradients are in memory files that the other ranks of the worker read in place.
+    """
     gpu, transient = formulas.gpu, formulas.transient
     lies_there = formulas.inputs.shares_memory
     held = gpu.param_bytes + gpu.frozen_bytes + gpu.replicated_bytes + gpu.grad_bytes
@@ -322,7 +325,7 @@ def _shared(workload: Workload, formulas: MemoryBreakdown) -> TierDemand:
         per_rank_bytes=per_rank,
         exact_bytes=workload.ranks_per_worker * per_rank,
         least_bytes=workload.ranks_per_worker * per_rank,
-        # Unnamed memory files: charged to the worker's memory, not to /dev/shm.
+        # Unnamed memory files are charged to the worker's memory, not to /dev/shm.
         is_enforced=False,
     )
 

@@ -1,7 +1,6 @@
-"""What accelerators have and how fast things are: the vendors' peak figures, and the parts of them that are
-reached.
+"""Properties of accelerators: the vendors' peak figures, and the fractions of them that jobs reach.
 
-Called by the planner. Every figure can be replaced by a given or a measured one; a plan prints those it used.
+The planner calls it. A given or measured figure can replace each of them; a plan prints those it used.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ MIB = 1 << 20
 GB = 10**9
 
 COMPUTE_PART = 0.4
-"""Of the peak that dense transformers reach: a guess, and the first figure to replace."""
+"""Fraction of the peak that dense transformers reach: a guess, and the first figure to replace."""
 BANDWIDTH_PART = 0.8
-"""Of a bandwidth's peak."""
+"""Fraction of a bandwidth's peak."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,16 +24,16 @@ class Accelerator:
 
     name: str
     memory_mib: int
-    """All of it, as the driver says."""
+    """Total memory, as the driver reports it."""
     tflops: float
-    """Dense bf16 (fp16 where there is no bf16)."""
+    """Dense bf16 (fp16 if the device has no bf16)."""
     fp32_tflops: float | None
-    """In fp32 without TF32, as the engine multiplies; None = not known."""
+    """Speed in fp32 without TF32, as the engine multiplies; None = not known."""
     memory_gbps: float
     host_gbps: float
-    """PCIe, one direction."""
+    """PCIe bandwidth, one direction."""
     peer_gbps: float
-    """To the other devices of the worker, one direction."""
+    """Bandwidth to the other devices of the worker, one direction."""
     labels: tuple[str, ...] = ()
     """Values of the node label nvidia.com/gpu.product."""
 
@@ -59,7 +58,7 @@ FP32_TFLOPS: Mapping[str, float] = {
     "H100-80GB": 67,
     "H200-141GB": 67,
 }
-"""By the name of a device; of one that is not here no sheet is sure."""
+"""TFLOP/s in fp32 by the name of a device; for other devices no data sheet is certain."""
 
 
 def _device(
@@ -89,7 +88,7 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _device("L40S", 46_068, (362, 864, 32, 32), "NVIDIA-L40S"),
     _device("A100-40GB", 40_960, (312, 1555, 32, 300), "NVIDIA-A100-SXM4-40GB"),
     _device("A100-80GB", 81_920, (312, 2039, 32, 300), "NVIDIA-A100-SXM4-80GB"),
-    # Cards in slots reach each other over PCIe, but for pairs with a bridge.
+    # Cards in slots reach each other over PCIe, except for pairs with a bridge.
     _device("A100-PCIe-40GB", 40_960, (312, 1555, 32, 32), "NVIDIA-A100-PCIE-40GB"),
     _device("A100-PCIe-80GB", 81_920, (312, 1935, 32, 32), "NVIDIA-A100-80GB-PCIe"),
     _device("H100-80GB", 81_559, (989, 3350, 64, 450), "NVIDIA-H100-80GB-HBM3"),
@@ -99,7 +98,7 @@ ACCELERATORS: tuple[Accelerator, ...] = (
 
 
 def accelerator(name: str) -> Accelerator | None:
-    """By name (`H100-80GB`, `h100`) or by the label of its nodes; None for an unknown or ambiguous one."""
+    """Find a device by name (`H100-80GB`, `h100`) or its nodes' label; None if unknown or ambiguous."""
     wanted = _plain(name)
     exact = [item for item in ACCELERATORS if wanted in {_plain(item.name), *map(_plain, item.labels)}]
     begun = [item for item in ACCELERATORS if _plain(item.name).startswith(wanted)]
@@ -116,24 +115,27 @@ class Rates:
     """Speeds that are reached; None = unknown. Bandwidths are in GB/s (10**9 bytes), one direction."""
 
     tflops: float | None = None
-    """Of one rank, in the dtype of the job's matrix products."""
+    """TFLOP/s of one rank, in the dtype of the job's matrix products."""
     device: float | None = None
-    """Memory of one accelerator."""
+    """Memory bandwidth of one accelerator."""
     host: float | None = None
-    """Host memory of one worker, all its ranks together."""
+    """Host memory bandwidth of one worker, all its ranks together."""
     pcie: float | None = None
-    """Between host and one accelerator."""
+    """Bandwidth between host and one accelerator."""
     peer: float | None = None
-    """Between the ranks of a worker, per rank."""
+    """Bandwidth between the ranks of a worker, per rank."""
     network: float | None = None
-    """Between workers, per worker."""
+    """Bandwidth between workers, per worker."""
     nvme: float | None = None
-    """The spill's drives of one worker, read and write together."""
+    """Bandwidth of the spill's drives of one worker, read and write together."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where each one comes from."""
+    """Source of each rate."""
 
     def given(self, values: Mapping[str, float], source: str) -> Rates:
-        """These with others on top. Raises ValueError for an unknown name or a value that is not positive."""
+        """Return these rates with `values` replaced.
+
+        Raises ValueError for an unknown name or a value that is not positive.
+        """
         known = RATE_NAMES
         for name, value in values.items():
             if name not in known:
@@ -148,9 +150,10 @@ RATE_NAMES = tuple(item.name for item in fields(Rates) if item.name != "sources"
 
 
 def rates_of(device: Accelerator | None, dtype: str = "bf16") -> Rates:
-    """What a data sheet promises, reduced to what is usually reached; nothing without a device.
+    """Return the data sheet's rates, reduced to what is usually reached; no rates without a device.
 
-    `dtype`: that of the job's matrix products, as in a configuration. No `tflops` where the sheet has none.
+    `dtype` is that of the job's matrix products, as in a configuration. `tflops` is missing if the sheet has
+    none.
     """
     if device is None:
         return Rates()

@@ -1,7 +1,7 @@
 """The shape of a model from its `config.json`, for the families that the trainer builds itself.
 
-The same keys and defaults as `runtime/models`; tests hold the two to each other. Called by `zerotrain plan`:
-the operator cannot see the workers' files.
+The keys and defaults are those of `runtime/models`; tests compare the two. Only `zerotrain plan` calls it,
+since the operator cannot see the workers' files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from zerotrain.contract.strict_json import MAX_MODEL_CONFIG_BYTES, JsonError, re
 from .shape import Block, ModelShape, ShapeError
 
 DEFAULT_CONTEXT = 2048
-"""Tokens per sample that the trainer feeds to a model from a folder that can take more."""
+"""Tokens per sample that the trainer feeds to a model from a folder that supports more."""
 
 MAX_LAYERS = 4096
 
 
 def read_shape(path: Path, *, context: int | None = None) -> ModelShape:
-    """The shape of a folder in Hugging Face's form, or of a `config.json`. Raises ShapeError."""
+    """Return the shape of a folder in Hugging Face's form, or of a `config.json`. Raises ShapeError."""
     file = path / "config.json" if path.is_dir() else path
     try:
         raw = read_json(file, max_bytes=MAX_MODEL_CONFIG_BYTES, follow_link=True, finite=False)
@@ -36,7 +36,7 @@ def read_shape(path: Path, *, context: int | None = None) -> ModelShape:
 
 
 def shape_of_config(raw: Any, *, source: str = "config.json", context: int | None = None) -> ModelShape:
-    """The shape that a `config.json` describes. Raises ShapeError naming the key."""
+    """Return the shape that a `config.json` describes. Raises ShapeError that names the key."""
     if not isinstance(raw, Mapping):
         raise ShapeError(f"{source} must hold an object; got {type(raw).__name__}")
     family = raw.get("model_type")
@@ -59,7 +59,10 @@ class _Keys:
     source: str
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; missing, null or zero is the default, as where the model is built."""
+        """Return a positive whole number.
+
+        A missing, null or zero value gives the default, as where the model is built.
+        """
         value = self.raw.get(key)
         if not value and default is not None:
             return default
@@ -85,7 +88,7 @@ class _Keys:
 
 
 def _is_whole(value: int | float) -> bool:
-    """JSON as Python reads it has NaN and Infinity."""
+    """Return whether a number is whole. JSON as Python reads it also has NaN and Infinity."""
     return isinstance(value, int) or (math.isfinite(value) and value.is_integer())
 
 
@@ -132,7 +135,7 @@ def _decoder(keys: _Keys, family: str) -> ModelShape:
 def _decoder_block(
     sizes: tuple[int, int, int, int], *, qkv_bias: bool, out_bias: bool, mlp_bias: bool, head_norm: int
 ) -> Iterator[int]:
-    """Elements of a layer's parameters in the module's order."""
+    """Yield the elements of a layer's parameters in the module's order."""
     width, queries, keys, inner = sizes
     for out in (queries, keys, keys):
         yield out * width

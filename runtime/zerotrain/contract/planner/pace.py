@@ -1,8 +1,8 @@
-"""How long a step takes and what tokens cost, from the bytes of the formulas and given or measured rates.
+"""Duration of a step and cost of tokens, from the formulas' bytes and given or measured rates.
 
-A model of bottlenecks: each phase takes as long as the slowest of what overlaps in it. It says which rate
-bounds a job and how far two configurations are apart; it knows nothing of kernels, stragglers and input
-pipelines.
+It is a model of bottlenecks: each phase takes as long as the slowest of the parts that overlap in it. It
+shows which rate bounds a job and how far two configurations are apart. It does not model kernels, stragglers
+and input pipelines.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ BILLION = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One thing that a phase waits for."""
+    """One operation that a phase waits for."""
 
     phase: str
     what: str
     seconds: float
     amount: str
-    """Of what, for people."""
+    """Amount of data or work, as text."""
     is_hidden: bool = False
-    """It runs behind something longer."""
+    """Whether it runs behind a longer part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,30 +41,30 @@ class Pace:
     parts: tuple[Part, ...]
     seconds: float
     tokens: int
-    """Of all ranks, in one step."""
+    """Tokens of all ranks in one step."""
     workers: int
     bound_by: str
-    """The part that weighs most."""
+    """Part with the longest duration."""
     missing: tuple[str, ...] = ()
-    """Rates that would be needed to count everything; the step takes longer than `seconds` then."""
+    """Rates that are needed to count all parts; with missing rates the step takes longer than `seconds`."""
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def cost_per_billion(self, price_per_hour: float) -> float:
-        """What a billion tokens cost, where all workers together cost `price_per_hour`."""
+        """Return the cost of a billion tokens, if all workers together cost `price_per_hour`."""
         return price_per_hour * BILLION / self.tokens_per_second / SECONDS_PER_HOUR
 
 
 def flops_per_token(shape: ModelShape) -> float:
-    """Of one forward pass: two per weight that a token is multiplied with, and causal attention."""
+    """Return the FLOPs of one forward pass: two per weight in matrix products, and causal attention."""
     attention = 2.0 * shape.layers * shape.context * shape.heads * shape.head_dim
     return 2.0 * shape.matmul_parameters + attention
 
 
 def pace(demand: Demand, rates: Rates) -> Pace | None:
-    """The time of a step; None where no rate is known that any part of it needs."""
+    """Return the time of a step; None if no rate is known that any part of it needs."""
     clock = _Clock(demand, rates)
     forward = clock.phase(
         "forward",
@@ -95,7 +95,7 @@ def pace(demand: Demand, rates: Rates) -> Pace | None:
 
 
 class _Clock:
-    """Turns amounts into seconds and remembers what it could not."""
+    """Converter of amounts into seconds, which records the parts and the missing rates."""
 
     def __init__(self, demand: Demand, rates: Rates) -> None:
         self.rates = rates
@@ -118,7 +118,7 @@ class _Clock:
         )
 
     def phase(self, name: str, timed: list[tuple[str, float, str] | None], *, overlaps: bool = True) -> float:
-        """Seconds of a phase whose parts overlap, or follow each other; hidden parts are marked."""
+        """Return the seconds of a phase whose parts overlap or follow each other; mark hidden parts."""
         known = [item for item in timed if item is not None and item[1] > 0]
         longest = max((seconds for _, seconds, _ in known), default=0.0)
         found = False
@@ -137,8 +137,11 @@ class _Clock:
         return longest if overlaps else sum(seconds for _, seconds, _ in known)
 
     def at_once(self, forward: float, update: float) -> float:
-        """Just in time: a unit is updated before the next forward needs it, so the longer of the two counts;
-        where both wait for the drive, its whole time."""
+        """Return the seconds of forward and just-in-time update, of which the longer one counts.
+
+        A unit is updated before the next forward needs it. If both wait for the drive, the drive's whole time
+        counts.
+        """
         both = [part for part in self.parts if part.phase in ("forward", "optimizer")]
         drive = sum(part.seconds for part in both if part.what == "drive")
         longest = max(forward, update, drive)
@@ -157,7 +160,10 @@ class _Clock:
         return self._timed("compute", flops / 1e12, self.rates.tflops, "tflops", f"{flops / 1e12:.4g} TFLOP")
 
     def network(self, phase: str) -> tuple[str, float, str] | None:
-        """A ring sends (N - 1) / N of the payload; between workers it goes over one worker's network."""
+        """Return the time of a phase's network payload.
+
+        A ring sends (N - 1) / N of the payload; between workers it goes over one worker's network.
+        """
         ranks, workers = self.inputs.world_size, self.workload.workers
         phases = self.traffic.phases
         by_phase = {"forward": phases.forward_bytes, "backward": phases.backward_bytes}
@@ -168,7 +174,7 @@ class _Clock:
         near = payload * (ranks - 1) / ranks
         if workers == 1:
             if self.inputs.shares_memory:
-                return None  # nothing is sent: it is read where it is
+                return None  # nothing is sent: ranks read it in place
             return self._moved("peers", near, self.rates.peer, "peer")
         far = payload * far_part * (workers - 1) / workers
         outside = self._moved("network", far, self.rates.network, "network")
@@ -181,19 +187,24 @@ class _Clock:
         return self.workload.ranks_per_worker > 1 and self.rates.peer is not None
 
     def transfers(self) -> tuple[str, float, str] | None:
-        """Offloaded parameters on their way up; half of the passes each. The gradients' way down is the
-        update's."""
+        """Return the time of uploading offloaded parameters; forward and backward take half each.
+
+        The download of gradients belongs to the update.
+        """
         if self.inputs.param_tier == "gpu" or self.workload.on_host:
             return None
         return self._moved("PCIe", self.traffic.pcie_up_bytes / 2, self.rates.pcie, "pcie")
 
     def spilled_parameters(self) -> tuple[str, float, str] | None:
-        """Read from the drive; half of the passes each."""
+        """Return the time to read parameters from the drive; forward and backward take half each."""
         num_bytes = self.workload.ranks_per_worker * self.traffic.nvme_pass_bytes / 2
         return self._moved("drive", num_bytes, self.rates.nvme, "nvme")
 
     def update(self) -> list[tuple[str, float, str] | None]:
-        """Where the states are: what the update reads and writes there, all ranks of a worker together."""
+        """Return the times of the update's reads and writes at the location of the states.
+
+        The ranks of a worker count together.
+        """
         inputs, ranks = self.inputs, self.workload.ranks_per_worker
         owners = inputs.world_size if inputs.stage >= 1 else 1
         numel = share(inputs.trainable_numel, owners)

@@ -1,8 +1,8 @@
 """The nearest configuration that fits: the mildest combination of changes, by a fixed price list.
 
-Searched by price, cheapest first, so that the first that fits is the nearest. Bounded by the size of
-the model: the operator asks on its event loop. The engine's own check at the start of a job
-(`memory/nearest.py`) looks at fewer changes.
+The search goes by price, cheapest first, so the first that fits is the nearest. It is bounded by the size of
+the model, because the operator runs it on its event loop. The engine's own check at the start of a job
+(`memory/nearest.py`) tries fewer changes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from .terms import Terms
 
 MAX_EVALUATIONS = 400
 MAX_MODULES = 20_000
-"""Modules in all configurations that are looked at, which is what a search costs: of a model of 96 layers 200
-configurations, of one of 1,024 layers 19."""
+"""Modules in all evaluated configurations, to which the cost of a search is proportional.
+
+For a model of 96 layers this allows 200 configurations, for one of 1,024 layers 19.
+"""
 MAX_READINGS = 32
-"""Files that are read in one search; reading one costs as much as looking at ten configurations."""
+"""Configurations that are read as a file in one search.
+
+Reading one costs as much as the evaluation of ten configurations.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,14 +37,14 @@ class Proposal:
     """A configuration that fits."""
 
     changes: tuple[str, ...]
-    """As a user would write them."""
+    """Changes as a user would write them."""
     demand: Demand
 
 
 def nearest(workload: Workload, terms: Terms | None = None) -> Proposal | None:
-    """The mildest change after which everything fits; None where none of those looked at does.
+    """Return the mildest change after which everything fits; None if no evaluated change does.
 
-    `terms`: what else the changed job must keep to; None = that its batch can be resolved.
+    `terms`: other conditions on the changed job; None = only that its batch can be resolved.
     """
     terms = terms or Terms.of(workload.config)
     desk = _Desk(workload, terms)
@@ -66,7 +71,7 @@ def nearest(workload: Workload, terms: Terms | None = None) -> Proposal | None:
 
 
 class _Desk:
-    """Where changed jobs are handed in to whoever may refuse them, as seldom as possible."""
+    """Validation of changed jobs by the caller's reader, with as few calls as possible."""
 
     def __init__(self, workload: Workload, terms: Terms) -> None:
         self._workload = workload
@@ -78,14 +83,17 @@ class _Desk:
         return not self._refused.isdisjoint(chosen)
 
     def confirmed(self, found: Demand, chosen: Sequence[Change]) -> Demand | None:
-        """What the changed job really needs, as it is read; None where it is refused or does not fit."""
+        """Return the real demand of the changed job, as the reader reads it.
+
+        Returns None if the reader rejects the job or if it does not fit.
+        """
         if self._reader is None:
             return found
         workload = self._read(chosen)
         if workload is not None:
             real = demand(workload)
             return real if _fits(real) else None
-        # Whatever the others are taken without is to blame: not tried again.
+        # A change without which the reader accepts the others is to blame, and is not tried again.
         for blamed in chosen:
             if self._read([change for change in chosen if change is not blamed]) is not None:
                 self._refused.add(blamed)
@@ -103,12 +111,12 @@ class _Desk:
 
 
 def _fits(found: Demand) -> bool:
-    """Limits that nobody knows are no hindrance."""
+    """Return whether a demand fits; unknown limits are no obstacle."""
     return found.verdict in (Verdict.FITS, Verdict.UNKNOWN)
 
 
 def _evaluate(workload: Workload, terms: Terms, chosen: Sequence[Change]) -> Demand | None:
-    """What the job needs with these changes; None for one that the engine would refuse."""
+    """Return the demand with these changes; None for a job that the engine would refuse."""
     config = workload.config
     for change in chosen:
         config = change.apply(config)

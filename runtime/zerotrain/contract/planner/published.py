@@ -1,7 +1,7 @@
-"""The memory tables that papers and tutorials print, as one formula whose conventions are named, and this
-engine's beside it.
+"""The memory tables of papers and tutorials, as one formula with named conventions, and this engine's.
 
-Printed by `zerotrain explain memory`; docs/planner.md says where published tables disagree with it.
+`zerotrain explain memory` prints them; docs/planner.md lists where published tables disagree with the
+formula.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ENGINE_GRAD_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Convention:
-    """What a table counts: bytes per parameter. Activations, buffers and padding are in none of them."""
+    """Bytes per parameter that a table counts. Activations, buffers and padding are in none of them."""
 
     name: str
     grad_bytes: int = PUBLISHED_GRAD_BYTES
     state_bytes: int = ADAM_STATE_BYTES
-    """[K]: fp32 master, first and second moment are 12; without the master 8; with remainders 10."""
+    """Bytes of [K]: fp32 master, first and second moment are 12; without the master 8; with remainders 10."""
 
     @property
     def formula(self) -> str:
@@ -38,7 +38,7 @@ CONVENTIONS = (PAPER, ENGINE, REMAINDERS, WITHOUT_MASTERS)
 
 
 def model_state_bytes(parameters: int, *, ranks: int, stage: int, convention: Convention = PAPER) -> int:
-    """Bytes of weights, gradients and optimizer states on one rank at a stage from 0 to 3."""
+    """Return the bytes of weights, gradients and optimizer states on one rank at a stage from 0 to 3."""
     if parameters < 1 or ranks < 1 or stage not in STAGES:
         raise ValueError(
             f"parameters and ranks must be at least 1 and stage one of {STAGES}; "

@@ -1,7 +1,7 @@
-"""What the planner knows of a model without building it: its modules' sizes, and what its activations are.
+"""The planner's description of a model that is not built: sizes of its modules, and kind of its activations.
 
-Called by `zerotrain plan` and by the operator's admission. The sizes are those of the models that the trainer
-builds; tests hold them to the built ones.
+`zerotrain plan` and the operator's admission call it. The sizes are those of the trainer's models; tests
+compare them with built ones.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ BYTE_VOCABULARY = 256
 GUESSED_VOCABULARY = 32_000
 MAX_GUESSED_LAYERS = 256
 GUESSED_ASPECT = 128
-"""Width over layers of a model that only its number of parameters is known of; 7 B models have about that."""
+"""Ratio of width to layers of a model with only its number of parameters known, as in 7 B models."""
 
 
 class ShapeError(ValueError):
-    """The model's sizes cannot be told; the text says what is missing and what to give."""
+    """The model's sizes cannot be determined; the message says what is missing and what to give."""
 
 
 class Block(Enum):
-    """What a transformer block keeps for backward."""
+    """Kind of a transformer block, by the tensors that it keeps for backward."""
 
     GPT = "gpt"
     """LayerNorm, attention, GELU between two linear layers."""
     GATED = "gated"
-    """RMSNorm in fp32, rotary attention, a gated MLP (Llama and its kin)."""
+    """RMSNorm in fp32, rotary attention, a gated MLP (Llama and similar models)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,31 +47,31 @@ class ModelShape:
     """The sizes of a causal language model."""
 
     source: str
-    """Where they come from, for people."""
+    """Source of the sizes, as text."""
     modules: tuple[ModuleSize, ...]
-    """In the model's order."""
+    """Modules in the model's order."""
     block: Block
     width: int
-    """[D] of the residual stream."""
+    """[D] width of the residual stream."""
     inner: int
-    """[F] of the MLP."""
+    """[F] width of the MLP."""
     layers: int
-    """[L]"""
+    """[L] number of layers."""
     heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
-    """[V]"""
+    """[V] size of the vocabulary."""
     context: int
     """[T] tokens per sample."""
     is_tied: bool = True
-    """The head is the embedding."""
+    """Whether the head is the embedding."""
     head_norms: bool = False
-    """Queries and keys are normed per head (Qwen3)."""
+    """Whether queries and keys are normed per head (Qwen3)."""
     has_dropout: bool = False
-    """Masks of dropout are kept as well (GPT-2 with its own defaults)."""
+    """Whether dropout masks are kept as well (GPT-2 with its own defaults)."""
     is_guess: bool = False
-    """Only the number of parameters is known; the rest follows from usual proportions."""
+    """Whether only the number of parameters is known; the rest follows from usual proportions."""
 
     @property
     def parameters(self) -> int:
@@ -80,12 +80,15 @@ class ModelShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Elements that every token is multiplied with: the tables of embeddings are only looked up."""
+        """Elements that every token is multiplied with.
+
+        The embedding tables are only looked up, so they do not count.
+        """
         looked_up = sum(sum(module.parameters) for module in self.modules if module.name in _TABLES)
         return self.parameters - looked_up + (self.vocabulary * self.width if self.is_tied else 0)
 
     def units(self, config: EngineConfig, *, on_host: bool) -> tuple[UnitSize, ...]:
-        """The units that the engine makes of it under this configuration."""
+        """Return the units that the engine makes of the model under this configuration."""
         least = config.zero.module_granularity_threshold or MIN_UNIT_NUMEL
         return _arranged(self.modules, config.world_size, least, small_parameters(config, on_host=on_host))
 
@@ -94,7 +97,10 @@ class ModelShape:
 def _arranged(
     modules: tuple[ModuleSize, ...], world_size: int, least: int, small: tuple[int, int]
 ) -> tuple[UnitSize, ...]:
-    """Kept for a search, most of whose configurations differ in other things."""
+    """Return the units.
+
+    Results are cached for searches, most of whose configurations differ in other settings.
+    """
     return arrange_units(modules, world_size=world_size, min_unit_numel=least, small=small)
 
 
@@ -104,7 +110,7 @@ _TABLES = frozenset(
 
 
 def gpt_shape(spec: GptSpec, *, source: str) -> ModelShape:
-    """The trainer's byte-level GPT."""
+    """Return the shape of the trainer's byte-level GPT."""
     return ModelShape(
         source=source,
         modules=gpt_modules(d_model=spec.d_model, layers=spec.layers, context=spec.context),
@@ -121,8 +127,10 @@ def gpt_shape(spec: GptSpec, *, source: str) -> ModelShape:
 
 
 def guessed_shape(parameters: int, *, context: int | None = None) -> ModelShape:
-    """A decoder of so many parameters in usual proportions. What is sharded is right; units and activations
-    are guesses."""
+    """Return the shape of a decoder of that many parameters in usual proportions.
+
+    The sharded amounts are right; units and activations are guesses.
+    """
     if parameters < 1:
         raise ShapeError(f"model.parameters must be at least 1; got {parameters}")
     layers = min(MAX_GUESSED_LAYERS, max(1, round((parameters / (12 * GUESSED_ASPECT**2)) ** (1 / 3))))
@@ -158,7 +166,7 @@ def _guessed_modules(parameters: int, table: int, layers: int) -> Iterator[Modul
 
 
 def count_text(count: int) -> str:
-    """7000000000 -> 7.00 B, as people say sizes of models."""
+    """Return a count in the usual form for sizes of models: 7000000000 -> 7.00 B."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

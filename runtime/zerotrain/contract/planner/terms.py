@@ -1,8 +1,8 @@
-"""What a changed job must keep to beside its memory: asked by the search for the nearest that fits.
+"""Conditions on a changed job beside its memory, for the search for the nearest that fits.
 
-A proposal that whoever runs the job would refuse is none. The batch follows the number of ranks by the rules
-of the resolver, and the last word has a reader of the caller's, who makes the change and reads the result as
-he reads every job.
+A proposal that the operator would reject is useless. The batch follows the number of ranks by the rules
+of the resolver. A reader of the caller decides in the end: it makes the change and reads the result as it
+reads every job.
 """
 
 from __future__ import annotations
@@ -23,31 +23,36 @@ Edits: TypeAlias = Mapping[str, Any]
 """Keys of the configuration by canonical path, with the values that a user would write."""
 
 Reader: TypeAlias = Callable[[Edits, int], Workload | None]
-"""The job with these keys changed and so many workers; None where it would be refused."""
+"""Reader of the job with changed keys and a number of workers; None if it would be rejected.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """Of one job."""
+    """Conditions of one job."""
 
     train_batch_size: int | None = None
-    """Samples of a step as the file says it; None = it does not."""
+    """Samples of a step that the file sets; None if it does not."""
     micro_batch_size: int | None = None
-    """Samples of a forward pass on one rank, likewise."""
+    """Samples of a forward pass on one rank that the file sets; None if it does not."""
     gradient_accumulation_steps: int | None = None
-    """Forward passes of a step, likewise."""
+    """Forward passes of a step that the file sets; None if it does not."""
     base_ranks: int | None = None
-    """Elastic jobs: the ranks whose global batch stays. None = the batch is resolved for the ranks anew."""
+    """Ranks whose global batch an elastic job keeps; None = resolve it for each number of ranks.
+    """
     has_volume: bool = True
-    """Workers have one for spilled state."""
+    """Whether workers have a volume for spilled state."""
     most_workers: int = sys.maxsize
-    """More are not proposed."""
+    """Largest number of workers to propose."""
     reader: Reader | None = None
-    """None: nobody is asked."""
+    """Reader that confirms a proposal; None = no confirmation."""
 
     @classmethod
     def of(cls, config: EngineConfig, **others: Any) -> Terms:
-        """What the file behind `config` says of the batch; `others` are the remaining fields."""
+        """Return the conditions with the batch sizes in the file behind `config`.
+
+        `others` are the remaining fields.
+        """
         given = {line.path: line.value for line in config.report if line.origin in ("file", "auto")}
         return cls(
             train_batch_size=given.get(TRAIN),
@@ -57,7 +62,7 @@ class Terms:
         )
 
     def batch(self, world_size: int, edits: Edits) -> BatchConfig:
-        """The batch of so many ranks once the file is changed. ConfigError where it does not divide."""
+        """Return the batch of that many ranks after the edits. Raises ConfigError if it does not divide."""
         micro = edits.get(MICRO, self.micro_batch_size)
         resolved = resolve_batch(
             train=edits.get(TRAIN, self.train_batch_size),

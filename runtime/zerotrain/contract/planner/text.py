@@ -1,4 +1,4 @@
-"""Plans in words: the sentence in a condition, the sentences under a table."""
+"""Texts about plans: the sentence in a condition, and the sentences under a table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WHERE = {
 
 
 def bytes_text(num_bytes: float) -> str:
-    """In GiB from 1 GiB on, else in MiB; a sign stays."""
+    """Return a size in GiB from 1 GiB on, else in MiB, with its sign."""
     return f"{num_bytes / GIB:.1f} GiB" if abs(num_bytes) >= GIB else f"{num_bytes / MIB:.1f} MiB"
 
 
 def summary(demand: Demand) -> str:
-    """One sentence with the numbers of the tier that decides."""
+    """Return one sentence with the numbers of the tier that decides."""
     tier = decisive(demand)
     verdict = demand.verdict
     if tier is None:
@@ -38,14 +38,14 @@ def summary(demand: Demand) -> str:
 
 
 def decisive(demand: Demand) -> TierDemand | None:
-    """The tier with the verdict of the whole, the tightest of them first."""
+    """Return the tier that has the verdict of the whole plan, the tightest of several."""
     same = [tier for tier in demand.tiers if tier.verdict is demand.verdict]
     limited = [tier for tier in same if tier.limit is not None]
     return min(limited, key=_relative_margin, default=next(iter(same), None))
 
 
 def way_out(proposal: Proposal | None, demand: Demand) -> str:
-    """What to do about a job that does not fit."""
+    """Return what to do about a job that does not fit."""
     missing = " or ".join(_shortfall(demand))
     if proposal is None:
         return f"No setting that was looked at fits; {missing or 'take a smaller model'}."
