@@ -88,7 +88,7 @@ bench: venv ## the benchmarks of tests/benchmarks (long; not part of CI)
 
 bench-offload: venv ## the benchmarks of offloading: update kernel, spill file, just-in-time step, whole steps
 	$(PY) -m tests.benchmarks.bench_cpu_adam
-	$(PY) -m tests.benchmarks.bench_vault
+	$(PY) -m tests.benchmarks.bench_spill
 	$(PY) -m tests.benchmarks.bench_just_in_time
 	$(PY) -m tests.benchmarks.bench_offload $(ARGS)
 

@@ -20,13 +20,13 @@ from tests.operator.call_record import FILE_VARIABLE
 from tests.support import background, builds, parts, tier_guard, tiers
 from tests.support.devcluster import IMAGES, Cluster, Devcluster, Pool, UnsupportedError, existing, wait_until
 from tests.support.device import TRANSPORTS, hide_gpus
-from tests.support.handout import NODE_FILES, ByCluster, place
 from tests.support.tools import alertmanager as alertmanager
 from tests.support.tools import amtool as amtool
 from tests.support.tools import helm as helm
 from tests.support.tools import kueue as kueue
 from tests.support.tools import prometheus as prometheus
 from tests.support.tools import promtool as promtool
+from tests.support.xdist_schedule import NODE_FILES, ByCluster, place
 
 # The same examples at every run, and no limits of time: what a busy machine does is no finding.
 settings.register_profile(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.handout import LAST_FILE, NODE, NODE_FILES, ByCluster, choose, place
 from tests.support.tiers import TIERS
+from tests.support.xdist_schedule import LAST_FILE, NODE, NODE_FILES, ByCluster, choose, place
 
 pytestmark = pytest.mark.unit
 

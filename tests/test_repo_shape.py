@@ -203,7 +203,7 @@ def unsafe_loads(nodes: list[ast.AST]) -> list[str]:
 
 JSON_READERS = {
     "runtime/zerotrain/contract/strict_json.py",
-    "operator/zerotrain/operator/cluster/words.py",  # the API server's answers, by orjson
+    "operator/zerotrain/operator/cluster/json_codec.py",  # the API server's answers, by orjson
 }
 
 

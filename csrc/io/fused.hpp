@@ -1,4 +1,4 @@
-// The optimizer's arithmetic on chunks of states as they lie in the vault: [master or remainder][state 0][state 1],
+// The optimizer's arithmetic on chunks of states as they lie in the spill store: [master or remainder][state 0][state 1],
 // one after another, without the first where the task has the master itself (fp32 weights). Called by the sealer between opening and sealing, and alone where chunks are plain.
 #pragma once
 

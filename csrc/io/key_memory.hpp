@@ -1,4 +1,4 @@
-// Memory for the vault's key and for what the cipher derives from it: locked, left out of cores, wiped in forked
+// Memory for the spill store's key and for what the cipher derives from it: locked, left out of cores, wiped in forked
 // children, cleansed when it is given back. Used by the sealer and, through its allocator, by libcrypto.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The encryption's part of the Python module; zerotrain.runtime.vault.openssl and .wheel are its callers.
+// The encryption's part of the Python module; zerotrain.runtime.spill.sealer_openssl and .wheel are its callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -80,7 +80,7 @@ void check_update(const BoundChunks& batch, const BoundTask& task, std::size_t s
 #ifdef ZEROTRAIN_OPENSSL
 
 void bind_openssl(nb::module_& m) {
-  nb::class_<Sealer>(m, "Sealer", "Encrypts chunks in place with AES-256-GCM; see vault/openssl.py.")
+  nb::class_<Sealer>(m, "Sealer", "Encrypts chunks in place with AES-256-GCM; see spill/sealer_openssl.py.")
       .def("__init__",
            [](Sealer* self, std::shared_ptr<Key> key, std::uint64_t first_counter) {
              new (self) Sealer(std::move(key), first_counter);
@@ -121,7 +121,7 @@ void bind_openssl(nb::module_& m) {
           Cipher(key.bytes()).encrypt(view(nonce).start, view(associated), data.data(), data.size(), tag);
           return nb::bytes(tag, kTagBytes);
         },
-        "In place; the tag. For published test vectors: the vault never chooses a nonce from Python.");
+        "In place; the tag. For published test vectors: the spill store never chooses a nonce from Python.");
   m.def("aes_gcm_decrypt",
         [](const Key& key, nb::bytes nonce, nb::bytes associated, Buffer data, nb::bytes tag) {
           key.check();
@@ -143,7 +143,7 @@ void bind_openssl(nb::module_& m) {
 }  // namespace
 
 void bind_seal(nb::module_& m) {
-  nb::class_<Key>(m, "VaultKey", "32 random bytes in guarded memory, or the given ones (test vectors).")
+  nb::class_<Key>(m, "SpillKey", "32 random bytes in guarded memory, or the given ones (test vectors).")
       .def(nb::new_(&make_key), nb::arg("given") = nb::none())
       .def("view", &key_view, "The bytes where they lie; worthless after wipe().")
       .def("wipe", &Key::wipe);

@@ -31,7 +31,7 @@ Key::Key(const unsigned char* given)
     if (got <= 0) {
       const int reason = errno;
       wipe();
-      throw std::system_error(reason, std::generic_category(), "getrandom for the vault's key");
+      throw std::system_error(reason, std::generic_category(), "getrandom for the spill store's key");
     }
     have += static_cast<std::size_t>(got);
   }
@@ -47,9 +47,9 @@ bool Key::in_owner() const { return owner_ == getpid(); }
 
 void Key::check() const {
   if (!in_owner()) {
-    throw std::runtime_error("a forked child has no vault key; only the process that made the vault may use it");
+    throw std::runtime_error("a forked child has no spill store key; only the process that made the spill store may use it");
   }
-  if (!bytes_) throw std::runtime_error("the vault is closed; its key is wiped");
+  if (!bytes_) throw std::runtime_error("the spill store is closed; its key is wiped");
 }
 
 #ifdef ZEROTRAIN_OPENSSL

@@ -1,4 +1,4 @@
-// Encrypts and authenticates chunks of the vault in place, on the module's threads. One sealer has one key, which
+// Encrypts and authenticates chunks of the spill store in place, on the module's threads. One sealer has one key, which
 // lives in KeyMemory from construction to close() and nowhere else.
 //
 // nonce      = u32 record || u64 counter, a new counter at every encryption; no two encryptions of a key share one

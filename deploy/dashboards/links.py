@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.dashboards.model import Board, Scope, uid
+from deploy.dashboards.model import Dashboard, Scope, uid
 
 RUNBOOKS = "https://zerotrain.dev/docs/runbooks"
 """Base of the alert rules' `runbook_url`; a test compares the two."""
@@ -26,12 +26,12 @@ def runbook_url(alert: str) -> str:
     return f"{RUNBOOKS}/ZeroTrain{alert}.md"
 
 
-def tags(board: Board) -> list[str]:
+def tags(board: Dashboard) -> list[str]:
     """Return the tags of a board. The boards of one job link to each other through a tag of their own."""
     return [TAG, JOB_TAG] if board.scope is Scope.JOB else [TAG]
 
 
-def board_links(board: Board) -> list[dict[str, Any]]:
+def board_links(board: Dashboard) -> list[dict[str, Any]]:
     """Return the links of a board.
 
     Links between the boards of a job carry job and time range. The others carry only the time range, because

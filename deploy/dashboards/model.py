@@ -30,7 +30,7 @@ class Unit(Enum):
     """Unit of a time stamp in milliseconds."""
 
 
-class Kind(Enum):
+class PanelKind(Enum):
     """Panel plugins, all part of Grafana itself."""
 
     TIME_SERIES = "timeseries"
@@ -108,7 +108,7 @@ class Panel:
 
     title: str
     description: str
-    kind: Kind = Kind.TIME_SERIES
+    kind: PanelKind = PanelKind.TIME_SERIES
     queries: tuple[Query, ...] = ()
     unit: Unit = Unit.NUMBER
     width: int = 8
@@ -157,7 +157,7 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
+class Dashboard:
     """One dashboard, stored as one file."""
 
     name: str

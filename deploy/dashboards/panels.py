@@ -6,13 +6,13 @@ import string
 from typing import Any, TypeAlias
 
 from deploy.dashboards.links import JOB_BOARD_URL, runbook_url
-from deploy.dashboards.model import Column, Kind, Level, Panel, Query, State, Threshold, Unit, uid
+from deploy.dashboards.model import Column, Level, Panel, PanelKind, Query, State, Threshold, Unit, uid
 from deploy.dashboards.selectors import expand
 
 Json: TypeAlias = dict[str, Any]
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
-_INSTANT = {Kind.STAT, Kind.BAR_GAUGE, Kind.TABLE}
+_INSTANT = {PanelKind.STAT, PanelKind.BAR_GAUGE, PanelKind.TABLE}
 _LEGEND = {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]}
 _PLAIN_LEGEND = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 _LAST = {"values": False, "calcs": ["lastNotNull"], "fields": ""}
@@ -20,7 +20,7 @@ _LAST = {"values": False, "calcs": ["lastNotNull"], "fields": ""}
 
 def panel_json(panel: Panel) -> Json:
     """Return the whole panel except for `id` and `gridPos`."""
-    if panel.kind is Kind.TEXT:
+    if panel.kind is PanelKind.TEXT:
         return _frame(panel) | {"options": {"mode": "markdown", "content": panel.text}}
     return _frame(panel) | {
         "datasource": DATASOURCE,
@@ -58,7 +58,7 @@ def _runbook_link(alert: str) -> Json:
     }
 
 
-def _target(kind: Kind, query: Query, ref: str) -> Json:
+def _target(kind: PanelKind, query: Query, ref: str) -> Json:
     is_instant = kind in _INSTANT
     return {
         "refId": ref,
@@ -69,14 +69,14 @@ def _target(kind: Kind, query: Query, ref: str) -> Json:
         "instant": is_instant,
         "range": not is_instant,
         "exemplar": query.exemplars,
-        "format": "table" if kind is Kind.TABLE else "heatmap" if query.buckets else "time_series",
+        "format": "table" if kind is PanelKind.TABLE else "heatmap" if query.buckets else "time_series",
     }
 
 
 def _defaults(panel: Panel) -> Json:
     found: Json = {
         "unit": panel.unit.value,
-        "color": {"mode": "palette-classic" if panel.kind is Kind.TIME_SERIES else "thresholds"},
+        "color": {"mode": "palette-classic" if panel.kind is PanelKind.TIME_SERIES else "thresholds"},
         "thresholds": _thresholds(panel.base, panel.thresholds),
         "mappings": _mappings(panel.states),
         "custom": _custom(panel),
@@ -103,7 +103,7 @@ def _mappings(states: tuple[State, ...]) -> list[Json]:
 
 def _custom(panel: Panel) -> Json:
     match panel.kind:
-        case Kind.TIME_SERIES:
+        case PanelKind.TIME_SERIES:
             return {
                 "drawStyle": "line",
                 "lineInterpolation": "linear",
@@ -116,13 +116,13 @@ def _custom(panel: Panel) -> Json:
                 "thresholdsStyle": {"mode": "dashed" if panel.thresholds else "off"},
                 "scaleDistribution": {"type": "log", "log": 10} if panel.logarithmic else {"type": "linear"},
             }
-        case Kind.TABLE:
+        case PanelKind.TABLE:
             return {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True, "inspect": False}
-        case Kind.STATE_TIMELINE:
+        case PanelKind.STATE_TIMELINE:
             return {"lineWidth": 0, "fillOpacity": 80}
-        case Kind.STATUS_HISTORY:
+        case PanelKind.STATUS_HISTORY:
             return {"lineWidth": 1, "fillOpacity": 80}
-        case Kind.HEATMAP:
+        case PanelKind.HEATMAP:
             return {"scaleDistribution": {"type": "linear"}}
         case _:
             return {}
@@ -130,9 +130,9 @@ def _custom(panel: Panel) -> Json:
 
 def _options(panel: Panel) -> Json:
     match panel.kind:
-        case Kind.TIME_SERIES:
+        case PanelKind.TIME_SERIES:
             return {"legend": _LEGEND, "tooltip": {"mode": "multi", "sort": "desc"}}
-        case Kind.STAT:
+        case PanelKind.STAT:
             return {
                 "reduceOptions": _LAST,
                 "orientation": "auto",
@@ -146,13 +146,13 @@ def _options(panel: Panel) -> Json:
                 "showPercentChange": False,
                 "percentChangeColorMode": "standard",
             }
-        case Kind.BAR_GAUGE:
+        case PanelKind.BAR_GAUGE:
             return _bar_gauge()
-        case Kind.TABLE:
+        case PanelKind.TABLE:
             return {"showHeader": True, "cellHeight": "sm"}
-        case Kind.HEATMAP:
+        case PanelKind.HEATMAP:
             return _heatmap(panel)
-        case Kind.STATE_TIMELINE:
+        case PanelKind.STATE_TIMELINE:
             return {
                 "mergeValues": True,
                 "alignValue": "left",
@@ -254,7 +254,7 @@ def _transformations(panel: Panel) -> list[Json]:
 
     The table has one row per set of labels, and only the named columns in the order of the description.
     """
-    if panel.kind is not Kind.TABLE:
+    if panel.kind is not PanelKind.TABLE:
         return []
     labels = [column.label for column in panel.columns]
     merge = [{"id": "merge", "options": {}}] if len(panel.queries) > 1 else []

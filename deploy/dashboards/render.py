@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from deploy.dashboards.links import board_links, tags
-from deploy.dashboards.model import Board, Panel, Row, Scope
+from deploy.dashboards.model import Dashboard, Panel, Row, Scope
 from deploy.dashboards.panels import Json, panel_json
 from deploy.dashboards.variables import annotation_list, templating
 
@@ -15,7 +15,7 @@ SCHEMA_VERSION = 39
 """Schema version of Grafana 11; newer versions migrate it when they load it."""
 
 
-def board_json(board: Board) -> Json:
+def board_json(board: Dashboard) -> Json:
     """Return the content of the whole file."""
     return {
         "uid": board.uid,

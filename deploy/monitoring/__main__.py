@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.dashboards.boards import BOARDS
-from deploy.dashboards.model import Board
+from deploy.dashboards.model import Dashboard
 from deploy.devcluster.cluster import INSTANCES, ROOT, ClusterError
 from deploy.monitoring import stack
 from deploy.monitoring.access import AccessError
@@ -137,7 +137,7 @@ def _check(folder: Path, options: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def _panels_with_data(client: PrometheusClient, board: Board, view: View) -> dict[str, bool]:
+def _panels_with_data(client: PrometheusClient, board: Dashboard, view: View) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for answer in answers(client, board, view):
         found[answer.panel] = found.get(answer.panel, False) or answer.num_series > 0

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from deploy.dashboards.model import Board, Kind, Panel
+from deploy.dashboards.model import Dashboard, Panel, PanelKind
 from deploy.dashboards.selectors import expand
 from deploy.monitoring.client import PrometheusClient
 
-INSTANT_KINDS = frozenset({Kind.STAT, Kind.BAR_GAUGE, Kind.TABLE})
+INSTANT_KINDS = frozenset({PanelKind.STAT, PanelKind.BAR_GAUGE, PanelKind.TABLE})
 FILLED_BY_ANY_JOB: Mapping[str, frozenset[str]] = {
     "fleet": frozenset({"Running", "Jobs", "Restarts by cause"}),
     "job-overview": frozenset({"Phase", "Ranks up", "Loss", "Step time", "Tokens per second"}),
@@ -52,7 +52,7 @@ class Answer:
     num_series: int
 
 
-def answers(client: PrometheusClient, board: Board, view: View) -> Iterator[Answer]:
+def answers(client: PrometheusClient, board: Dashboard, view: View) -> Iterator[Answer]:
     """Yield the result of every query of the board, in order. Raises QueryError for a rejected one."""
     for panel in board.panels():
         for query in panel.queries:

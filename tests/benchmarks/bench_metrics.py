@@ -30,7 +30,7 @@ import zerotrain.runtime as zt
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.comm.timing import CollectiveSample
-from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.worker_state import WorkerState
 from zerotrain.runtime.metrics import snapshot
 from zerotrain.runtime.train.report import Reporter, StepReport
 
@@ -177,7 +177,7 @@ def launch_spec(ranks: int) -> LaunchSpec:
 
 def print_launcher(ranks: int) -> None:
     """Taking a snapshot in, and answering a scrape with all ranks in it."""
-    board = Board(launch_spec(ranks), built_in_trainer=True)
+    board = WorkerState(launch_spec(ranks), built_in_trainer=True)
     reporter = Reporter.start(
         launch_spec(ranks), RankEnv(rank=0, local_rank=0, local_world_size=ranks), RankChannel(None)
     )

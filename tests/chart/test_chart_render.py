@@ -20,7 +20,7 @@ from tests.support.helm import CHART, MONITORING_API, Helm, named
 from tests.support.jobs import make_job
 from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK
-from zerotrain.operator.handlers.config import PREFIX, OperatorConfig
+from zerotrain.operator.controller.config import PREFIX, OperatorConfig
 from zerotrain.operator.resources import ResourceOptions, network_policy
 
 pytestmark = pytest.mark.tools

@@ -229,7 +229,7 @@ CASES: list[tuple[str, dict[str, Any], Sequence[Event], Sequence[Pod], list[str]
         {
             "elastic": {
                 "baseWorkers": 4,
-                "wish": 4,
+                "requestedWorkers": 4,
                 "workers": 2,
                 "reason": "Capacity",
                 "message": "2 nodes left",

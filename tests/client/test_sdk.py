@@ -12,7 +12,7 @@ from tests.support.jobs import job_json
 from tests.test_repo_shape import ROOT
 from zerotrain.cli.main import app
 from zerotrain.client import Client, JobFileError
-from zerotrain.contract.planner import Verdict
+from zerotrain.contract.planner import Fit
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +47,7 @@ def test_a_plan_is_the_operators_and_needs_no_cluster() -> None:
     assert Client.plan(raw, workers=3).ranks == 6
     raw["spec"]["resources"] = {"memory": "1Mi"}
     refused = Client.plan(raw)
-    assert refused.verdict is Verdict.DOES_NOT_FIT
+    assert refused.verdict is Fit.DOES_NOT_FIT
     assert "host memory" in refused.message
 
 

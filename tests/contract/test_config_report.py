@@ -18,7 +18,7 @@ from zerotrain.contract.config import (
     load,
     resolve,
 )
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status, parent
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status, parent
 from zerotrain.contract.config.table import KEYS
 
 pytestmark = pytest.mark.unit
@@ -187,4 +187,4 @@ def test_rows_are_complete() -> None:
         assert not key.needs or key.needs in paths
         assert re.fullmatch(r"[a-z0-9_.]+", key.path)
         assert key.asks_for_nothing(key.default)
-        assert key.kind is not Kind.OBJECT or key.default is None
+        assert key.kind is not KeyKind.OBJECT or key.default is None

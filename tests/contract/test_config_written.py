@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
-from zerotrain.contract.config.keys import ENDLESS, Kind
+from zerotrain.contract.config.keys import ENDLESS, KeyKind
 from zerotrain.contract.config.schema import BatchConfig
 from zerotrain.contract.config.table import KEYS
 
@@ -83,7 +83,7 @@ def test_infinitely_many_steps_per_print_are_none(source: Any) -> None:
 
 def test_no_other_key_may_be_infinite() -> None:
     assert {key.path for key in KEYS if key.path in ENDLESS} == ENDLESS
-    assert all(key.kind is Kind.INT for key in KEYS if key.path in ENDLESS)
+    assert all(key.kind is KeyKind.INT for key in KEYS if key.path in ENDLESS)
     cases: tuple[tuple[Any, str], ...] = (
         ({"gradient_clipping": math.inf}, "gradient_clipping: must be a finite number; got inf"),
         ({"optimizer": {"params": {"lr": math.nan}}}, "optimizer.params.lr: must be a finite number"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.metric_names import TARGET_LABELS, exported
-from zerotrain.contract.metrics import ALL_METRICS, Kind, Source, explain, find, nearest
+from zerotrain.contract.metrics import ALL_METRICS, MetricKind, Source, explain, find, nearest
 from zerotrain.contract.metrics.document import document
 from zerotrain.contract.metrics.operator import JOB_PHASES, PLANNED_TIERS, RESTART_CAUSES
 from zerotrain.operator.api.memory_plan import MemoryPlan
@@ -39,9 +39,9 @@ def test_every_family_has_its_row() -> None:
 def test_names_follow_the_conventions(spec) -> None:  # type: ignore[no-untyped-def]
     assert re.fullmatch(r"zerotrain_[a-z][a-z0-9_]*", spec.name)
     assert spec.help.endswith(".")
-    assert spec.name.endswith("_total") == (spec.kind is Kind.COUNTER)
-    assert spec.name.endswith("_info") == (spec.kind is Kind.INFO)
-    assert spec.name.endswith("_seconds") or spec.kind is not Kind.HISTOGRAM
+    assert spec.name.endswith("_total") == (spec.kind is MetricKind.COUNTER)
+    assert spec.name.endswith("_info") == (spec.kind is MetricKind.INFO)
+    assert spec.name.endswith("_seconds") or spec.kind is not MetricKind.HISTOGRAM
     assert not (UNBOUNDED | TARGET_LABELS - {"namespace"}) & set(spec.labels)
     assert list(spec.buckets) == sorted(set(spec.buckets))
     if spec.source in (Source.OPERATOR, Source.JOB):

@@ -8,7 +8,7 @@ import pytest
 
 from zerotrain.contract.config import load, resolve
 from zerotrain.contract.memory.live import LiveRules, replay_live
-from zerotrain.contract.planner import Demand, Limit, Tier, Verdict, Workload, demand, gpt_shape, nearest
+from zerotrain.contract.planner import Demand, Fit, Limit, Tier, Workload, demand, gpt_shape, nearest
 from zerotrain.contract.planner import proposals as searched
 from zerotrain.contract.planner.shape import MAX_GUESSED_LAYERS, ModelShape, guessed_shape
 from zerotrain.contract.train_spec import GptSpec
@@ -41,7 +41,7 @@ def test_a_search_is_bounded_by_the_model_and_by_number(layers: int, monkeypatch
 
     monkeypatch.setattr(searched, "demand", counted)
     workload = hopeless(shape)
-    assert demand(workload).verdict is Verdict.DOES_NOT_FIT
+    assert demand(workload).verdict is Fit.DOES_NOT_FIT
     assert nearest(workload) is None
     assert 1 <= len(looked_at) <= searched.MAX_EVALUATIONS
     assert sum(looked_at) <= searched.MAX_MODULES + len(shape.modules)

@@ -13,11 +13,11 @@ from zerotrain.contract.memory.nearest import Hardware, needs_of
 from zerotrain.contract.planner import (
     CONVENTIONS,
     Demand,
+    Fit,
     Limit,
     ModelShape,
     Terms,
     Tier,
-    Verdict,
     Workload,
     accelerator,
     bytes_text,
@@ -146,18 +146,18 @@ def verdicts(found: Demand) -> dict[str, str]:
 
 def test_verdicts() -> None:
     fits = demand(workload(limits=ROOMY, zero_optimization=zero(3)))
-    assert fits.verdict is Verdict.FITS
+    assert fits.verdict is Fit.FITS
     gpu = fits.tier(Tier.GPU)
     assert gpu is not None
     assert gpu.total_bytes == gpu.exact_bytes + gpu.activation_bytes + gpu.overhead_bytes
     assert gpu.least_bytes < gpu.total_bytes
     for there, expected in (
-        (None, Verdict.UNKNOWN),
-        (gpu.least_bytes - 1, Verdict.DOES_NOT_FIT),
-        (gpu.least_bytes, Verdict.TIGHT),
-        (gpu.total_bytes, Verdict.TIGHT),
-        (gpu.total_bytes * 100 // 96, Verdict.TIGHT),
-        (gpu.total_bytes * 100 // 94, Verdict.FITS),
+        (None, Fit.UNKNOWN),
+        (gpu.least_bytes - 1, Fit.DOES_NOT_FIT),
+        (gpu.least_bytes, Fit.TIGHT),
+        (gpu.total_bytes, Fit.TIGHT),
+        (gpu.total_bytes * 100 // 96, Fit.TIGHT),
+        (gpu.total_bytes * 100 // 94, Fit.FITS),
     ):
         limits = ROOMY if there is None else {**ROOMY, Tier.GPU: there}
         limits = {tier: size for tier, size in limits.items() if there is not None or tier is not Tier.GPU}
@@ -170,7 +170,7 @@ def test_pinned_memory_is_told_and_not_enforced() -> None:
     offloads = {"offload_optimizer": {"device": "cpu"}}
     found = demand(workload(limits={**ROOMY, Tier.PINNED: GIB}, zero_optimization=zero(2, **offloads)))
     assert verdicts(found) == {"gpu": "Fits", "host": "Fits", "pinned": "Tight"}
-    assert found.verdict is Verdict.TIGHT
+    assert found.verdict is Fit.TIGHT
     pageable = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
     assert demand(workload(limits=ROOMY, zero_optimization=zero(2, **pageable))).tier(Tier.PINNED) is None
 
@@ -227,7 +227,7 @@ def test_autocasts_copies_of_weights_are_on_every_rank(recompute: dict[str, Any]
     assert gpu.least_bytes > cast.formulas.gpu.total_bytes + 0.9 * copies
     forward = next(phase for phase in cast.phases if phase.name == "forward")
     assert forward.activation_bytes > copies
-    assert cast.verdict is Verdict.DOES_NOT_FIT
+    assert cast.verdict is Fit.DOES_NOT_FIT
     assert cast.formulas == plain.formulas
 
 
@@ -259,11 +259,11 @@ def test_phases() -> None:
 )
 def test_the_nearest_that_fits(given: dict[str, Any], changes: tuple[str, ...]) -> None:
     tight = workload(limits=ROOMY, **given)
-    assert demand(tight).verdict is Verdict.DOES_NOT_FIT
+    assert demand(tight).verdict is Fit.DOES_NOT_FIT
     found = nearest(tight)
     assert found is not None
     assert found.changes == changes
-    assert found.demand.verdict is Verdict.FITS
+    assert found.demand.verdict is Fit.FITS
     text = way_out(found, demand(tight))
     assert text.startswith(f"Nearest that fits: {changes[0]} (")
 
@@ -278,14 +278,14 @@ def test_proposals_keep_the_batch_and_really_fit() -> None:
                 zero_optimization=zero(stage),
                 train_micro_batch_size_per_gpu=micro,
             )
-            if demand(tight).verdict is not Verdict.DOES_NOT_FIT:
+            if demand(tight).verdict is not Fit.DOES_NOT_FIT:
                 continue
             found = nearest(tight)
             if found is None:
                 assert (limit, host) == (24 * GIB, 40 * GIB), (stage, micro)
                 continue
             again = demand(replace(tight, config=found.demand.workload.config))
-            assert again.verdict is Verdict.FITS
+            assert again.verdict is Fit.FITS
             batch, ranks = again.workload.config.batch, again.workload.config.world_size
             samples = batch.micro_batch_size * batch.gradient_accumulation_steps * ranks
             assert samples == batch.train_batch_size
@@ -300,7 +300,7 @@ def test_a_drive_is_proposed_where_host_memory_is_short() -> None:
         SMALL, ranks=1, per_worker=1, on_host=True, limits={Tier.HOST: 1600 << 20}, zero_optimization=zero(0)
     )
     found = nearest(tight, Terms.of(tight.config, has_volume=False, most_workers=1))
-    assert demand(tight).verdict is Verdict.DOES_NOT_FIT
+    assert demand(tight).verdict is Fit.DOES_NOT_FIT
     assert found is not None
     assert any('"device": "nvme"} with spec.nvme' in change for change in found.changes)
 

@@ -22,7 +22,7 @@ GROUP: Any = typer.main.get_command(app)
 # typer brings a click of its own along, so that click's classes tell nothing here.
 _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```", flags=re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`((?:kubectl )?zerotrain [^`]+)`")
-NO_COMMANDS = {"zerotrain vault 1"}
+NO_COMMANDS = {"zerotrain spill store 1"}
 """Code that only begins like one: a text inside of the spill's associated data."""
 
 _PROSE = re.compile(r"^(?:kubectl )?zerotrain ")

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from deploy.dashboards.boards import BOARDS
-from deploy.dashboards.model import Board, Panel, Query, Row, Scope
+from deploy.dashboards.model import Dashboard, Panel, Query, Row, Scope
 from deploy.dashboards.variables import ANNOTATIONS, VARIABLES
 from deploy.monitoring.client import PrometheusClient, QueryError
 from deploy.monitoring.panels import View, answers
@@ -93,7 +93,7 @@ def recorded(
         yield Recorded(client=client, view=view, scrapes=scrapes)
 
 
-def chosen(recorded: Recorded, board: Board) -> View:
+def chosen(recorded: Recorded, board: Dashboard) -> View:
     """The variables of a board of many jobs take all."""
     if board.scope is not Scope.FLEET:
         return recorded.view
@@ -158,7 +158,7 @@ def with_gpu(scrape: Scrape) -> Scrape:
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
-def test_every_query_of_every_panel_brings_data(recorded: Recorded, board: Board) -> None:
+def test_every_query_of_every_panel_brings_data(recorded: Recorded, board: Dashboard) -> None:
     empty = [
         f"{answer.panel}: {answer.query}"
         for answer in answers(recorded.client, board, chosen(recorded, board))
@@ -170,7 +170,7 @@ def test_every_query_of_every_panel_brings_data(recorded: Recorded, board: Board
 def test_a_query_without_data_is_seen_and_a_wrong_one_refused(recorded: Recorded) -> None:
     board = BOARDS[0]
 
-    def asking(expr: str) -> Board:
+    def asking(expr: str) -> Dashboard:
         panel = Panel(title="planted", description="x", queries=(Query(expr=expr),))
         return replace(board, rows=(Row(title="planted", panels=(panel,)),))
 
@@ -181,7 +181,7 @@ def test_a_query_without_data_is_seen_and_a_wrong_one_refused(recorded: Recorded
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
-def test_annotations_and_variables_bring_data(recorded: Recorded, board: Board) -> None:
+def test_annotations_and_variables_bring_data(recorded: Recorded, board: Dashboard) -> None:
     view, client = chosen(recorded, board), recorded.client
     for annotation in ANNOTATIONS[board.scope]:
         expr = view.fill(annotation.expr)

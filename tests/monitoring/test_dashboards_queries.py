@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from deploy.dashboards.boards import BOARDS
-from deploy.dashboards.model import Board
+from deploy.dashboards.model import Dashboard
 from deploy.dashboards.selectors import expand
 from deploy.dashboards.variables import ANNOTATIONS, VARIABLES
 from tests.support.metric_names import exported
@@ -28,7 +28,7 @@ DCGM_LABELS = frozenset(
 """What dcgm-exporter adds, with its pod's labels renamed by the scrape (honorLabels: false)."""
 
 
-def queries(board: Board) -> Iterator[tuple[str, str]]:
+def queries(board: Dashboard) -> Iterator[tuple[str, str]]:
     """Where a query stands -> its PromQL as Grafana would send it."""
     for panel in board.panels():
         for query in panel.queries:
@@ -76,12 +76,12 @@ def mistakes(where: str, expr: str) -> list[str]:
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
-def test_every_series_has_an_exporter_and_every_matcher_a_label(board: Board) -> None:
+def test_every_series_has_an_exporter_and_every_matcher_a_label(board: Dashboard) -> None:
     assert [line for where, expr in queries(board) for line in mistakes(where, expr)] == []
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
-def test_legends_name_labels_that_the_answer_has(board: Board) -> None:
+def test_legends_name_labels_that_the_answer_has(board: Dashboard) -> None:
     """A legend of a label that the aggregation dropped reads as an empty name."""
     for panel in board.panels():
         for query in panel.queries:

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from deploy.dashboards.__main__ import FOLDER, differences, files
 from deploy.dashboards.boards import BOARDS
 from deploy.dashboards.links import runbook_url
-from deploy.dashboards.model import Board, Kind, Level, Panel, Unit
+from deploy.dashboards.model import Dashboard, Level, Panel, PanelKind, Unit
 from deploy.dashboards.render import board_json
 from tests.support.grafana import all_panels
 from tests.support.promql import numbers
@@ -71,7 +71,7 @@ def test_names_are_told_apart() -> None:
 
 
 @EACH_BOARD
-def test_panels_have_their_own_ids_and_places(board: Board) -> None:
+def test_panels_have_their_own_ids_and_places(board: Dashboard) -> None:
     found = board_json(board)
     ids = [panel["id"] for panel in all_panels(found)]
     assert len(set(ids)) == len(ids)
@@ -88,13 +88,13 @@ def test_an_overlap_is_seen() -> None:
 
 
 @EACH_BOARD
-def test_every_panel_explains_itself_and_asks_something(board: Board) -> None:
+def test_every_panel_explains_itself_and_asks_something(board: Dashboard) -> None:
     for panel in board.panels():
         words = panel.description.split()
-        assert len(words) >= 4 or panel.kind is Kind.TEXT, (board.name, panel.title)
+        assert len(words) >= 4 or panel.kind is PanelKind.TEXT, (board.name, panel.title)
         assert panel.description.rstrip().endswith("."), (board.name, panel.title)
-        assert bool(panel.queries) == (panel.kind is not Kind.TEXT), (board.name, panel.title)
-        if panel.kind is Kind.TABLE:
+        assert bool(panel.queries) == (panel.kind is not PanelKind.TEXT), (board.name, panel.title)
+        if panel.kind is PanelKind.TABLE:
             assert panel.columns, (board.name, panel.title)
         else:
             assert all(query.legend for query in panel.queries), (board.name, panel.title)
@@ -108,11 +108,11 @@ UNIT_OF_SUFFIX = {
 
 
 @EACH_BOARD
-def test_one_quantity_has_one_unit(board: Board) -> None:
+def test_one_quantity_has_one_unit(board: Dashboard) -> None:
     """A panel of plain gauges shows the unit that the name of the series says."""
     for panel in board.panels():
         for query in panel.queries:
-            if "/" in query.expr or "rate(" in query.expr or panel.kind is Kind.TABLE or panel.states:
+            if "/" in query.expr or "rate(" in query.expr or panel.kind is PanelKind.TABLE or panel.states:
                 continue
             for suffix, units in UNIT_OF_SUFFIX.items():
                 if f"{suffix}{{" in query.expr:
@@ -121,7 +121,7 @@ def test_one_quantity_has_one_unit(board: Board) -> None:
 
 
 @EACH_BOARD
-def test_every_alert_of_a_panel_exists_and_links_to_its_runbook(board: Board) -> None:
+def test_every_alert_of_a_panel_exists_and_links_to_its_runbook(board: Dashboard) -> None:
     known = alerts()
     for panel in board.panels():
         named = {*panel.alerts, *(item.alert for item in panel.thresholds if item.alert)}
@@ -141,7 +141,7 @@ def unlike_its_alert(panel: Panel, known: dict[str, list[dict[str, Any]]]) -> li
 
 
 @EACH_BOARD
-def test_thresholds_are_those_of_the_alerts(board: Board) -> None:
+def test_thresholds_are_those_of_the_alerts(board: Dashboard) -> None:
     known = alerts()
     assert [line for panel in board.panels() for line in unlike_its_alert(panel, known)] == []
 
@@ -160,7 +160,7 @@ def test_every_alert_is_explained_by_some_panel() -> None:
 
 
 @EACH_BOARD
-def test_links_lead_to_boards_that_exist(board: Board) -> None:
+def test_links_lead_to_boards_that_exist(board: Dashboard) -> None:
     known = {other.uid for other in BOARDS}
     text = json.dumps(board_json(board))
     assert all(part.split("?")[0] in known for part in text.split('"/d/')[1:])

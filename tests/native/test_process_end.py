@@ -16,7 +16,7 @@ import sys, threading, time
 import numpy
 from zerotrain.runtime import _native
 file = _native.SpillFile([sys.argv[1]], 1 << 20)
-key = _native.VaultKey()
+key = _native.SpillKey()
 values = numpy.ones(1 << 22, dtype=numpy.float32)  # torch's own code aborts when it is met at the end
 started = threading.Event()
 def work():

@@ -23,16 +23,16 @@ from tests.support.chunks import (
     sizes,
 )
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.runtime.vault.seal import (
+from zerotrain.runtime.spill.seal import (
     ChunkBatch,
     Encryption,
     PlainSealer,
     SealedRecord,
     Sealer,
+    SpillIdentity,
     SpillIntegrityError,
-    VaultIdentity,
 )
-from zerotrain.runtime.vault.sealers import create_sealer
+from zerotrain.runtime.spill.sealers import create_sealer
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -164,7 +164,7 @@ def test_another_generation_is_refused_even_with_the_nonce_and_tag_of_the_bytes(
     ],
 )
 def test_bytes_of_another_place_are_refused_under_the_same_key(
-    make: KeyedSealer, identity: VaultIdentity, unit: str, layout: str
+    make: KeyedSealer, identity: SpillIdentity, unit: str, layout: str
 ) -> None:
     chunks, _ = sealed(make(IDENTITY, key=KEY))
     other = make(identity, key=KEY)
@@ -266,7 +266,7 @@ def test_a_forked_child_has_no_key(sealer: Sealer) -> None:
         os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        assert b"forked child has no vault key" in pipe.read()
+        assert b"forked child has no spill store key" in pipe.read()
     assert os.waitpid(pid, 0)[1] == 0
     sealer.open(chunks)
     assert torch.equal(chunks.data, plain)
@@ -333,15 +333,15 @@ def test_plain_chunks_stay_as_they_are_and_say_so() -> None:
 
 @pytest.mark.unit
 def test_the_library_is_chosen_by_name() -> None:
-    identity = VaultIdentity(job="j", rank=0, world_size=1)
-    wheel = create_sealer(Encryption.AEAD, identity, environ={"ZEROTRAIN_VAULT_CRYPTO": "cryptography"})
+    identity = SpillIdentity(job="j", rank=0, world_size=1)
+    wheel = create_sealer(Encryption.AEAD, identity, environ={"ZEROTRAIN_SPILL_CRYPTO": "cryptography"})
     assert wheel.info.backend.startswith("cryptography ")
     assert wheel.info.name == "AES-256-GCM"
     if "openssl" in BACKENDS:
         native = create_sealer(Encryption.AEAD, identity, environ={})
         assert native.info.backend.startswith("OpenSSL ")
-    with pytest.raises(ValueError, match="ZEROTRAIN_VAULT_CRYPTO must be"):
-        create_sealer(Encryption.AEAD, identity, environ={"ZEROTRAIN_VAULT_CRYPTO": "libsodium"})
+    with pytest.raises(ValueError, match="ZEROTRAIN_SPILL_CRYPTO must be"):
+        create_sealer(Encryption.AEAD, identity, environ={"ZEROTRAIN_SPILL_CRYPTO": "libsodium"})
 
 
 def _part(chunks: ChunkBatch, first: int, count: int) -> ChunkBatch:

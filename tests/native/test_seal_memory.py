@@ -18,7 +18,7 @@ SECRET = bytes.fromhex("7d1c5e0b9a3f4826b7e1d2c3a4958677f0e1d2c3b4a5968778695a4b
 @pytest.fixture(params=sorted(BACKENDS))
 def make(request: pytest.FixtureRequest) -> KeyedSealer:
     """Makes sealers of one backend; where locked memory is refused the reason is in the info instead."""
-    _native.VaultKey()
+    _native.SpillKey()
     if not _native.key_memory().startswith("locked, not in cores"):
         pytest.skip(f"this system does not guard memory fully: {_native.key_memory()}")
     return BACKENDS[request.param]
@@ -105,13 +105,13 @@ def test_a_forked_child_guards_keys_of_its_own(make: KeyedSealer) -> None:
 
 @pytest.mark.unit
 def test_keys_are_random_and_apart() -> None:
-    keys = [_native.VaultKey() for _ in range(64)]
+    keys = [_native.SpillKey() for _ in range(64)]
     assert len({bytes(key.view()) for key in keys}) == 64
     keys[0].wipe()
     with pytest.raises(RuntimeError, match="wiped"):
         keys[0].view()
     with pytest.raises(ValueError, match="32 bytes"):
-        _native.VaultKey(b"short")
+        _native.SpillKey(b"short")
 
 
 @pytest.mark.ranks
@@ -122,7 +122,7 @@ def test_memory_that_cannot_be_locked_is_reported_with_the_limit() -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
         if os.geteuid() == 0:
             os.setuid(65534)  # root may lock whatever the limit
-        keys = [_native.VaultKey() for _ in range(2000)]  # more than the memory at hand takes
+        keys = [_native.SpillKey() for _ in range(2000)]  # more than the memory at hand takes
         os.write(write_end, _native.key_memory().encode())
         os._exit(len(keys) != 2000)
     os.close(write_end)

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.chunks import BACKENDS, IDENTITY, KEY
 from zerotrain.runtime import _native
-from zerotrain.runtime.vault.seal import ChunkBatch, PlainSealer, Sealer, SpillIntegrityError
+from zerotrain.runtime.spill.seal import ChunkBatch, PlainSealer, Sealer, SpillIntegrityError
 
 pytestmark = pytest.mark.unit
 
@@ -92,7 +92,7 @@ class Step:
         return after
 
     def chunks(self) -> torch.Tensor:
-        """The parts as they lie in the vault."""
+        """The parts as they lie in the spill store."""
         pieces, start = [], ORIGIN
         for numel in NUMELS:
             pieces += [part[start : start + numel].view(torch.uint8) for part in self.parts]

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tests.support.chunks import BACKENDS, IDENTITY, KEY, batch_of, copy_of, sealed, sizes
 from zerotrain.runtime import _native
-from zerotrain.runtime.vault.seal import SealedRecord
+from zerotrain.runtime.spill.seal import SealedRecord
 
 pytestmark = pytest.mark.unit
 
@@ -74,7 +74,7 @@ VECTORS = [
 def test_openssl_computes_the_published_vectors(vector: tuple[str, ...]) -> None:
     key, nonce, associated, plain, cipher, tag = (bytes.fromhex(part) for part in vector)
     data = bytearray(plain)
-    held = _native.VaultKey(key)
+    held = _native.SpillKey(key)
     assert _native.aes_gcm_encrypt(held, nonce, associated, data) == tag
     assert data == cipher
     assert _native.aes_gcm_decrypt(held, nonce, associated, data, tag)
@@ -85,7 +85,7 @@ def test_openssl_computes_the_published_vectors(vector: tuple[str, ...]) -> None
 @pytest.mark.parametrize("vector", VECTORS)
 def test_cryptography_computes_the_published_vectors(vector: tuple[str, ...]) -> None:
     key, nonce, associated, plain, cipher, tag = (bytes.fromhex(part) for part in vector)
-    held = _native.VaultKey(key)
+    held = _native.SpillKey(key)
     out = bytearray(len(plain) + 16)
     AESGCM(held.view()).encrypt_into(nonce, plain, associated, out)
     assert bytes(out) == cipher + tag
@@ -106,7 +106,8 @@ def test_each_backend_opens_what_the_other_sealed(writer: str, reader: str) -> N
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 def test_the_bytes_are_those_of_the_documented_nonce_and_context(backend: str) -> None:
-    """Rebuilt by hand from docs/vault.md: a change of either would make both backends wrong together."""
+    """Rebuilt by hand from docs/spill-encryption.md: a change of either would make both backends wrong
+    together."""
     sealer = BACKENDS[backend](IDENTITY, key=KEY, first_counter=1000)
     sealer.add("other", sizes())
     chunks, plain = sealed(sealer)
@@ -130,6 +131,6 @@ def test_the_bytes_are_those_of_the_documented_nonce_and_context(backend: str) -
 
 
 def _documented_context(record: SealedRecord) -> bytes:
-    names = [b"zerotrain vault 1", IDENTITY.job.encode(), record.unit.encode(), record.layout.encode()]
+    names = [b"zerotrain spill store 1", IDENTITY.job.encode(), record.unit.encode(), record.layout.encode()]
     fixed = IDENTITY.rank.to_bytes(4, "little") + IDENTITY.world_size.to_bytes(4, "little")
     return fixed + b"".join(len(name).to_bytes(4, "little") + name for name in names)

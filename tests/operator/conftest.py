@@ -11,7 +11,7 @@ import pytest
 from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import install
 from tests.support.devcluster import Cluster
-from tests.support.handout import LAST_FILE
+from tests.support.xdist_schedule import LAST_FILE
 
 _deselected = pytest.StashKey[bool]()
 _collected = pytest.StashKey[frozenset[str]]()

@@ -10,7 +10,7 @@ from tests.operator.reconcile_builders import job
 from zerotrain.contract.config import ConfigError, load
 from zerotrain.operator.api import ZeroTrainingJobSpec, admission
 from zerotrain.operator.api.outcomes import Outcomes
-from zerotrain.operator.handlers.controller import HEAVY_BYTES, is_heavy
+from zerotrain.operator.controller.controller import HEAVY_BYTES, is_heavy
 
 pytestmark = pytest.mark.unit
 

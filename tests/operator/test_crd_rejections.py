@@ -56,7 +56,7 @@ def test_a_token_of_a_service_account_is_refused_by_name_where_unknown_keys_are_
     namespace_of_module: str, api: KubeJson
 ) -> None:
     """Only kubectl asks the server to be strict: other clients get the schema's refusal, not a silent cut."""
-    source = {"serviceAccountToken": {"path": "token", "audience": "vault"}}
+    source = {"serviceAccountToken": {"path": "token", "audience": "spill store"}}
     volume = {"name": "t", "projected": {"sources": [source]}}
     job = applied_job("token", namespace_of_module, {"spec.podTemplate.volumes": [volume]})
     with pytest.raises(RuntimeError) as refusal:

@@ -27,7 +27,7 @@ from tests.support.jobs import job_json, make_job
 from zerotrain.client.diagnosis.advice import advice_for
 from zerotrain.client.job import Job
 from zerotrain.operator.api.network import is_within
-from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError
+from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError
 from zerotrain.operator.reconcile import reconcile
 from zerotrain.operator.resources import ResourceOptions, network_policy
 

@@ -21,7 +21,7 @@ from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.reconcile import CollectStacks, Observed, StacksView, reconcile
 from zerotrain.operator.reconcile.hangs import HangLimits, stands_still, suspect_after_s
 from zerotrain.operator.reconcile.inspection import Inspection, inspect
-from zerotrain.runtime.launch.motion import MotionTracker
+from zerotrain.runtime.launch.activity import MotionTracker
 
 pytestmark = pytest.mark.ranks
 

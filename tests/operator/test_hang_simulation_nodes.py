@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.operator.slow_site import NODES, PATIENCE_S, Site
+from tests.operator.flaky_nodes import NODES, PATIENCE_S, Site
 from tests.operator.test_hang_simulation import DAY_S
 from zerotrain.contract.progress import Phase
 from zerotrain.operator.cluster import progress

@@ -28,7 +28,7 @@ from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.failure_policy.budgets import hold_off_s
 from zerotrain.operator.reconcile.budgets import KEPT_HANGS, charge, history_of
 from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
-from zerotrain.operator.reconcile.inspection import Inspection, Pace
+from zerotrain.operator.reconcile.inspection import Inspection, RankPace
 
 pytestmark = pytest.mark.unit
 
@@ -50,7 +50,7 @@ def is_hung(idle_s: float, limit_s: int, window_s: int, restarts: Restarts, phas
         attemptStartTime=stamp(ago(idle_s + TRAINED_S)),
         restarts=restarts.model_dump(by_alias=True, mode="json"),
     )
-    look = Inspection(attempt=1, at=ago(0), step=step, paces={phase: Pace(idle_s=idle_s)})
+    look = Inspection(attempt=1, at=ago(0), step=step, paces={phase: RankPace(idle_s=idle_s)})
     observed = seen(ready(0), ready(1), progress=progress(step), inspection=look)
     _, after = run(Row(id="", job=job(spec=spec, status=state), seen=observed, want=Want()))
     return after.get("hang") is not None

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.cluster.chaos.awaits import Gate, place_of
-from tests.cluster.chaos.incarnation import unheard_deaths
-from tests.cluster.chaos.season import heard_errors
+from tests.cluster.chaos.operator_run import unheard_deaths
+from tests.cluster.chaos.scenario import heard_errors
 from zerotrain.operator.cluster import rate as rate_module
 from zerotrain.operator.cluster.rate import TokenBucket
-from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.controller.work_queue import WorkQueue
 
 pytestmark = pytest.mark.unit
 
@@ -121,4 +121,4 @@ async def test_the_place_is_the_operators_innermost_frame() -> None:
     place = place_of(coroutine)
     task.cancel()
     assert place is not None
-    assert place.startswith("handlers/queue.py:WorkQueue.")
+    assert place.startswith("controller/work_queue.py:WorkQueue.")

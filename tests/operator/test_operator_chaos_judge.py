@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.chaos.judge import Promises
 from tests.cluster.chaos.orphans import hung_attempts, orphans
-from tests.cluster.chaos.witness import Seen
+from tests.cluster.chaos.watch_recorder import Seen
 
 pytestmark = pytest.mark.unit
 

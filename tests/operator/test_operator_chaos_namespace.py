@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.chaos.crashes import immortal
-from tests.cluster.chaos.incarnation import Incarnation, Setup, unheard_deaths
-from tests.cluster.chaos.season import heard_errors
+from tests.cluster.chaos.operator_run import OperatorRun, Setup, unheard_deaths
+from tests.cluster.chaos.scenario import heard_errors
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob
@@ -46,8 +46,8 @@ def test_a_namespace_goes_without_its_operator(
     assert [*first.ended, *second.ended] == []
 
 
-def _leading(setup: Setup) -> Incarnation:
-    life = Incarnation(setup, immortal)
+def _leading(setup: Setup) -> OperatorRun:
+    life = OperatorRun(setup, immortal)
     life.start()
     wait_until(life.leads, "the operator to lead")
     return life

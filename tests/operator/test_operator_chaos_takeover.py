@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.chaos.fault_injector import Temper
 from tests.cluster.chaos.frozen import freeze_and_thaw
-from tests.cluster.chaos.gremlin import Temper
-from tests.cluster.chaos.incarnation import unheard_deaths
+from tests.cluster.chaos.operator_run import unheard_deaths
 from tests.cluster.chaos.proxy import CALM
-from tests.cluster.chaos.season import heard_errors, season
+from tests.cluster.chaos.scenario import heard_errors, season
 from tests.support.devcluster import Cluster
 
 pytestmark = pytest.mark.cluster

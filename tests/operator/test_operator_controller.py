@@ -17,15 +17,15 @@ from zerotrain.operator.cluster.channel import SilentChannel
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
+from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
-from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.handlers import controller as module
-from zerotrain.operator.handlers.controller import Controller
-from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
+from zerotrain.operator.controller import controller as module
+from zerotrain.operator.controller.controller import Controller
+from zerotrain.operator.controller.starts import LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
+from zerotrain.operator.controller.work_queue import WorkQueue
 from zerotrain.operator.reconcile import CreateWorkers, Observed, Plan, Problem, ProtectWorkers
 from zerotrain.operator.resources import ResourceOptions
 
@@ -37,7 +37,7 @@ PATH = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
 
 
 def controller(api: Api) -> Controller:
-    store, memories, may_act = PodStore(), Memories(), asyncio.Event()
+    store, memories, may_act = PodStore(), JobStates(), asyncio.Event()
     may_act.set()
     store.sight.gained(None, now=NOW)
     executor = Executor(
@@ -200,7 +200,7 @@ async def test_a_configuration_that_cannot_be_written_for_the_attempt_is_told(
     """The gate judges it before; what it let through must not end in the log alone."""
     spec = {"workers": 3, "elastic": {"minWorkers": 1, "maxWorkers": 8}}
     config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}
-    state = {"attempt": 2, "shape": {"workers": 3}, "elastic": {"baseWorkers": 4, "wish": 3}}
+    state = {"attempt": 2, "shape": {"workers": 3}, "elastic": {"baseWorkers": 4, "requestedWorkers": 3}}
     body = job(spec={**spec, "config": config}, status=state, resourceVersion="1")
     plan = Plan(status=None, events=(), actions=(CreateWorkers(attempt=2, indices=(0, 1, 2)),), wake_at=None)
     monkeypatch.setattr(module, "reconcile", lambda *_: plan)

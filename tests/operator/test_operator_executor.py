@@ -13,14 +13,14 @@ from tests.support.jobs import job_json, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import hands as hands_module
+from zerotrain.operator.cluster.actions import context as hands_module
 from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.api import Api, ApiLimits
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.connection import connect
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
-from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.reconcile import (
@@ -82,7 +82,7 @@ def executor(api: Api, channel: Channel | None = None) -> Executor:
     return Executor(
         api=api,
         store=PodStore(),
-        memories=Memories(),
+        memories=JobStates(),
         channel=channel or Channel(),
         options=ResourceOptions(),
         operator_key=KEY,

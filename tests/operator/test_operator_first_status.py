@@ -12,9 +12,9 @@ from tests.operator.reconcile_builders import NOW, UID, job
 from tests.operator.test_operator_controller import KEY, PATH, controller, turn
 from zerotrain.operator.api.planning import PlanMissing
 from zerotrain.operator.api.scheduling import Gang
-from zerotrain.operator.handlers import controller as module
-from zerotrain.operator.handlers.controller import Controller
-from zerotrain.operator.handlers.pacing import Pace
+from zerotrain.operator.controller import controller as module
+from zerotrain.operator.controller.controller import Controller
+from zerotrain.operator.controller.pacing import Pace
 from zerotrain.operator.reconcile import Plan, reconcile
 from zerotrain.operator.reconcile.queues import ClusterApis
 

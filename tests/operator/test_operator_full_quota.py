@@ -14,13 +14,13 @@ from tests.operator.test_operator_controller import KEY, controller, stored, tur
 from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, executor, job, mine
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import hands as hands_module
+from zerotrain.operator.cluster.actions import context as hands_module
 from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.handlers import controller as controller_module
-from zerotrain.operator.handlers import queue as queue_module
+from zerotrain.operator.controller import controller as controller_module
+from zerotrain.operator.controller import work_queue as queue_module
 from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan, SaveLog
 from zerotrain.operator.resources import ResourceOptions, network_policy, service_name
 from zerotrain.operator.resources.failures import failures_config_map

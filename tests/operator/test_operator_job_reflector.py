@@ -19,8 +19,8 @@ from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.job_reflector import TURN, JobReflector, _Jobs
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
 from zerotrain.operator.cluster.scope import scoped
-from zerotrain.operator.handlers.config import OperatorConfig
-from zerotrain.operator.handlers.runtime import Runtime
+from zerotrain.operator.controller.config import OperatorConfig
+from zerotrain.operator.controller.manager import Manager
 
 pytestmark = pytest.mark.ranks
 
@@ -228,7 +228,7 @@ async def test_no_pass_runs_before_all_jobs_and_pods_are_known() -> None:
     double.on(LIST, answer)
     double.on("GET /api/v1/pods", answer)
     async with served(double) as api, asyncio.timeout(PATIENCE_S):
-        runtime = Runtime(OperatorConfig(channel=ChannelKind.SILENT, http_address=""), api.connection)
+        runtime = Manager(OperatorConfig(channel=ChannelKind.SILENT, http_address=""), api.connection)
         await runtime.start()
         try:
             await runtime._leadership.held.wait()

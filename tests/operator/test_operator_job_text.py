@@ -10,7 +10,7 @@ import pytest
 from tests.operator.reconcile_builders import NOW, job
 from zerotrain.operator.api import Phase
 from zerotrain.operator.api.job_text import MAX_NOTES, UNREAD, kept, read_event, read_job
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.constants import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, MAX_SPEC_VALUES
 from zerotrain.operator.reconcile import Observed, reconcile
@@ -57,7 +57,7 @@ def test_the_message_names_the_largest_field_and_its_size() -> None:
     for said in ("spec.config", "1,350,", f"{MAX_SPEC_BYTES:,}", "mount"):
         assert said in found[UNREAD]
     assert found["status"] == STATUS
-    assert len(words.write(found)) < 4096
+    assert len(json_codec.write(found)) < 4096
 
 
 def test_small_values_are_counted() -> None:
@@ -112,7 +112,7 @@ def test_what_is_no_job_is_a_value_error(text: bytes) -> None:
 @pytest.mark.parametrize("levels", [600, 990, 1020, 1030, 2000, 9000])
 def test_the_reader_raises_nothing_but_value_errors(levels: int) -> None:
     with pytest.raises(ValueError, match="nested"):
-        words.read(b'{"note":"\\ud800","x":' + deep(levels).encode() + b"}")
+        json_codec.read(b'{"note":"\\ud800","x":' + deep(levels).encode() + b"}")
 
 
 def test_a_job_that_is_too_large_stalls_and_its_pods_are_left_alone() -> None:

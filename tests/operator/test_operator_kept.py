@@ -11,8 +11,8 @@ import pytest
 
 from tests.operator.reconcile_builders import job
 from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.job_state import MOST_MODELS, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, key_of
-from zerotrain.operator.cluster.memory import MOST_MODELS, Memories
 
 pytestmark = pytest.mark.unit
 
@@ -93,7 +93,7 @@ def test_jobs_are_found_by_the_phase_that_they_are_in_now() -> None:
 
 
 def test_the_models_of_the_latest_jobs_alone_are_kept() -> None:
-    memories = Memories()
+    memories = JobStates()
     body = sent()
     for number in range(MOST_MODELS + 50):
         memories.known(str(number)).read_spec(body)
@@ -107,7 +107,7 @@ def test_the_models_of_the_latest_jobs_alone_are_kept() -> None:
 
 @pytest.mark.parametrize("end", ["forget", "prune"])
 def test_nothing_is_kept_of_a_job_that_is_gone(end: str) -> None:
-    memories = Memories()
+    memories = JobStates()
     memories.known("gone")
     if end == "forget":
         memories.forget("gone")

@@ -13,8 +13,8 @@ from tests.operator.reconcile_builders import NOW, UID, job, ready, status
 from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.channel import ChannelError, Lane, NotAsked
-from zerotrain.operator.cluster.listening import MISSED_S
-from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.job_state import JobStates
+from zerotrain.operator.cluster.node_prober import MISSED_S
 from zerotrain.operator.cluster.progress import ProgressPuller
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.reconcile import NodeView
@@ -32,7 +32,7 @@ class Cluster:
     """A job of thousands in a first step that takes long, whose workers all answer at once."""
 
     def __init__(self) -> None:
-        self.now_s, self.calls, self.memories = 1000.0, 0, Memories()
+        self.now_s, self.calls, self.memories = 1000.0, 0, JobStates()
         self.refuses: ChannelError | None = None
         """What is said to who listens, in the place of a report."""
         self.changed: list[JobKey] = []

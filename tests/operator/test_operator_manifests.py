@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from tests.operator.call_record import granted
 from tests.support.devcluster import REPOSITORY, Cluster
-from zerotrain.operator.handlers.config import PREFIX, OperatorConfig
+from zerotrain.operator.controller.config import PREFIX, OperatorConfig
 from zerotrain.operator.resources import ResourceOptions
 
 FOLDER = REPOSITORY / "deploy" / "kustomize"

@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.operator.reconcile_builders import job
 from tests.support.metric_names import exported
 from tests.support.tools import run_program
-from zerotrain.contract.metrics import JOB_METRICS, OPERATOR_METRICS, Kind
+from zerotrain.contract.metrics import JOB_METRICS, OPERATOR_METRICS, MetricKind
 from zerotrain.contract.metrics.operator import RESTART_CAUSES
 from zerotrain.operator.cluster.job_metrics import JobCollector
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.controller.work_queue import WorkQueue
 
 KEY = JobKey("ml", "gpt")
 Json = dict[str, Any]
@@ -267,9 +267,9 @@ def label_sets(families: list[Any]) -> Iterator[tuple[str, frozenset[str]]]:
 def test_the_operators_own_are_born_at_0() -> None:
     found = Telemetry()
     for spec in OPERATOR_METRICS:
-        if spec.kind is Kind.INFO or not all(spec.labels.values()):
+        if spec.kind is MetricKind.INFO or not all(spec.labels.values()):
             continue  # what is asked, and of which namespaces, is known when it is
-        name = f"{spec.name}_count" if spec.kind is Kind.HISTOGRAM else spec.name
+        name = f"{spec.name}_count" if spec.kind is MetricKind.HISTOGRAM else spec.name
         own = {label: values[0] for label, values in spec.labels.items()}
         assert found.registry.get_sample_value(name, own) == 0, name
     read = found.registry.get_sample_value
@@ -286,7 +286,7 @@ def test_the_operators_own_are_born_at_0() -> None:
 @pytest.mark.unit
 async def test_the_age_of_the_oldest_key_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("zerotrain.operator.handlers.queue.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("zerotrain.operator.controller.work_queue.time.monotonic", lambda: now[0])
     queue = WorkQueue[str]()
     assert queue.oldest_age_s == 0
     queue.add("a")

@@ -17,7 +17,7 @@ from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from tests.support.jobs import ABSENT
 from zerotrain.operator.cluster.jobs import ALL_JOBS
 from zerotrain.operator.cluster.scope import scoped
-from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError
+from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError
 
 ACCOUNT = "scoped-operator"
 CLUSTER_SCOPED = {"nodes", "priorityclasses", "resourceflavors", "storageclasses"}

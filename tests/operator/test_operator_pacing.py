@@ -10,8 +10,8 @@ from tests.operator.api_double import Json, pod_json
 from tests.operator.reconcile_builders import NOW, job, pending, ready, running, seen, settled, status
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.handlers.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAIT_PER_JOB_S, Pace
-from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.controller.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAIT_PER_JOB_S, Pace
+from zerotrain.operator.controller.work_queue import WorkQueue
 from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, can_wait, reconcile
 
 pytestmark = pytest.mark.unit

@@ -168,7 +168,7 @@ def test_an_attempt_of_another_size_is_planned_for_that_size(tmp_path: Path) -> 
     base = job["spec"]["workers"]
     shrunk = {
         "baseWorkers": base,
-        "wish": base,
+        "requestedWorkers": base,
         "workers": 1,
         "reason": "Capacity",
         "since": "2026-01-01T11:00:00Z",

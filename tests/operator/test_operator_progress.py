@@ -11,10 +11,10 @@ import pytest
 from tests.operator.api_double import Json, pod_json
 from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.operator.cluster import listening
+from zerotrain.operator.cluster import node_prober
 from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache
-from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.progress import (
     ALARM_INTERVAL_S,
     CALLS_PER_SECOND,
@@ -86,7 +86,7 @@ class Bench:
     def __init__(self, workers: Workers, *, phase: str = "Running", jobs: int = 1) -> None:
         self.workers, self.now = workers, 1000.0
         self.changed: list[JobKey] = []
-        self.memories, self.store = Memories(), PodStore()
+        self.memories, self.store = JobStates(), PodStore()
         cache = JobCache()
         self.cache = cache
         for number in range(jobs):
@@ -340,7 +340,7 @@ async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live()
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"]
     del bench.workers.steps["gpt-1-1"]
     bench.memory.heard.clear()
-    assert await bench.after(listening.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
+    assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
     assert bench.memory.heard == {}
 
 
@@ -351,7 +351,7 @@ async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
     assert await bench.after(0) == []
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.memories.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
-    assert await bench.after(listening.INTERVAL_S) == ["gpt-1-0"]
+    assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0"]
     assert bench.memory.heard == {"node-0": NOW}
 
 
@@ -362,4 +362,4 @@ async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.memories.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
     await bench.after(0)
-    assert await bench.after(listening.INTERVAL_S) == ["gpt-1-1"]
+    assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-1"]

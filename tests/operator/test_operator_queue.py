@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from zerotrain.operator.handlers.queue import MAX_BESIDE_LATE, MAX_VOID, WorkQueue
-from zerotrain.operator.handlers.runtime import dead_tasks
+from zerotrain.operator.controller.manager import dead_tasks
+from zerotrain.operator.controller.work_queue import MAX_BESIDE_LATE, MAX_VOID, WorkQueue
 
 pytestmark = pytest.mark.unit
 

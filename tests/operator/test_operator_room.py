@@ -9,7 +9,7 @@ import pytest
 from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.operator.test_operator_executor import executor, job
 from zerotrain.operator.api import AttemptShape
-from zerotrain.operator.reconcile import ReadRoom, Room
+from zerotrain.operator.reconcile import Capacity, ReadCapacity
 
 pytestmark = pytest.mark.ranks  # a server on a socket answers
 
@@ -41,7 +41,9 @@ def body(**scheduling: Any) -> Json:
     return {**plain, "spec": {**plain["spec"], "resources": resources, "scheduling": scheduling}}
 
 
-async def hint(asked: Json, nodes: list[Json], pods: list[Json], *, excluded: tuple[str, ...] = ()) -> Room:
+async def hint(
+    asked: Json, nodes: list[Json], pods: list[Json], *, excluded: tuple[str, ...] = ()
+) -> Capacity:
     double = ApiDouble()
     double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": nodes}))
     double.on("GET /api/v1/pods", (200, {"metadata": {}, "items": pods}))
@@ -49,13 +51,13 @@ async def hint(asked: Json, nodes: list[Json], pods: list[Json], *, excluded: tu
         return await _read(executor(api), asked, excluded)
 
 
-async def _read(hands: Any, asked: Json, excluded: tuple[str, ...] = ()) -> Room:
+async def _read(hands: Any, asked: Json, excluded: tuple[str, ...] = ()) -> Capacity:
     memory = hands.memories.of(UID)
     shape = AttemptShape(workers=9, excluded_nodes=excluded)
-    await hands.perform(asked, [ReadRoom(shape=shape)])
+    await hands.perform(asked, [ReadCapacity(shape=shape)])
     assert memory.room is not None
     assert memory.room.workers == 9
-    found: Room = memory.room
+    found: Capacity = memory.room
     return found
 
 
@@ -129,6 +131,6 @@ async def test_one_job_reads_at_a_time() -> None:
         hands = executor(api)
         memory = hands.memories.of(UID)
         async with hands.memories.reading:
-            await hands.perform(body(), [ReadRoom(shape=AttemptShape(workers=2))])
+            await hands.perform(body(), [ReadCapacity(shape=AttemptShape(workers=2))])
         assert memory.room is None
     assert double.requests == []

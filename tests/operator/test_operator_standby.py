@@ -8,8 +8,8 @@ from tests.operator.api_double import ApiDouble, pod_json, served
 from tests.operator.reconcile_builders import NOW, UID, Row, Want, ago, check, job, stamp, status
 from tests.operator.test_operator_controller import PATH, controller, turn
 from tests.operator.test_operator_executor import CORE, accept_all
+from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import status_body
-from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.reconcile import reconcile
 
@@ -67,7 +67,7 @@ async def test_pods_of_a_later_attempt_say_that_the_job_must_be_read_again(is_ol
 
 @pytest.mark.unit
 def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
-    store, memories = PodStore(), Memories()
+    store, memories = PodStore(), JobStates()
     store.sight.gained(None, now=ago(86_400))
     assert memories.observe("ml", UID, store).synced_at == ago(86_400)
     memories.acting_since = ago(30)
@@ -82,7 +82,7 @@ def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
 def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: int) -> None:
     shape = {"workers": 2, "gracePeriodSeconds": 60, "generation": 1}
     stored = status("Pending", 2, podsCreated=True, attemptStartTime=stamp(ago(1200)), shape=shape)
-    memories = Memories(acting_since=ago(acts_s))
+    memories = JobStates(acting_since=ago(acts_s))
     store = PodStore()
     store.sight.gained(None, now=ago(86_400))
     for index in (0, 1):  # on their nodes, where their containers do not start
@@ -98,7 +98,7 @@ def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: in
 @pytest.mark.unit
 def test_a_replica_that_begins_to_lead_waits_for_late_creations() -> None:
     """Of the one before it, whose requests may still be carried out."""
-    memories, store = Memories(acting_since=ago(1)), PodStore()
+    memories, store = JobStates(acting_since=ago(1)), PodStore()
     store.sight.gained(None, now=ago(86_400))
     row = Row(
         id="late",

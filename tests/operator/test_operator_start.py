@@ -12,8 +12,8 @@ from tests.support.families import LOOPBACKS, need
 from tests.support.ports import free_port
 from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError, operator_key
-from zerotrain.operator.handlers.health import (
+from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError, operator_key
+from zerotrain.operator.controller.health import (
     MAX_LAG_S,
     MAX_WATCH_AGE_S,
     health_problems,

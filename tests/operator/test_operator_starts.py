@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from tests.operator.reconcile_builders import pending, seen
-from zerotrain.operator.handlers.beginnings import has_begun, pods_to_create
-from zerotrain.operator.handlers.config import OperatorConfig
-from zerotrain.operator.handlers.starts import (
+from zerotrain.operator.controller.beginnings import has_begun, pods_to_create
+from zerotrain.operator.controller.config import OperatorConfig
+from zerotrain.operator.controller.starts import (
     LARGE,
     MAX_LARGE,
     MAX_LARGE_OF_ONE,

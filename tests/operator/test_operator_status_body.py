@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.reconcile_builders import job, status
 from zerotrain.operator.api import ZeroTrainingJobStatus
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.jobs import JobClient, status_body
 
 pytestmark = pytest.mark.unit
@@ -21,7 +21,7 @@ class _Recorder:
 
     async def call_raw(self, request: Any) -> bytes:
         self.body = request.body
-        return words.write({"metadata": self.body["metadata"]})
+        return json_codec.write({"metadata": self.body["metadata"]})
 
 
 def test_empty_lists_are_left_out_and_zeros_are_not() -> None:

@@ -16,10 +16,10 @@ from zerotrain.operator.api.status import Count
 from zerotrain.operator.cluster.errors import Forbidden, Unprocessable
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.handlers import controller as module
-from zerotrain.operator.handlers.health import serve
-from zerotrain.operator.handlers.pacing import Pace
-from zerotrain.operator.handlers.status_writes import StatusWrites
+from zerotrain.operator.controller import controller as module
+from zerotrain.operator.controller.health import serve
+from zerotrain.operator.controller.pacing import Pace
+from zerotrain.operator.controller.status_writes import StatusWrites
 from zerotrain.operator.reconcile import Plan
 
 pytestmark = pytest.mark.ranks

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 
 HALF = "half a pair: \ud800"
 
@@ -17,20 +17,20 @@ HALF = "half a pair: \ud800"
 @pytest.mark.unit
 def test_plain_objects_are_the_same_both_ways() -> None:
     body = {"a": [1, 2.5, None, True], "b": {"text": "ä"}, "big": 2**53 + 1}
-    assert words.read(words.write(body)) == json.loads(words.write(body)) == body
+    assert json_codec.read(json_codec.write(body)) == json.loads(json_codec.write(body)) == body
 
 
 @pytest.mark.unit
 def test_half_a_surrogate_pair_is_passed_on() -> None:
-    assert json.loads(words.write({"note": HALF})) == {"note": HALF}
-    assert words.read(json.dumps({"note": HALF}).encode()) == {"note": HALF}
+    assert json.loads(json_codec.write({"note": HALF})) == {"note": HALF}
+    assert json_codec.read(json.dumps({"note": HALF}).encode()) == {"note": HALF}
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("text", [b"", b"{", b'{"type":', b"<html>"])
 def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):
-        words.read(text)
+        json_codec.read(text)
 
 
 @pytest.mark.ranks

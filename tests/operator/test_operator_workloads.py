@@ -12,11 +12,11 @@ import pytest
 
 from tests.operator.reconcile_builders import NOW, UID
 from tests.support.devcluster import PATIENCE_S
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import Forbidden, NotFound
+from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.kueue import MAX_PAUSE_S, WorkloadWatch, workload_watches
-from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
@@ -55,7 +55,7 @@ class Server:
         raise NotFound(request.path, status=404)
 
     async def stream(self, request: Request) -> AsyncIterator[bytes]:
-        yield words.write(await self.call(request))
+        yield json_codec.write(await self.call(request))
 
     async def watch(self, path: str, params: Any, **_: Any) -> AsyncIterator[Json]:
         self.asked[f"watch {path}"] += 1
@@ -83,12 +83,12 @@ def workload(uid: str = UID, *, namespace: str = "ml", name: str | None = None) 
     }
 
 
-def watch_of(server: Server) -> tuple[WorkloadWatch, Memories, list[JobKey]]:
-    memories, changed = Memories(apis=ClusterApis(at=NOW, kueue=VERSION)), list[JobKey]()
+def watch_of(server: Server) -> tuple[WorkloadWatch, JobStates, list[JobKey]]:
+    memories, changed = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION)), list[JobKey]()
     return WorkloadWatch(server, memories, changed.append), memories, changed  # type: ignore[arg-type]
 
 
-def queue_of(memories: Memories, uid: str = UID, namespace: str = "ml") -> QueueView | None:
+def queue_of(memories: JobStates, uid: str = UID, namespace: str = "ml") -> QueueView | None:
     return memories.observe(namespace, uid, PodStore()).queue
 
 
@@ -229,7 +229,7 @@ def test_a_refusal_ends_the_look_and_an_error_does_not() -> None:
 
 
 def test_a_namespace_that_is_refused_keeps_no_others_jobs_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    memories = Memories(apis=ClusterApis(at=NOW, kueue=VERSION))
+    memories = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION))
     server: Any = Server(workload())
     seen, lost = workload_watches(server, memories, lambda key: None, ["ml", "lost"])
     asyncio.run(seen._list())
@@ -266,7 +266,7 @@ async def test_a_flavor_that_could_not_be_read_is_looked_at_again() -> None:
             self.watched.set()
             yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "6"}}}
 
-    memories, news = Memories(apis=ClusterApis(at=NOW, kueue=VERSION)), asyncio.Queue[JobKey]()
+    memories, news = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION)), asyncio.Queue[JobKey]()
     watch = WorkloadWatch(Guarded(workload()), memories, news.put_nowait)  # type: ignore[arg-type]
     memories.queues_wanted.set()
     await watch._list()

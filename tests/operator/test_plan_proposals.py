@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerotrain.contract.planner import Demand, Proposal, Rates, Tier, TierDemand, Verdict, pace
+from zerotrain.contract.planner import Demand, Fit, Proposal, Rates, Tier, TierDemand, pace
 from zerotrain.operator.api import ZeroTrainingJobSpec
 from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.planning import plan_job
@@ -81,7 +81,7 @@ def check(given: dict[str, Any], *, workers: int | None = None) -> Proposal | No
     grows = changed.workers != spec.workers
     again = plan_job(changed, workers=changed.workers if grows else workers, base_workers=base)
     assert again.demand is not None, again.message
-    assert again.verdict is Verdict.FITS, (proposal.changes, again.message)
+    assert again.verdict is Fit.FITS, (proposal.changes, again.message)
     assert without_volume(again.demand) == without_volume(proposal.demand)
     assert pace(again.demand, RATES) == pace(proposal.demand, RATES)
     return proposal

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from tests.operator.day_world import TOTAL, DayWorld
+from tests.operator.simulated_cluster import TOTAL, DayWorld
 
 pytestmark = pytest.mark.unit
 

@@ -30,13 +30,13 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.reconcile import (
+    Capacity,
     CreateWorkers,
     DeleteWorkers,
     Observed,
     Protection,
-    ReadRoom,
+    ReadCapacity,
     RequestYield,
-    Room,
     UnprotectWorkers,
 )
 
@@ -47,13 +47,18 @@ ELASTIC = {"minWorkers": 1, "maxWorkers": 8}
 """One rank per worker and micro batch 1: the global batch is the number of workers that it is meant for."""
 
 
-def elastic(size: int, /, *, wish: int = 4, base: int = 4, **state: Any) -> dict[str, Any]:
-    """A job that runs with `size` workers, whose user asks for `wish` and whose batch is that of `base`."""
-    chosen = {} if size == wish else {"workers": size, "reason": "Capacity", "since": stamp(ago(9000))}
-    decided = {"baseWorkers": base, "wish": wish, **chosen, **state}
+def elastic(size: int, /, *, requested_workers: int = 4, base: int = 4, **state: Any) -> dict[str, Any]:
+    """A job that runs with `size` workers, whose user asks for `requested_workers` and whose batch is that of
+    `base`."""
+    chosen = (
+        {}
+        if size == requested_workers
+        else {"workers": size, "reason": "Capacity", "since": stamp(ago(9000))}
+    )
+    decided = {"baseWorkers": base, "requestedWorkers": requested_workers, **chosen, **state}
     stored = status("Running", shape={"workers": size}, elastic=decided, attemptStartTime=stamp(ago(9000)))
     stored["protectedAttempt"] = 1
-    return job(spec={"elastic": ELASTIC, "workers": wish}, status=stored)
+    return job(spec={"elastic": ELASTIC, "workers": requested_workers}, status=stored)
 
 
 def changed(row_job: dict[str, Any], spec: Mapping[str, Any] = {}, **stored: Any) -> dict[str, Any]:
@@ -66,12 +71,12 @@ def team(size: int, **more: Any) -> Observed:
     return seen(*pods, progress=progress(30), protection=PROTECTED, **more)
 
 
-def room(fits: int | None, *, asked: int) -> Room:
-    return Room(fits=fits, workers=asked, at=NOW)
+def room(fits: int | None, *, asked: int) -> Capacity:
+    return Capacity(fits=fits, workers=asked, at=NOW)
 
 
 NO_NODE = "Unschedulable: 0/4 nodes are available"
-READ = ReadRoom(shape=AttemptShape(workers=4))
+READ = ReadCapacity(shape=AttemptShape(workers=4))
 PROTECTED = Protection(attempt=1, exists=True)
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 
@@ -95,13 +100,13 @@ WISHES = [
             attempt=1,
             actions=(YIELD,),
             events=("Resizing",),
-            fields={"yieldRequest.reason": "Resize", "elastic.wish": 2, "elastic.baseWorkers": 4},
+            fields={"yieldRequest.reason": "Resize", "elastic.requestedWorkers": 2, "elastic.baseWorkers": 4},
             says={"event": "resizing from 4 to 2 workers"},
         ),
     ),
     Row(
         id="all yielded: the next attempt has the new size and costs no budget",
-        job=yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}),
+        job=yielding(elastic(2, requested_workers=2), "Resize", shape={"workers": 4}),
         seen=seen(gone=tuple(ended(index, 75, termination=last_words(75, step=31)) for index in range(4))),
         want=Want(
             phase="Pending",
@@ -113,7 +118,7 @@ WISHES = [
     Row(
         id="a configuration that names all three sizes is judged at the size that it was written for",
         job=changed(
-            yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}),
+            yielding(elastic(2, requested_workers=2), "Resize", shape={"workers": 4}),
             {
                 "config": {
                     "train_batch_size": 4,
@@ -127,7 +132,9 @@ WISHES = [
     ),
     Row(
         id="another wish while the ranks yield: one resize, to the newest size",
-        job=changed(yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}), {"workers": 1}),
+        job=changed(
+            yielding(elastic(2, requested_workers=2), "Resize", shape={"workers": 4}), {"workers": 1}
+        ),
         seen=seen(gone=tuple(ended(index, 75) for index in range(4))),
         want=Want(
             phase="Pending",
@@ -137,9 +144,9 @@ WISHES = [
     ),
     Row(
         id="another wish while the new attempt starts: it is left alone until it trains",
-        job=changed(elastic(2, wish=2), {"workers": 1}, phase="Starting", shape={"workers": 2}),
+        job=changed(elastic(2, requested_workers=2), {"workers": 1}, phase="Starting", shape={"workers": 2}),
         seen=seen(ready(0), replace(pending(1), scheduled=True)),
-        want=Want(phase="Pending", attempt=1, events=(), fields={"elastic.wish": 1}),
+        want=Want(phase="Pending", attempt=1, events=(), fields={"elastic.requestedWorkers": 1}),
     ),
     Row(
         id="another wish before the first step: not yet",
@@ -154,62 +161,66 @@ WISHES = [
         want=Want(
             phase="Running",
             events=("ResizeRefused",),
-            fields={"elastic.wish": 3, "elastic.workers": 4, "elastic.reason": "Refused"},
+            fields={"elastic.requestedWorkers": 3, "elastic.workers": 4, "elastic.reason": "Refused"},
             says={"event": "1, 2, 4."},
         ),
     ),
     Row(
         id="the refused size does not stall a restart either",
         job=changed(
-            elastic(4, wish=3, workers=4, reason="Refused"), phase="Restarting", nextAttemptTime=None
+            elastic(4, requested_workers=3, workers=4, reason="Refused"),
+            phase="Restarting",
+            nextAttemptTime=None,
         ),
         seen=seen(),
         want=Want(phase="Pending", attempt=2, fields={"shape.workers": 4}),
     ),
     Row(
         id="scaled up where there is room",
-        job=changed(elastic(2, wish=2), {"workers": 4}),
+        job=changed(elastic(2, requested_workers=2), {"workers": 4}),
         seen=team(2, room=room(4, asked=4)),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
     ),
     Row(
         id="scaled up: whether there is room is asked first",
-        job=changed(elastic(2, wish=2), {"workers": 4}),
+        job=changed(elastic(2, requested_workers=2), {"workers": 4}),
         seen=team(2),
         want=Want(
             phase="Running",
             events=(),
-            actions=(ReadRoom(shape=AttemptShape(workers=4)),),
-            fields={"elastic.wish": 4},
+            actions=(ReadCapacity(shape=AttemptShape(workers=4)),),
+            fields={"elastic.requestedWorkers": 4},
         ),
     ),
     Row(
         id="scaled up where nobody can tell: it is tried",
-        job=changed(elastic(2, wish=2), {"workers": 4}),
+        job=changed(elastic(2, requested_workers=2), {"workers": 4}),
         seen=team(2, room=room(None, asked=4)),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
     ),
     Row(
         id="scaled up to more than there is room for: as far as it goes",
-        job=changed(elastic(2, wish=2, base=8), {"workers": 8}),
+        job=changed(elastic(2, requested_workers=2, base=8), {"workers": 8}),
         seen=team(2, room=room(5, asked=8)),
         want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
     ),
     Row(
         id="scaled up without any room: the training goes on and waits for room",
-        job=changed(elastic(2, wish=2), {"workers": 4}),
+        job=changed(elastic(2, requested_workers=2), {"workers": 4}),
         seen=team(2, room=room(2, asked=4)),
         want=Want(phase="Running", events=(), fields={"elastic.workers": 2, "elastic.reason": "Capacity"}),
     ),
     Row(
         id="suspended while the ranks yield for a resize: suspended, in the new size afterwards",
-        job=changed(yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}), {"suspend": True}),
+        job=changed(
+            yielding(elastic(2, requested_workers=2), "Resize", shape={"workers": 4}), {"suspend": True}
+        ),
         seen=seen(gone=tuple(ended(index, 75) for index in range(4))),
         want=Want(
             phase="Suspended",
             attempt=1,
             actions=(UnprotectWorkers(attempt=1),),
-            fields={"elastic.wish": 2},
+            fields={"elastic.requestedWorkers": 2},
         ),
     ),
 ]
@@ -306,7 +317,7 @@ ROOM = [
     Row(
         id="the pods of the attempt that never ran are gone: the smaller one starts",
         job=changed(
-            starting(2, s_ago=130, wish=4),
+            starting(2, s_ago=130, requested_workers=4),
             phase="Yielding",
             shape={"workers": 4},
             yieldRequest={"reason": "Resize", "requestedAt": stamp(ago(2)), "joined": False},
@@ -390,7 +401,7 @@ GROWTH = [
         seen=team(2),
         want=Want(
             phase="Running",
-            actions=(ReadRoom(shape=AttemptShape(workers=4, excluded_nodes=("n1",))),),
+            actions=(ReadCapacity(shape=AttemptShape(workers=4, excluded_nodes=("n1",))),),
         ),
     ),
     Row(
@@ -407,13 +418,13 @@ GROWTH = [
     ),
     Row(
         id="room for a part of it is taken as well",
-        job=elastic(2, wish=8, base=8),
+        job=elastic(2, requested_workers=8, base=8),
         seen=team(2, room=room(7, asked=8)),
         want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
     ),
     Row(
         id="a refused wish is no reason to grow",
-        job=elastic(2, wish=3, workers=2, reason="Refused"),
+        job=elastic(2, requested_workers=3, workers=2, reason="Refused"),
         seen=team(2),
         want=Want(phase="Running", events=(), actions=()),
     ),
@@ -431,7 +442,7 @@ GROWTH = [
     ),
     Row(
         id="a larger attempt that does not run goes back to the size that ran",
-        job=changed(starting(8, s_ago=120, wish=8, base=8, ran=2), shape={"workers": 8}),
+        job=changed(starting(8, s_ago=120, requested_workers=8, base=8, ran=2), shape={"workers": 8}),
         seen=placed(6, 8),
         want=Want(
             phase="Yielding", fields={"elastic.workers": 2, "elastic.reason": "Capacity", "elastic.losses": 1}
@@ -463,7 +474,7 @@ def test_growth(row: Row) -> None:
 
 def test_the_first_attempt_says_whose_batch_is_kept() -> None:
     _, after = run(Row(id="", job=job(spec={"elastic": ELASTIC, "workers": 4}), seen=seen(), want=Want()))
-    assert after["elastic"] == {"baseWorkers": 4, "wish": 4, "message": "", "losses": 0}
+    assert after["elastic"] == {"baseWorkers": 4, "requestedWorkers": 4, "message": "", "losses": 0}
     assert after["shape"]["workers"] == 4
 
 

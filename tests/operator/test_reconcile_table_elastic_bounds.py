@@ -23,7 +23,7 @@ def bounded(
     """A job of 8 workers, of a batch of 16, in whose place of a refused wish for 6 `size` are kept; by now
     its bounds are these."""
     bounds = {**ELASTIC, "minWorkers": lowest, "maxWorkers": highest}
-    body = elastic(size, wish=6, base=8, **{**OF_SIX, "workers": size, **state})
+    body = elastic(size, requested_workers=6, base=8, **{**OF_SIX, "workers": size, **state})
     return changed(body, {"workers": 6, **batch(16, 1), "elastic": bounds}, phase=phase)
 
 
@@ -74,7 +74,7 @@ BOUNDS = [
     Row(
         id="a wish that is refused together with new bounds keeps a size within them at once",
         job=changed(
-            elastic(8, wish=8, base=8),
+            elastic(8, requested_workers=8, base=8),
             {"workers": 6, **batch(16, 1), "elastic": {**ELASTIC, "minWorkers": 1, "maxWorkers": 6}},
         ),
         seen=team(8),

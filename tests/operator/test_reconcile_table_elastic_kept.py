@@ -40,26 +40,35 @@ def batch(samples: int, micro: int = 2) -> dict[str, Any]:
 def refused(size: int, **state: Any) -> dict[str, Any]:
     """A job that runs with `size` of the 4 workers that it keeps."""
     if size == 4:
-        return elastic(4, wish=3, workers=4, reason="Refused", message=WHY, **state)
-    return elastic(size, wish=3, refused=REFUSAL, **state)
+        return elastic(4, requested_workers=3, workers=4, reason="Refused", message=WHY, **state)
+    return elastic(size, requested_workers=3, refused=REFUSAL, **state)
 
 
-def resumed(size: int, spec: Mapping[str, Any], *, wish: int, **state: Any) -> dict[str, Any]:
+def resumed(size: int, spec: Mapping[str, Any], *, requested_workers: int, **state: Any) -> dict[str, Any]:
     """With what its spec says by now."""
-    return changed(elastic(size, wish=wish, **state), {"workers": wish, **spec}, phase="Suspended")
+    return changed(
+        elastic(size, requested_workers=requested_workers, **state),
+        {"workers": requested_workers, **spec},
+        phase="Suspended",
+    )
 
 
 JUDGED_AGAIN = [
     Row(
         id="resumed with a batch that the size taken before does not divide: refused, with the numbers",
-        job=resumed(3, batch(16), wish=3),
+        job=resumed(3, batch(16), requested_workers=3),
         seen=seen(),
         want=Want(
             phase="Pending",
             attempt=2,
             events=("Resumed", "ResizeRefused"),
             conditions=TOLD,
-            fields={"shape.workers": 2, "elastic.workers": 2, "elastic.reason": "Refused", "elastic.wish": 3},
+            fields={
+                "shape.workers": 2,
+                "elastic.workers": 2,
+                "elastic.reason": "Refused",
+                "elastic.requestedWorkers": 3,
+            },
             says={
                 "event": "got 16. Numbers of ranks that divide it are 1, 2, 4, 8. The job keeps 2 workers.",
                 "Admitted": "The job keeps 2 workers.",
@@ -68,13 +77,13 @@ JUDGED_AGAIN = [
     ),
     Row(
         id="resumed with a batch that it divides: the size stays",
-        job=resumed(3, batch(48), wish=3),
+        job=resumed(3, batch(48), requested_workers=3),
         seen=seen(),
         want=Want(phase="Pending", attempt=2, events=("Resumed",), fields={"shape.workers": 3}),
     ),
     Row(
         id="no smaller size works: the job stalls with the numbers and both ways out",
-        job=resumed(3, {**batch(16), "elastic": {"minWorkers": 3, "maxWorkers": 8}}, wish=3),
+        job=resumed(3, {**batch(16), "elastic": {"minWorkers": 3, "maxWorkers": 8}}, requested_workers=3),
         seen=seen(),
         want=Want(
             phase="Stalled",
@@ -89,7 +98,7 @@ JUDGED_AGAIN = [
     Row(
         id="and goes on once it is scaled to one that works",
         job=changed(
-            resumed(3, {**batch(16), "elastic": {"minWorkers": 3, "maxWorkers": 8}}, wish=3),
+            resumed(3, {**batch(16), "elastic": {"minWorkers": 3, "maxWorkers": 8}}, requested_workers=3),
             {"workers": 4},
             phase="Stalled",
         ),
@@ -98,19 +107,19 @@ JUDGED_AGAIN = [
     ),
     Row(
         id="given between two passes that saw no suspension: judged all the same",
-        job=changed(resumed(3, batch(16), wish=3), phase="Restarting"),
+        job=changed(resumed(3, batch(16), requested_workers=3), phase="Restarting"),
         seen=seen(),
         want=Want(phase="Pending", attempt=2, events=("ResizeRefused",), fields={"shape.workers": 2}),
     ),
     Row(
         id="a size that the operator chose does not divide any more: back to the wish",
-        job=changed(resumed(3, batch(16), wish=8, base=8), phase="Restarting"),
+        job=changed(resumed(3, batch(16), requested_workers=8, base=8), phase="Restarting"),
         seen=seen(),
         want=Want(phase="Pending", attempt=2, fields={"shape.workers": 8, "elastic.reason": None}),
     ),
     Row(
         id="nor does what was kept in the place of a refused wish: the next smaller that does",
-        job=resumed(6, batch(20, 1), wish=3, reason="Refused", message=WHY),
+        job=resumed(6, batch(20, 1), requested_workers=3, reason="Refused", message=WHY),
         seen=seen(),
         want=Want(
             phase="Pending",
@@ -123,7 +132,7 @@ JUDGED_AGAIN = [
     Row(
         id="with what was kept it is wrong, with the wish it is right: the wish is taken, unasked",
         job=changed(
-            resumed(8, batch(12, 1), wish=3, reason="Refused", message=WHY),
+            resumed(8, batch(12, 1), requested_workers=3, reason="Refused", message=WHY),
             phase="Restarting",
             nextAttemptTime=None,
         ),
@@ -132,7 +141,7 @@ JUDGED_AGAIN = [
     ),
     Row(
         id="a configuration that is wrong for every size is the spec's fault, and no size's",
-        job=resumed(3, {"config": {"nonsense": 1}}, wish=3),
+        job=resumed(3, {"config": {"nonsense": 1}}, requested_workers=3),
         seen=seen(),
         want=Want(phase="Stalled", says={"Stalled": "nonsense"}, fields={"elastic.reason": None}),
     ),
@@ -149,7 +158,8 @@ STANDS = [
     Row(
         id="room is lost under a refused wish: it goes on smaller, and the refusal stands",
         job=changed(
-            starting(4, s_ago=120, wish=3, workers=4, reason="Refused", message=WHY), shape={"workers": 4}
+            starting(4, s_ago=120, requested_workers=3, workers=4, reason="Refused", message=WHY),
+            shape={"workers": 4},
         ),
         seen=placed(3, 4, room=room(3, asked=4)),
         want=Want(
@@ -167,7 +177,7 @@ STANDS = [
     ),
     Row(
         id="smaller still: it is kept all the same",
-        job=changed(starting(2, s_ago=120, wish=3, refused=REFUSAL), shape={"workers": 2}),
+        job=changed(starting(2, s_ago=120, requested_workers=3, refused=REFUSAL), shape={"workers": 2}),
         seen=placed(1, 2, room=room(1, asked=2)),
         want=Want(phase="Yielding", fields={"elastic.workers": 1, "elastic.refused.workers": 4}),
     ),
@@ -202,7 +212,7 @@ STANDS = [
     ),
     Row(
         id="resumed with a status that an earlier version wrote, which forgot the refusal",
-        job=changed(elastic(2, wish=3), phase="Suspended"),
+        job=changed(elastic(2, requested_workers=3), phase="Suspended"),
         seen=seen(),
         want=Want(
             phase="Pending", attempt=2, events=("Resumed", "ResizeRefused"), fields={"shape.workers": 2}
@@ -222,7 +232,9 @@ STANDS = [
     Row(
         id="a size that the operator chose and that does not fit the memory: back to what it keeps",
         job=changed(
-            elastic(4, base=8, wish=3, refused={"workers": 8, "message": WHY}), HUGE, phase="Restarting"
+            elastic(4, base=8, requested_workers=3, refused={"workers": 8, "message": WHY}),
+            HUGE,
+            phase="Restarting",
         ),
         seen=seen(),
         want=Want(phase="Pending", attempt=2, fields={"shape.workers": 8, "elastic.reason": "Refused"}),

@@ -29,12 +29,12 @@ REFUSED = {"workers": 16, "reason": "Refused", "message": "4 workers: ...", "sin
 
 
 def sized(
-    wish: int, phase: str = "Running", *, spec: dict[str, Any] | None = None, **more: Any
+    requested_workers: int, phase: str = "Running", *, spec: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """A job that has 16 workers, and whose user asks for `wish` now."""
-    state = {"baseWorkers": 16, "wish": more.pop("answered", 16), **more.pop("state", {})}
+    """A job that has 16 workers, and whose user asks for `requested_workers` now."""
+    state = {"baseWorkers": 16, "requestedWorkers": more.pop("answered", 16), **more.pop("state", {})}
     stored = status(phase, shape={"workers": 16}, elastic=state, attemptStartTime=stamp(ago(9000)))
-    return job(spec={**SPEC, **(spec or {}), "workers": wish}, status=stored, **more)
+    return job(spec={**SPEC, **(spec or {}), "workers": requested_workers}, status=stored, **more)
 
 
 def team(**more: Any) -> Observed:
@@ -42,7 +42,12 @@ def team(**more: Any) -> Observed:
     return seen(*pods, progress=progress(30), protection=Protection(attempt=1, exists=True), **more)
 
 
-KEPT = {"elastic.wish": 4, "elastic.workers": 16, "elastic.reason": "Refused", "yieldRequest": None}
+KEPT = {
+    "elastic.requestedWorkers": 4,
+    "elastic.workers": 16,
+    "elastic.reason": "Refused",
+    "yieldRequest": None,
+}
 ROWS = [
     Row(
         id="refused with the numbers before anybody stops",

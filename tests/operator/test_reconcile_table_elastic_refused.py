@@ -36,7 +36,7 @@ def refused(count: int, size: int, *, s_ago: float, attempt: int = 1, **more: An
 
 
 def of_eight(s_ago: float) -> dict[str, Any]:
-    return changed(starting(8, s_ago=s_ago, wish=8, base=8), shape={"workers": 8})
+    return changed(starting(8, s_ago=s_ago, requested_workers=8, base=8), shape={"workers": 8})
 
 
 EACH_POD_ALONE = [

@@ -89,7 +89,7 @@ IN_QUEUE = [
     ),
     Row(
         id="scaled up in a queue: the user's word is enough, the queue decides",
-        job=changed(elastic(2, wish=2), {**QUEUE, "workers": 4}),
+        job=changed(elastic(2, requested_workers=2), {**QUEUE, "workers": 4}),
         seen=team(2, apis=APIS, queue=LET_IN),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
     ),
@@ -163,25 +163,25 @@ def overridden(body: dict[str, Any]) -> dict[str, Any]:
 MEMORY = [
     Row(
         id="the user's annotation counts for smaller sizes, too",
-        job=overridden(changed(starting(8, s_ago=9000, base=8, wish=8), HUGE)),
+        job=overridden(changed(starting(8, s_ago=9000, base=8, requested_workers=8), HUGE)),
         seen=placed(6, 8),
         want=Want(phase="Yielding", fields={"elastic.workers": 4}),
     ),
     Row(
         id="the plan that stands in status is that of the size that starts",
-        job=changed(elastic(4, base=8, wish=8), {**HUGE, **HOST}, phase="Restarting"),
+        job=changed(elastic(4, base=8, requested_workers=8), {**HUGE, **HOST}, phase="Restarting"),
         seen=seen(),
         want=Want(phase="Pending", fields={"shape.workers": 4, "memoryPlan.ranks": 4}),
     ),
     Row(
         id="pods without a node: a size that the model does not fit is none to go on with",
-        job=changed(starting(8, s_ago=9000, base=8, wish=8), HUGE),
+        job=changed(starting(8, s_ago=9000, base=8, requested_workers=8), HUGE),
         seen=placed(6, 8, room=room(6, asked=8)),
         want=Want(phase="Pending", events=(), fields=STAYS),
     ),
     Row(
         id="a size that the operator chose before and that does not fit: back to the wish",
-        job=changed(elastic(4, base=8, wish=8), HUGE, phase="Restarting"),
+        job=changed(elastic(4, base=8, requested_workers=8), HUGE, phase="Restarting"),
         seen=seen(),
         want=Want(
             phase="Pending",
@@ -192,14 +192,16 @@ MEMORY = [
     Row(
         id="a spec that is refused for another reason: the size that a failure led to stays",
         job=changed(
-            elastic(4, base=8, wish=8, reason="Failure"), {"config": {"nonsense": 1}}, phase="Restarting"
+            elastic(4, base=8, requested_workers=8, reason="Failure"),
+            {"config": {"nonsense": 1}},
+            phase="Restarting",
         ),
         seen=seen(),
         want=Want(phase="Stalled", fields={"elastic.workers": 4, "elastic.reason": "Failure"}),
     ),
     Row(
         id="a wish that does not fit is the user's to change",
-        job=changed(elastic(4, wish=4, base=8), HUGE, phase="Restarting"),
+        job=changed(elastic(4, requested_workers=4, base=8), HUGE, phase="Restarting"),
         seen=seen(),
         want=Want(phase="Stalled", attempt=1, conditions={"Stalled": ("True", "DoesNotFit")}),
     ),
@@ -213,7 +215,7 @@ def test_a_size_is_one_that_fits_the_memory(row: Row) -> None:
 
 def test_a_failure_rule_does_not_shrink_below_the_memory() -> None:
     rules = {"failurePolicy": {"rules": [{"onReasons": ["RankFailed"], "action": "ShrinkAndRestart"}]}}
-    body = changed(elastic(8, base=8, wish=8), {**HUGE, **rules})
+    body = changed(elastic(8, base=8, requested_workers=8), {**HUGE, **rules})
     dead = seen(*(ended(index, 1) for index in range(8)))
     plan, after = run(Row(id="", job=body, seen=dead, want=Want()))
     assert "workers" not in after["elastic"]
@@ -223,7 +225,7 @@ def test_a_failure_rule_does_not_shrink_below_the_memory() -> None:
 def shrunk_by_rule(s_ago: float, reason: str) -> Row:
     """One of two workers, since so long ago, with room for both ever since."""
     since = stamp(ago(s_ago))
-    state = {"baseWorkers": 2, "wish": 2, "workers": 1, "reason": reason, "since": since}
+    state = {"baseWorkers": 2, "requestedWorkers": 2, "workers": 1, "reason": reason, "since": since}
     spec = {"elastic": {"minWorkers": 1, "maxWorkers": 2}}
     more: dict[str, Any] = {
         "shape": {"workers": 1},

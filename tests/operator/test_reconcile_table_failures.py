@@ -338,7 +338,7 @@ RESTARTING = [
             attempt=1,
             actions=(),
             wake_in_s=5,
-            conditions={"Reconciling": ("True", "HoldOff")},
+            conditions={"Reconciling": ("True", "BackOff")},
         ),
     ),
     Row(

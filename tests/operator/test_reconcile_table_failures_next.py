@@ -161,7 +161,7 @@ IDLE = [
             ]
         },
         progress=progress(7),
-        want=Want(phase="Failed", events=("NoStepGained",)),
+        want=Want(phase="Failed", events=("NoProgress",)),
     ),
     ruled(
         ended(0, 3),

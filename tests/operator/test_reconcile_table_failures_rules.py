@@ -253,7 +253,7 @@ ACTIONS = [
         progress=progress(7),
         want=Want(
             phase="Failed",
-            events=("NoStepGained",),
+            events=("NoProgress",),
             says={"event": "3 restarts in a row gained no step beyond 7, 3 are allowed"},
         ),
     ),

@@ -35,13 +35,13 @@ from zerotrain.operator.reconcile import (
     StacksView,
     reconcile,
 )
-from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
+from zerotrain.operator.reconcile.inspection import Inspection, RankPace, SlowRank
 
 pytestmark = pytest.mark.unit
 
 
 DAY_S = 86_400.0
-SUSPECT = Laggard(rank=1, worker=1, step=40, phase="step", why="its process says nothing")
+SUSPECT = SlowRank(rank=1, worker=1, step=40, phase="step", why="its process says nothing")
 COLLECT = CollectStacks(
     attempt=1,
     sources=(
@@ -76,11 +76,11 @@ def look(
     *,
     s_ago: float = 0,
     attempt: int = 1,
-    accused: Laggard | None = SUSPECT,
-    **paces: Pace,
+    accused: SlowRank | None = SUSPECT,
+    **paces: RankPace,
 ) -> Inspection:
     """Every rank idle for so long in phase step, or `paces` by phase."""
-    found = {Phase(name): pace for name, pace in paces.items()} or {Phase.STEP: Pace(idle_s=idle_s)}
+    found = {Phase(name): pace for name, pace in paces.items()} or {Phase.STEP: RankPace(idle_s=idle_s)}
     return Inspection(attempt=attempt, at=ago(s_ago), step=40, paces=found, laggard=accused)
 
 
@@ -107,12 +107,12 @@ ALARM = Want(
     says={"event": "rank 1 holds up the others: its process says nothing (pod gpt-1-1, node node-1)"},
     wake_in_s=1,
 )
-SLOW = Pace(idle_s=400, usual_s=45, longest_s=60)
+SLOW = RankPace(idle_s=400, usual_s=45, longest_s=60)
 
 
-def early(first_s: float | None, *, idle_s: float = 300) -> Pace:
+def early(first_s: float | None, *, idle_s: float = 300) -> RankPace:
     """In the second step of an attempt."""
-    return Pace(idle_s=idle_s, warms_up=True, first_s=first_s)
+    return RankPace(idle_s=idle_s, warms_up=True, first_s=first_s)
 
 
 DETECTION = [
@@ -126,7 +126,7 @@ DETECTION = [
     row("and beyond it is a hang", both(inspection=look(step=replace(SLOW, idle_s=450))), ALARM),
     row(
         "twice the longest step of the attempt is none, whatever the percentile says",
-        both(inspection=look(step=Pace(idle_s=1100, usual_s=1, longest_s=600))),
+        both(inspection=look(step=RankPace(idle_s=1100, usual_s=1, longest_s=600))),
         QUIET,
     ),
     row(
@@ -163,34 +163,34 @@ DETECTION = [
     row("one rank that moved ends the suspicion", both(inspection=look(0)), QUIET),
     row(
         "a rank in a long checkpoint holds up the others rightly",
-        both(inspection=look(step=Pace(idle_s=1700), checkpoint=Pace(idle_s=1700))),
+        both(inspection=look(step=RankPace(idle_s=1700), checkpoint=RankPace(idle_s=1700))),
         QUIET,
     ),
     row(
         "until the checkpoint exceeds its own limit",
-        both(inspection=look(step=Pace(idle_s=1900), checkpoint=Pace(idle_s=1900))),
+        both(inspection=look(step=RankPace(idle_s=1900), checkpoint=RankPace(idle_s=1900))),
         ALARM,
     ),
     row(
         "checkpoints that take half an hour are learned, too",
-        both(inspection=look(checkpoint=Pace(idle_s=3000, usual_s=1500, longest_s=1500))),
+        both(inspection=look(checkpoint=RankPace(idle_s=3000, usual_s=1500, longest_s=1500))),
         QUIET,
     ),
     row(
         "loading a checkpoint has the limit of the start",
-        both(inspection=look(init=Pace(idle_s=1799))),
+        both(inspection=look(init=RankPace(idle_s=1799))),
         QUIET,
     ),
-    row("and no more", both(inspection=look(init=Pace(idle_s=1800))), ALARM),
+    row("and no more", both(inspection=look(init=RankPace(idle_s=1800))), ALARM),
     row(
         "the first step has a limit of its own",
-        both(inspection=look(first_step=Pace(idle_s=1900))),
+        both(inspection=look(first_step=RankPace(idle_s=1900))),
         QUIET,
         firstStepTimeoutSeconds=3600,
     ),
     row(
         "which is that of the start unless given",
-        both(inspection=look(first_step=Pace(idle_s=100))),
+        both(inspection=look(first_step=RankPace(idle_s=100))),
         ALARM,
         startupTimeoutSeconds=100,
     ),

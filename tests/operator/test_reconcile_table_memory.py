@@ -208,7 +208,7 @@ def test_the_size_of_the_next_attempt_is_planned() -> None:
     """The size of the attempt that is about to start is planned, and not spec.workers."""
     shrunk = {
         "baseWorkers": 4,
-        "wish": 4,
+        "requestedWorkers": 4,
         "workers": 2,
         "reason": "Capacity",
         "since": "2026-01-01T11:00:00Z",

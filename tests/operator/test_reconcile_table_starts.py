@@ -33,7 +33,7 @@ from zerotrain.operator.reconcile import (
     StackSource,
     StacksView,
 )
-from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
+from zerotrain.operator.reconcile.inspection import Inspection, RankPace, SlowRank
 
 pytestmark = pytest.mark.unit
 
@@ -60,8 +60,8 @@ def waiting_for(
     """A look at ranks that wait for one, of which it is known why it does not come."""
     late = None
     if worker is not None:
-        late = Laggard(rank=worker, worker=worker, step=0, phase="init", why="it is stopped")
-    return Inspection(attempt=attempt, at=ago(s_ago), paces={phase: Pace(idle_s=200)}, laggard=late)
+        late = SlowRank(rank=worker, worker=worker, step=0, phase="init", why="it is stopped")
+    return Inspection(attempt=attempt, at=ago(s_ago), paces={phase: RankPace(idle_s=200)}, laggard=late)
 
 
 def starting(

@@ -43,7 +43,7 @@ NAMED = Want(
 NOBODY = Want(events=(), fields={"straggler": None})
 KEPT = Want(events=(), fields={"straggler.rank": 1, "straggler.percent": 180})
 TAKEN = Want(events=("Straggler",), fields={"straggler.rank": 0, "straggler.percent": 260})
-GONE = Want(events=("StragglerGone",), fields={"straggler": None})
+GONE = Want(events=("StragglerRecovered",), fields={"straggler": None})
 
 ROWS = [
     row("half as much again as the middle rank", told(1.5), NAMED),

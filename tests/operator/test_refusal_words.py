@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.operator.reconcile_builders import NOW, going, job, ready, seen, status
-from zerotrain.operator.cluster.actions.hands import _refusal, name_taken
+from zerotrain.operator.cluster.actions.context import _refusal, name_taken
 from zerotrain.operator.cluster.errors import Forbidden
 from zerotrain.operator.reconcile import PodView, reconcile
 

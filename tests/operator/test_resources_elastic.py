@@ -33,7 +33,10 @@ def resized(workers: int, **changes: Any) -> ZeroTrainingJob:
         {
             "spec.elastic": {"minWorkers": 1, "maxWorkers": 8},
             "spec.config.gradient_accumulation_steps": 4,
-            "status": {"shape": {"workers": workers}, "elastic": {"baseWorkers": 2, "wish": workers}},
+            "status": {
+                "shape": {"workers": workers},
+                "elastic": {"baseWorkers": 2, "requestedWorkers": workers},
+            },
             **changes,
         }
     )

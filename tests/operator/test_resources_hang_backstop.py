@@ -14,7 +14,7 @@ from zerotrain.contract.launch import CommEnv, LaunchSpec, unfolded
 from zerotrain.contract.progress import Phase
 from zerotrain.contract.variables import LAUNCH_VARIABLE
 from zerotrain.operator.reconcile.hangs import HangLimits
-from zerotrain.operator.reconcile.inspection import Pace
+from zerotrain.operator.reconcile.inspection import RankPace
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 
 pytestmark = pytest.mark.unit
@@ -63,7 +63,9 @@ def test_no_limit_that_the_operator_may_reach_is_later(
 ) -> None:
     """The policy may be changed while the job runs, so any may come to hold for a pod made before."""
     limit_s = (
-        HangLimits.read(policy).after(hangs).of(phase, Pace(idle_s=0.0, usual_s=usual_s, longest_s=longest_s))
+        HangLimits.read(policy)
+        .after(hangs)
+        .of(phase, RankPace(idle_s=0.0, usual_s=usual_s, longest_s=longest_s))
     )
     for found in (
         comm_env(),

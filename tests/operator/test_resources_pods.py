@@ -291,7 +291,7 @@ def test_no_volume_brings_a_token_along() -> None:
         }
 
     assert "serviceAccountToken" not in json.dumps(_pod(template(root)))
-    for token in ({"path": "token"}, {"path": "token", "audience": "vault"}):
+    for token in ({"path": "token"}, {"path": "token", "audience": "spill store"}):
         with pytest.raises(ValidationError, match="serviceAccountToken"):
             _pod(template({"serviceAccountToken": token}, root))
 

@@ -25,7 +25,7 @@ DECLARED = [
     storage_class("pd.csi.storage.gke.io", **{"disk-encryption-kms-key": "projects/p/keys/k"}),
     storage_class("disk.csi.azure.com", diskEncryptionSetID="/subscriptions/s/des"),
     storage_class("disk.csi.azure.com", diskencryptionsetid="/subscriptions/s/des"),
-    storage_class("rbd.csi.ceph.com", encrypted="true", encryptionKMSID="vault"),
+    storage_class("rbd.csi.ceph.com", encrypted="true", encryptionKMSID="spill store"),
     storage_class("rook-ceph.rbd.csi.ceph.com", encrypted="true"),
     storage_class("pxd.portworx.com", secure="true"),
     storage_class("driver.longhorn.io", encrypted="true"),

@@ -20,7 +20,7 @@ from tests.support.hf_folders import model_of, token_ids
 from tests.support.ranks import run_ranks
 from tests.support.training import world
 from tests.support.wrappers import compiled
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 from zerotrain.runtime.zero.names import unwrapped
 
 pytestmark = pytest.mark.ranks
@@ -215,7 +215,7 @@ def counted() -> dict[str, Any]:
         largest = max(unit.layout.num_bytes for unit in engine.core.units if unit.name in gathers)
         found[what] = {
             "gathered": sorted(gathers.elements()),
-            "beyond one unit": engine.memory.peak_bytes(Kind.GATHERED) - largest,
+            "beyond one unit": engine.memory.peak_bytes(MemoryKind.GATHERED) - largest,
             "not asked for": sorted(names - kept) if exclude else [],
             "missing": sorted(trained_names - names),
         }

@@ -20,13 +20,13 @@ from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv, LaunchSpec, RankEnv
 from zerotrain.runtime.comm import watchdog
 from zerotrain.runtime.comm.group import DEFAULT_TIMEOUT, Comm, timeout_of
-from zerotrain.runtime.comm.judge import Progress
+from zerotrain.runtime.comm.mismatch import Progress
 from zerotrain.runtime.comm.start import init_distributed
 from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.train import rendezvous
 from zerotrain.runtime.zero.hierarchy import NodeHops
 from zerotrain.runtime.zero.ledger import MemoryLedger
-from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
+from zerotrain.runtime.zero.zeropp import Traffic, ZeroPlusPlus
 
 pytestmark = pytest.mark.ranks
 

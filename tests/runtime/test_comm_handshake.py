@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from zerotrain.runtime.comm.handshake import FACTS_BYTES, Door, Neighbour
+from zerotrain.runtime.comm.fd_exchange import FACTS_BYTES, FdExchange, Neighbour
 
 pytestmark = pytest.mark.ranks
 
@@ -37,12 +37,12 @@ def memory() -> Iterator[int]:
     os.close(fd)
 
 
-def group_of(*doors: Door) -> list[Neighbour]:
+def group_of(*doors: FdExchange) -> list[Neighbour]:
     return [Neighbour.parse(door.facts()) for door in doors]
 
 
 def test_both_ends_get_each_others_memory(memory: int) -> None:
-    doors = [Door(), Door()]
+    doors = [FdExchange(), FdExchange()]
     group = group_of(*doors)
     with ThreadPoolExecutor() as pool:
         ends = [pool.submit(door.trade, rank, group, memory) for rank, door in enumerate(doors)]
@@ -58,7 +58,7 @@ def test_both_ends_get_each_others_memory(memory: int) -> None:
 
 
 def test_no_secret_is_in_a_name() -> None:
-    door = Door()
+    door = FdExchange()
     [neighbour] = group_of(door)
     with open("/proc/net/unix") as lines:
         names = [line for line in lines if "@zerotrain-" in line]
@@ -70,7 +70,7 @@ def test_no_secret_is_in_a_name() -> None:
 
 def test_who_took_a_name_gets_nothing(memory: int) -> None:
     """Another process of the same user listens under a rank's name, which the rank has just lost."""
-    own, lost = Door(), Door()
+    own, lost = FdExchange(), FdExchange()
     group = group_of(own, lost)
     lost.close()
     taker = subprocess.Popen(
@@ -87,7 +87,7 @@ def test_who_took_a_name_gets_nothing(memory: int) -> None:
 
 def test_a_process_of_another_user_is_not_the_rank(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have the number that the rank's process had."""
-    own, other = Door(), Door()
+    own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
     here = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: here + 1)
@@ -98,7 +98,7 @@ def test_a_process_of_another_user_is_not_the_rank(memory: int, monkeypatch: pyt
 
 
 def test_who_knocks_with_the_token_of_the_group_must_be_the_rank(memory: int) -> None:
-    own, other = Door(), Door()
+    own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
     group = [group[0], replace(group[1], pid=1)]
     knock(group, memory, token=group[0].token)
@@ -110,7 +110,7 @@ def test_who_knocks_with_the_token_of_the_group_must_be_the_rank(memory: int) ->
 
 @pytest.mark.parametrize("rank", [-1, 2, 1 << 40])
 def test_a_rank_that_is_not_there_is_refused(rank: int, memory: int) -> None:
-    own, other = Door(), Door()
+    own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
     knock(group, memory, token=group[0].token, rank=rank)
     with pytest.raises(OSError, match="not of this group"):
@@ -120,7 +120,7 @@ def test_a_rank_that_is_not_there_is_refused(rank: int, memory: int) -> None:
 
 
 def test_without_the_token_nothing_is_taken(memory: int) -> None:
-    own, other = Door(), Door()
+    own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
     for token in (group[0].name, group[1].token):
         knock(group, memory, token=token)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.training import Case, train_with_engine
 from zerotrain.contract.launch import CommEnv
-from zerotrain.runtime.comm import board, handshake, memory
+from zerotrain.runtime.comm import barrier_counters, fd_exchange, memory
 from zerotrain.runtime.comm import shared as shared_module
 from zerotrain.runtime.comm.arena import Arena, has_copies, map_in_a_row
 from zerotrain.runtime.comm.group import Comm, CommError
@@ -119,7 +119,7 @@ def test_a_mapped_gather_sees_updates_and_drops_writes() -> None:
 
 def gather_many(budget: int) -> tuple[bool, list[float]]:
     """More gathers in flight than the board has room for, and no mapping beyond the budget of rank 1."""
-    board.RING, shared_module.MOST_UNFINISHED = 8, 4
+    barrier_counters.RING, shared_module.MOST_UNFINISHED = 8, 4
     memory.most_mappings = lambda: budget if dist.get_rank() else 1 << 15  # type: ignore[assignment]
     comm = comm_by("shared")
     units = []
@@ -205,9 +205,9 @@ def ask(transport: str, obstacle: str) -> tuple[bool, str]:
     elif obstacle == "memfd of rank 1" and rank == 1:
         os.memfd_create = _refuse
     elif obstacle == "fds of rank 0" and rank == 0:
-        handshake.receive_descriptor = _lose
+        fd_exchange.receive_descriptor = _lose
     elif obstacle == "other host":
-        handshake.host_key = lambda: bytes([rank + 1]) * 32
+        fd_exchange.host_key = lambda: bytes([rank + 1]) * 32
     elif obstacle == "two nodes":
         os.environ["LOCAL_WORLD_SIZE"] = "1"
     comm = Comm(

@@ -15,7 +15,7 @@ from tests.support.training import GLOBAL_BATCH, Case, micro_batches
 from zerotrain.runtime.comm import timing
 from zerotrain.runtime.comm.timing import CollectiveSample, Stopwatch
 from zerotrain.runtime.step import StepResult
-from zerotrain.runtime.train.straggling import WINDOW, OwnTimes
+from zerotrain.runtime.train.stragglers import WINDOW, OwnTimes
 
 RANKS, STEP_S = 4, 1.0
 

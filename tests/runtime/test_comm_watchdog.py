@@ -20,7 +20,7 @@ from zerotrain.contract.launch import CommEnv
 from zerotrain.runtime.comm import group
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
-from zerotrain.runtime.comm.judge import Progress, judge
+from zerotrain.runtime.comm.mismatch import Progress, judge
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Watchdog
 from zerotrain.runtime.comm.work import Watched, sendable

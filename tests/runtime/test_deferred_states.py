@@ -18,14 +18,14 @@ from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.offload.deferred import DeferredStates
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 from zerotrain.runtime.zero.state import MASTER, whole
 
 pytestmark = pytest.mark.ranks
 
 NAMED = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}}
 """The default, written out."""
-STATE_KINDS = (Kind.STATES, Kind.HOST_STATES)
+STATE_KINDS = (MemoryKind.STATES, MemoryKind.HOST_STATES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def both_ways(setting: Setting, spill: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for named in (True, False):
         engine = setting.make(spill, named=named)
-        first = {"states": states_bytes(engine), "spill": engine.memory.live_bytes(Kind.SPILL)}
+        first = {"states": states_bytes(engine), "spill": engine.memory.live_bytes(MemoryKind.SPILL)}
         ledger = engine.memory
         losses = evaluate(engine)
         assert states_bytes(engine) == first["states"], "evaluation made some"
@@ -144,9 +144,11 @@ def both_ways(setting: Setting, spill: str) -> dict[str, Any]:
             "losses": losses,
             "start": start,
             "end": digests(engine),
-            "kept": {str(kind): ledger.live_bytes(kind) for kind in Kind if kind is not Kind.RING},
+            "kept": {
+                str(kind): ledger.live_bytes(kind) for kind in MemoryKind if kind is not MemoryKind.RING
+            },
             "planned": (
-                ledger.persistent_bytes + ledger.live_bytes(Kind.RING),
+                ledger.persistent_bytes + ledger.live_bytes(MemoryKind.RING),
                 status.planned_persistent_bytes + status.planned_host_bytes,
             ),
             "deferred": [name for name, each in engine.optimizer.states.items() if is_deferred(each)],

@@ -19,17 +19,17 @@ from tests.support.training import world
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.layout import LayoutError
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FOR_TRAINING = (
-    Kind.PARAMS,
-    Kind.GRADS,
-    Kind.STATES,
-    Kind.HOST_STATES,
-    Kind.HOST_GRADS,
-    Kind.AUTOGRAD,
-    Kind.REDUCE,
+    MemoryKind.PARAMS,
+    MemoryKind.GRADS,
+    MemoryKind.STATES,
+    MemoryKind.HOST_STATES,
+    MemoryKind.HOST_GRADS,
+    MemoryKind.AUTOGRAD,
+    MemoryKind.REDUCE,
 )
 
 
@@ -99,11 +99,14 @@ def evaluated(setting: Setting, spill: str) -> dict[str, Any]:
         "given": (optimizer, scheduler, engine.optimizer, engine.lr_scheduler),
         "for training": {str(kind): memory.peak_bytes(kind) for kind in FOR_TRAINING},
         "kept": (
-            memory.persistent_bytes + memory.live_bytes(Kind.RING),
+            memory.persistent_bytes + memory.live_bytes(MemoryKind.RING),
             status.planned_persistent_bytes + status.planned_host_bytes,
         ),
-        "on disk": (memory.live_bytes(Kind.SPILL), status.planned_disk_bytes),
-        "transient": (memory.transient_bytes, memory.peak_bytes(Kind.GATHERED) <= status.planned_peak_bytes),
+        "on disk": (memory.live_bytes(MemoryKind.SPILL), status.planned_disk_bytes),
+        "transient": (
+            memory.transient_bytes,
+            memory.peak_bytes(MemoryKind.GATHERED) <= status.planned_peak_bytes,
+        ),
         "whole": all(torch.equal(whole[name], value) for name, value in plain.state_dict().items()),
         "rates": (engine.get_lr(), engine.get_mom()),
         "refusals": [message_of(lambda: engine.backward(torch.zeros(()))), message_of(engine.step)],
@@ -183,7 +186,7 @@ def three_engines(stage: int) -> list[float]:
         policy.backward(loss)
         policy.step()
         losses.append(loss.item())
-    assert reference.memory.live_bytes(Kind.GRADS) == 0
+    assert reference.memory.live_bytes(MemoryKind.GRADS) == 0
     policy.close()
     reference.close()
     return losses
@@ -260,7 +263,7 @@ def loaded(folder: str, stage: int, dtype: str, options: dict[str, Any]) -> tupl
     path, _ = engine.load_checkpoint(folder, **options)
     assert path is not None
     found = losses_of(engine), engine.global_steps
-    assert not engine.memory.live_bytes(Kind.STATES)
+    assert not engine.memory.live_bytes(MemoryKind.STATES)
     engine.save_checkpoint(f"{folder}-again")
     engine.close()
     return found

@@ -13,7 +13,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from tests.support.training import world
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 from zerotrain.runtime.zero.plan import plan_layout
 
 WIDTH = 128
@@ -94,10 +94,10 @@ def trained(setting: Setting, spill: str) -> dict[str, Any]:
             if isinstance(plain, Adapted)
         ),
         "kept": (
-            memory.persistent_bytes + memory.live_bytes(Kind.RING),
+            memory.persistent_bytes + memory.live_bytes(MemoryKind.RING),
             status.planned_persistent_bytes + status.planned_host_bytes,
         ),
-        "on disk": (memory.live_bytes(Kind.SPILL), status.planned_disk_bytes),
+        "on disk": (memory.live_bytes(MemoryKind.SPILL), status.planned_disk_bytes),
         "peak": memory.peak_bytes() <= status.planned_peak_bytes + status.planned_host_bytes
         or setting.base == "float64",
     }

@@ -20,8 +20,8 @@ from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import MAX_STACKS_BYTES, WorkerReport, bearer
 from zerotrain.operator.reconcile import inspection
 from zerotrain.operator.reconcile.hangs import HangLimits, stands_still
-from zerotrain.runtime.launch.board import Board
-from zerotrain.runtime.launch.motion import KEPT_STEPS, MotionTracker
+from zerotrain.runtime.launch.activity import KEPT_STEPS, MotionTracker
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 QUIET_S = 12.0
@@ -157,7 +157,7 @@ def test_a_rank_cannot_say_how_it_moves_and_one_that_never_reported_is_not_judge
 def test_a_rank_that_has_ended_is_not_silent(tmp_path: Path) -> None:
     """Neither for an operator that knows of ends, nor for an older one, which sees the silence alone."""
     now = [0.0]
-    board = Board(spec_for(tmp_path, ranks=2), built_in_trainer=True, monotonic=lambda: now[0])
+    board = WorkerState(spec_for(tmp_path, ranks=2), built_in_trainer=True, monotonic=lambda: now[0])
     for rank in (0, 1):
         board.set_running(rank, True)
         board.progressed(rank, Progress(rank=rank, attempt=3, phase=Phase.DONE, step=9))

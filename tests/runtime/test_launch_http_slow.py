@@ -15,9 +15,9 @@ import pytest
 from tests.support.launcher import eventually, spec_for
 from zerotrain.contract import channel_token
 from zerotrain.contract.worker_http import TOKEN_HEADER, bearer
-from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
 from zerotrain.runtime.launch.http_slots import MAX_CONNECTIONS, MAX_OF_ONE_PEER, Slots
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 pytestmark = pytest.mark.ranks
 
@@ -26,7 +26,7 @@ TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 
 def serving(slots: Slots[socket.socket], folder: Path) -> WorkerHttpServer:
     api = WorkerApi(
-        board=Board(spec_for(folder, ranks=1), built_in_trainer=False),
+        board=WorkerState(spec_for(folder, ranks=1), built_in_trainer=False),
         attempt=3,
         token=TOKEN,
         request_stop=lambda: None,

@@ -13,12 +13,12 @@ import pytest
 from tests.support.launcher import rank_program, spec_for
 from zerotrain.contract.launch import grace_of_ranks
 from zerotrain.runtime.launch import supervisor as supervising
-from zerotrain.runtime.launch.board import Board
-from zerotrain.runtime.launch.patience import Patience
 from zerotrain.runtime.launch.process import RankProcess
 from zerotrain.runtime.launch.ranks import RankGroup
+from zerotrain.runtime.launch.shutdown_budget import ShutdownBudget
 from zerotrain.runtime.launch.stacks import TIMEOUT_S
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 NEVER_S = 86_400.0
 
@@ -30,7 +30,7 @@ def test_all_waits_of_an_end_fit_into_what_the_ranks_leave(tmp_path: Path, pod_s
     """Each takes all it may, from the end of the ranks' grace or from `late` of the margin on."""
     now = [0.0]
     limits = Limits.of(spec_for(tmp_path, ranks=1, grace_seconds=grace_of_ranks(pod_s)))
-    patience = Patience(lambda: now[0])
+    patience = ShutdownBudget(lambda: now[0])
     patience.ends_in(limits.stop_grace_s + limits.exit_margin_s)
     now[0] = limits.stop_grace_s + late * limits.exit_margin_s
     left = pod_s - now[0]
@@ -43,7 +43,7 @@ def test_all_waits_of_an_end_fit_into_what_the_ranks_leave(tmp_path: Path, pod_s
 
 @pytest.mark.unit
 def test_nothing_is_hurried_while_no_end_is_near() -> None:
-    patience = Patience(lambda: 0.0)
+    patience = ShutdownBudget(lambda: 0.0)
     assert patience.of(NEVER_S) == NEVER_S
     patience.ends_in(120.0)
     assert patience.of(TIMEOUT_S) == TIMEOUT_S
@@ -73,7 +73,7 @@ def test_the_stacks_of_ranks_that_do_not_stop_are_waited_for_within_the_margin(
     async def run() -> None:
         spec = spec_for(tmp_path, ranks=1)
         limits = Limits(stop_grace_s=0.0, exit_margin_s=0.4)
-        supervisor = Supervisor(spec, Board(spec, built_in_trainer=True), limits=limits)
+        supervisor = Supervisor(spec, WorkerState(spec, built_in_trainer=True), limits=limits)
         others = asyncio.ensure_future(supervisor.stacks())
         await asyncio.sleep(0)
         supervisor.request_stop()
@@ -89,7 +89,7 @@ def test_the_stacks_of_ranks_that_do_not_stop_are_waited_for_within_the_margin(
 
 DRIVER = """
 import sys
-from zerotrain.runtime.launch import leftovers
+from zerotrain.runtime.launch import reaper
 from zerotrain.runtime.launch.main import main
 leftovers.end_children = lambda: print(open(sys.argv[1]).read(), flush=True)
 sys.exit(main(sys.argv[2:]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.operator.reconcile.hangs import HangLimits
 from zerotrain.operator.reconcile.inspection import pace_of
-from zerotrain.runtime.launch.motion import MotionTracker
+from zerotrain.runtime.launch.activity import MotionTracker
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher import FAST, alive, end, eventually, launched
-from zerotrain.runtime.launch.leftovers import children
+from zerotrain.runtime.launch.reaper import children
 
 pytestmark = pytest.mark.ranks
 

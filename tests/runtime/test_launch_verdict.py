@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotrain.runtime.launch.verdict import RankExit, decide, spoils
+from zerotrain.runtime.launch.container_exit import RankExit, decide, spoils
 
 pytestmark = pytest.mark.unit
 

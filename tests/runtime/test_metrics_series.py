@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from zerotrain.contract.metrics import Kind, MetricSpec, Rows, Source
+from zerotrain.contract.metrics import MetricKind, MetricSpec, Rows, Source
 from zerotrain.runtime.metrics import Families, OffloadSample, RankIdentity, StepSample, WorkerMetrics
 
 pytestmark = pytest.mark.unit
@@ -161,4 +161,4 @@ def test_offloading_is_told_in_totals() -> None:
 
 
 def test_every_kind_is_covered() -> None:
-    assert {spec.kind for spec in SPECS} == set(Kind)
+    assert {spec.kind for spec in SPECS} == set(MetricKind)

@@ -9,86 +9,86 @@ import pytest
 import torch
 
 from tests.support.ranks import run_ranks
-from tests.support.vaults import CHUNK, all_tiles, filled, flip, make_vault, rewrite
+from tests.support.spill_stores import CHUNK, all_tiles, filled, flip, make_spill_store, rewrite
 from zerotrain.runtime.metrics import RankIdentity, WorkerMetrics
+from zerotrain.runtime.spill.errors import SpillIOError
+from zerotrain.runtime.spill.probe import probe, space
+from zerotrain.runtime.spill.seal import SpillIntegrityError
 from zerotrain.runtime.train.measuring import set_offload
-from zerotrain.runtime.vault.errors import SpillIOError
-from zerotrain.runtime.vault.probe import probe, space
-from zerotrain.runtime.vault.seal import SpillIntegrityError
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("encryption", ["AEAD", "None"])
 def test_a_probe_changes_nothing_and_is_counted_apart(encryption: str, tmp_path: Path) -> None:
-    vault = make_vault(tmp_path, encryption=encryption)
-    pairs = filled(vault, 64 * 2, 10)
-    before = vault.totals.num_bytes
-    rate = probe(vault)
+    spill_store = make_spill_store(tmp_path, encryption=encryption)
+    pairs = filled(spill_store, 64 * 2, 10)
+    before = spill_store.totals.num_bytes
+    rate = probe(spill_store)
     num_bytes = sum(record.num_bytes for record, _ in pairs)
-    assert rate == pytest.approx(vault.probed.num_bytes / vault.probed.total_s)
-    assert (vault.probed.bytes_read, vault.probed.bytes_written) == (num_bytes, num_bytes)
-    assert vault.totals.num_bytes - before == 2 * num_bytes
+    assert rate == pytest.approx(spill_store.probed.num_bytes / spill_store.probed.total_s)
+    assert (spill_store.probed.bytes_read, spill_store.probed.bytes_written) == (num_bytes, num_bytes)
+    assert spill_store.totals.num_bytes - before == 2 * num_bytes
     for record, data in pairs:
-        assert torch.equal(vault.read_chunks(record), data)
-    vault.close()
+        assert torch.equal(spill_store.read_chunks(record), data)
+    spill_store.close()
 
 
 @pytest.mark.unit
 def test_a_probe_is_bounded_and_leaves_out_what_no_pass_touches(tmp_path: Path) -> None:
-    vault = make_vault(tmp_path)
-    filled(vault, 64 * 4)
-    probe(vault, max_bytes=64 * CHUNK + 1)
-    assert vault.probed.bytes_read <= 2 * 64 * CHUNK
-    whole = make_vault(tmp_path)
+    spill_store = make_spill_store(tmp_path)
+    filled(spill_store, 64 * 4)
+    probe(spill_store, max_bytes=64 * CHUNK + 1)
+    assert spill_store.probed.bytes_read <= 2 * 64 * CHUNK
+    whole = make_spill_store(tmp_path)
     whole.add("weights", [CHUNK], swept=False)
     whole.allocate()
     assert probe(whole) is None
-    for each in (vault, whole):
+    for each in (spill_store, whole):
         each.close()
 
 
 @pytest.mark.unit
 def test_folders_of_one_volume_count_once(tmp_path: Path) -> None:
-    vault = make_vault(tmp_path / "a", tmp_path / "b")
-    vault.add("unit", [CHUNK])
-    vault.allocate()
+    spill_store = make_spill_store(tmp_path / "a", tmp_path / "b")
+    spill_store.add("unit", [CHUNK])
+    spill_store.allocate()
     stat = os.statvfs(tmp_path)
-    found = space(vault)
+    found = space(spill_store)
     assert found.capacity == stat.f_blocks * stat.f_frsize
     assert 0 < found.free <= found.capacity
     (tmp_path / "b").rmdir()  # the open file needs no folder
-    assert space(vault).capacity == found.capacity
-    vault.close()
+    assert space(spill_store).capacity == found.capacity
+    spill_store.close()
 
 
 @pytest.mark.unit
 def test_faults_are_counted_also_after_the_last_one(tmp_path: Path) -> None:
-    vault = make_vault(tmp_path)
-    pairs = filled(vault, 64 * 2)
-    with vault.sweep(all_tiles(pairs), writes=True) as sweep:
+    spill_store = make_spill_store(tmp_path)
+    pairs = filled(spill_store, 64 * 2)
+    with spill_store.sweep(all_tiles(pairs), writes=True) as sweep:
         for tile in sweep:
             if tile.ref.first == 64:
                 tile.data[CHUNK * 9 + 1] ^= 4  # on its way: the second read passes
             tile.open()
             tile.seal()
-    assert vault.faults.auth_failures == 1
-    flip(vault, pairs[0][0].offset + 5)
+    assert spill_store.faults.auth_failures == 1
+    flip(spill_store, pairs[0][0].offset + 5)
     with pytest.raises(SpillIntegrityError):
-        rewrite(vault, all_tiles(pairs))
-    assert (vault.faults.auth_failures, vault.faults.io_errors) == (3, 0)
-    vault.close()
+        rewrite(spill_store, all_tiles(pairs))
+    assert (spill_store.faults.auth_failures, spill_store.faults.io_errors) == (3, 0)
+    spill_store.close()
 
 
 @pytest.mark.unit
 def test_a_refused_read_is_counted(tmp_path: Path) -> None:
-    vault = make_vault(tmp_path)
-    pairs = filled(vault, 64 * 2)
-    os.truncate(f"/proc/self/fd/{vault.file.fileno()}", 4096)
+    spill_store = make_spill_store(tmp_path)
+    pairs = filled(spill_store, 64 * 2)
+    os.truncate(f"/proc/self/fd/{spill_store.file.fileno()}", 4096)
     with pytest.raises(SpillIOError):
-        rewrite(vault, all_tiles(pairs))
-    assert vault.faults.auth_failures == 0
-    assert 1 <= vault.faults.io_errors <= 2, "those that were under way"
-    vault.close()
+        rewrite(spill_store, all_tiles(pairs))
+    assert spill_store.faults.auth_failures == 0
+    assert 1 <= spill_store.faults.io_errors <= 2, "those that were under way"
+    spill_store.close()
 
 
 def told_after_a_fault(folder: str) -> dict[str, float | None]:
@@ -101,9 +101,9 @@ def told_after_a_fault(folder: str) -> dict[str, float | None]:
     filled = engine.offload_totals()
     assert engine.probe_spill() is not None
     assert engine.offload_totals() == filled, "the probe is no part of the training"
-    vault = engine.core.options.vault
-    assert vault is not None
-    flip(vault, 5)
+    spill_store = engine.core.options.spill_store
+    assert spill_store is not None
+    flip(spill_store, 5)
     engine.backward(engine(torch.ones(1, 128)).float().mean())
     with pytest.raises(SpillIntegrityError):
         engine.step()

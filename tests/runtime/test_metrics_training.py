@@ -21,8 +21,8 @@ from tests.support.launcher import RunningLauncher, launched
 from tests.support.ports import free_port
 from tests.support.tools import run_program
 from tests.support.trainer_runs import TEXT, TIMEOUT_S, config, job
-from zerotrain.contract.metrics import LAUNCHER_METRICS, RANK_METRICS, WORKER_METRICS, Kind
-from zerotrain.runtime.offload.room import memory_room
+from zerotrain.contract.metrics import LAUNCHER_METRICS, RANK_METRICS, WORKER_METRICS, MetricKind
+from zerotrain.runtime.offload.free_memory import free_memory
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 ONLY_AFTER_FAULTS = {
@@ -148,9 +148,9 @@ def test_every_row_is_fed(first: Scrape) -> None:
 @pytest.mark.ranks
 def test_every_label_set_is_there(first: Scrape) -> None:
     for spec in (*RANK_METRICS, *LAUNCHER_METRICS):
-        name = f"{spec.name}_count" if spec.kind is Kind.HISTOGRAM else spec.name
+        name = f"{spec.name}_count" if spec.kind is MetricKind.HISTOGRAM else spec.name
         for label, values in spec.labels.items():
-            for known in () if spec.kind is Kind.INFO else values:
+            for known in () if spec.kind is MetricKind.INFO else values:
                 for rank in "01":
                     assert first.value(name, rank=rank, **{label: known}) is not None, (name, label, known)
 
@@ -185,7 +185,7 @@ def test_numbers_belong_together(first: Scrape) -> None:
     info = next(sample for sample in first.samples if sample.name == "zerotrain_rank_info")
     expected = {"zero_stage": "3", "dtype": "bf16", "offload": "nvme", "device": "cpu", "world_size": "2"}
     assert expected.items() <= info.labels.items()
-    assert first.value("zerotrain_host_memory_limit_bytes", worker="0") == memory_room().limit
+    assert first.value("zerotrain_host_memory_limit_bytes", worker="0") == free_memory().limit
 
 
 @pytest.mark.ranks

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.support.launcher import eventually, launched
-from zerotrain.contract.metrics import LAUNCHER_METRICS, RANK_METRICS, WORKER_METRICS, Kind
+from zerotrain.contract.metrics import LAUNCHER_METRICS, RANK_METRICS, WORKER_METRICS, MetricKind
 from zerotrain.runtime.metrics import MergedCollector, RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.metrics.snapshot import restore, snapshot
 from zerotrain.runtime.metrics.spikes import SpikeDetector, SpikeRule
@@ -38,14 +38,14 @@ def test_every_series_of_the_catalogue_exists_from_the_start() -> None:
     """`increase()` misses a counter that is born at 1."""
     worker = metrics()
     for spec in RANK_METRICS:
-        if spec.kind is Kind.INFO or spec.only:
+        if spec.kind is MetricKind.INFO or spec.only:
             continue
-        name = f"{spec.name}_count" if spec.kind is Kind.HISTOGRAM else spec.name
+        name = f"{spec.name}_count" if spec.kind is MetricKind.HISTOGRAM else spec.name
         for values in product(*spec.labels.values()):
             labels = dict(zip(spec.labels, values, strict=True))
             first = value(worker, name, **labels)
             assert first is not None, (name, labels)
-            assert first == 0 or spec.kind is Kind.GAUGE, (name, labels)
+            assert first == 0 or spec.kind is MetricKind.GAUGE, (name, labels)
 
 
 @pytest.mark.unit

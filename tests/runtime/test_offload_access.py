@@ -1,5 +1,6 @@
 """What is read of offloaded states is what the device would hold, what is written is what training goes on
-from, and freezing moves them bit for bit: in host memory and in the encrypted vault, for both encodings."""
+from, and freezing moves them bit for bit: in host memory and in the encrypted spill store, for both
+encodings."""
 
 from __future__ import annotations
 
@@ -123,8 +124,8 @@ def test_access_is_the_same_on_every_tier(stage: int) -> None:
     runs = tuple(Run(tier=tier, stage=stage, splits=splits) for splits, tier in product((False, True), tiers))
     for rank in run_ranks(2, scripts, runs):
         for index in range(0, len(runs), len(tiers)):
-            plain, host, vault = rank[index : index + len(tiers)]
-            assert plain == host == vault, f"stage {stage}, {runs[index]}"
+            plain, host, spill_store = rank[index : index + len(tiers)]
+            assert plain == host == spill_store, f"stage {stage}, {runs[index]}"
 
 
 def first_masters(stage: int) -> None:

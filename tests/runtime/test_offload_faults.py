@@ -21,8 +21,8 @@ from tests.support.training import Case, world
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.checkpoint.names import committed
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.spill.seal import SpillIntegrityError
 from zerotrain.runtime.train.exits import APPLICATION_FAILURE
-from zerotrain.runtime.vault.seal import SpillIntegrityError
 from zerotrain.runtime.zero.state import MASTER
 
 pytestmark = pytest.mark.ranks

@@ -18,7 +18,7 @@ from zerotrain.contract.memory import UnitSize, padded_numel
 from zerotrain.contract.memory.nearest import Hardware, Needs, nearest, needs_of
 from zerotrain.runtime.offload import fit
 from zerotrain.runtime.offload.fit import DoesNotFit
-from zerotrain.runtime.offload.room import MemoryRoom, disk_free, memory_room
+from zerotrain.runtime.offload.free_memory import FreeMemory, disk_free, free_memory
 from zerotrain.runtime.train.exits import exit_code_of
 
 GIB = 1 << 30
@@ -38,7 +38,7 @@ MACHINE = {"proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1 kB\nMemAvailable: 
 
 @pytest.mark.unit
 def test_the_machine(tmp_path: Path) -> None:
-    room = memory_room(tree(tmp_path, MACHINE))
+    room = free_memory(tree(tmp_path, MACHINE))
     assert (room.limit, room.free) == (64 * GIB, 32 * GIB)
 
 
@@ -54,7 +54,7 @@ def test_cgroup_v2_counts_use_but_no_page_cache(tmp_path: Path) -> None:
         f"{group}/main/memory.max": "max\n",
         f"{group}/main/memory.current": f"{6 * GIB}\n",
     }
-    room = memory_room(tree(tmp_path, {**MACHINE, **files}))
+    room = free_memory(tree(tmp_path, {**MACHINE, **files}))
     assert (room.limit, room.used, room.free) == (8 * GIB, 3 * GIB, 5 * GIB)
     assert "pod1" in room.source
 
@@ -69,10 +69,10 @@ def test_cgroup_v1(tmp_path: Path) -> None:
         f"{mount}/memory.usage_in_bytes": f"{3 * GIB}\n",
         f"{mount}/memory.stat": f"cache 1\ntotal_cache {2 * GIB}\ntotal_shmem {GIB}\n",
     }
-    room = memory_room(tree(tmp_path, {**MACHINE, **files}))
+    room = free_memory(tree(tmp_path, {**MACHINE, **files}))
     assert (room.limit, room.free) == (4 * GIB, 2 * GIB)
     (tmp_path / mount / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert memory_room(tmp_path).limit == 64 * GIB
+    assert free_memory(tmp_path).limit == 64 * GIB
 
 
 @pytest.mark.unit
@@ -168,10 +168,10 @@ def test_two_changes_before_none() -> None:
 
 def start(limit: int | None, zero: dict[str, Any], environ: dict[str, str]) -> tuple[str, int]:
     """What `initialize` ends with where the host has only so much memory, and the process's exit code."""
-    room = MemoryRoom(limit=limit or 2**40, used=0, source="test")
+    room = FreeMemory(limit=limit or 2**40, used=0, source="test")
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
     with (
-        mock.patch.object(fit, "memory_room", return_value=room),
+        mock.patch.object(fit, "free_memory", return_value=room),
         mock.patch.dict(os.environ, environ),
         mock.patch("zerotrain.runtime.setup.take_values", side_effect=AssertionError("allocated")),
     ):

@@ -16,7 +16,7 @@ from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train.measuring import measure
 from zerotrain.runtime.train.report import Reporter, StepReport
-from zerotrain.runtime.zero.core import has_lost_spill
+from zerotrain.runtime.zero.sharded_model import has_lost_spill
 
 pytestmark = pytest.mark.ranks
 

@@ -17,7 +17,7 @@ from tests.support.offloaded_params import Where, config_of, digests, run_all
 from tests.support.ranks import run_ranks
 from tests.support.training import Case, world
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 pytestmark = pytest.mark.ranks
 
@@ -132,10 +132,12 @@ def measure(spill: str) -> dict[str, int]:
     layout, memory = engine.core.layout, engine.memory
     shards = [2 * layout.shard_numel(unit) for unit in layout.units]
     found = {
-        "ring": memory.peak_bytes(Kind.RING),
-        "gathered": memory.peak_bytes(Kind.GATHERED),
-        "resident": sum(memory.peak_bytes(kind) for kind in (Kind.HOST_PARAMS, Kind.PARAMS, Kind.FROZEN)),
-        "spill": memory.live_bytes(Kind.SPILL),
+        "ring": memory.peak_bytes(MemoryKind.RING),
+        "gathered": memory.peak_bytes(MemoryKind.GATHERED),
+        "resident": sum(
+            memory.peak_bytes(kind) for kind in (MemoryKind.HOST_PARAMS, MemoryKind.PARAMS, MemoryKind.FROZEN)
+        ),
+        "spill": memory.live_bytes(MemoryKind.SPILL),
         "shards": sum(shards),
         "largest": max(shards),
         "largest_whole": max(unit.num_bytes for unit in layout.units),

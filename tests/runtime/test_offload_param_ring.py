@@ -10,16 +10,16 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from tests.support.vaults import make_vault
+from tests.support.spill_stores import make_spill_store
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS, UPLOAD_BUFFERS
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
 from zerotrain.runtime.offload.params import HostShard
 from zerotrain.runtime.offload.uploads import Uploads, WeightStaging
-from zerotrain.runtime.vault.chunks import Record
-from zerotrain.runtime.vault.store import RecordIO, Vault
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.spill.chunks import Record
+from zerotrain.runtime.spill.store import RecordIO, SpillStore
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 pytestmark = pytest.mark.unit
 
@@ -31,14 +31,15 @@ class Bench:
     """A ring over records of several sizes, and what each record must hold."""
 
     def __init__(self, folder: Path, uploads: Uploads | None = None) -> None:
-        self.vault: Vault = make_vault(folder)
+        self.spill_store: SpillStore = make_spill_store(folder)
         self.records: list[Record] = [
-            self.vault.add(f"unit{i}", [4096] * (size // 4096), swept=False) for i, size in enumerate(SIZES)
+            self.spill_store.add(f"unit{i}", [4096] * (size // 4096), swept=False)
+            for i, size in enumerate(SIZES)
         ]
-        self.vault.allocate()
+        self.spill_store.allocate()
         self.ledger = MemoryLedger()
         uploads = uploads or Uploads(torch.device("cpu"))
-        self.ring = ParamRing(self.vault, uploads, self.ledger, pins=False)
+        self.ring = ParamRing(self.spill_store, uploads, self.ledger, pins=False)
         self.ring.fit(max(SIZES), max(SIZES))
         self.holds = [0] * len(SIZES)
         for index in range(len(SIZES)):
@@ -101,8 +102,8 @@ def test_everybody_sees_what_was_written_last(tmp_path: Path, seed: int) -> None
                 bench.update(index, number % 251, None if other == index else other, reads=True)
             case _:
                 bench.update(index, number % 251, None, reads=False)
-    assert bench.ledger.peak_bytes(Kind.RING) == (READ_BUFFERS + UPDATE_BUFFERS) * max(SIZES)
-    bench.vault.close()
+    assert bench.ledger.peak_bytes(MemoryKind.RING) == (READ_BUFFERS + UPDATE_BUFFERS) * max(SIZES)
+    bench.spill_store.close()
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -140,7 +141,7 @@ def test_updates_in_the_background_while_others_are_used(tmp_path: Path, reads: 
         for index in reversed(range(count)):
             bench.gather(index)
             bench.read_ahead(index - 1)
-    bench.vault.close()
+    bench.spill_store.close()
 
 
 def test_weights_of_a_device_are_computed_in_staging() -> None:
@@ -159,7 +160,7 @@ def test_weights_of_a_device_are_computed_in_staging() -> None:
             fail(staging, weights, ledger)
         assert torch.equal(weights, torch.arange(size) + 1.0)
         largest = max(largest, size)
-        assert ledger.live_bytes(Kind.RING) == UPLOAD_BUFFERS * 4 * largest
+        assert ledger.live_bytes(MemoryKind.RING) == UPLOAD_BUFFERS * 4 * largest
     staging.close()
     assert ledger.live_bytes() == 0
 
@@ -220,7 +221,7 @@ def test_updates_wait_for_no_copy_of_others(tmp_path: Path) -> None:
     assert [mark.was_awaited for mark in uploads.marks] == [False, False]
     for index in range(len(SIZES)):
         bench.gather(index)
-    bench.vault.close()
+    bench.spill_store.close()
 
 
 class Slow:
@@ -238,7 +239,7 @@ def test_weights_on_their_way_are_not_read_ahead(tmp_path: Path, monkeypatch: py
     """The next update's weights may be those that were written just now."""
     bench = Bench(tmp_path)
     written: list[Record] = []
-    write, read = bench.vault.start_write, bench.vault.start_read
+    write, read = bench.spill_store.start_write, bench.spill_store.start_read
 
     def start_write(record: Record, buffer: torch.Tensor) -> Slow:
         return Slow(write(record, buffer), written, record)
@@ -247,9 +248,9 @@ def test_weights_on_their_way_are_not_read_ahead(tmp_path: Path, monkeypatch: py
         assert record is not bench.records[1] or record in written
         return read(record, buffer)
 
-    monkeypatch.setattr(bench.vault, "start_write", start_write)
-    monkeypatch.setattr(bench.vault, "start_read", start_read)
+    monkeypatch.setattr(bench.spill_store, "start_write", start_write)
+    monkeypatch.setattr(bench.spill_store, "start_read", start_read)
     bench.update(1, 5, None, reads=False)
     bench.update(2, 6, 1, reads=False)
     bench.update(1, 7, None, reads=True)
-    bench.vault.close()
+    bench.spill_store.close()

@@ -1,6 +1,6 @@
-"""States on the device, in host memory, in the vault and in the encrypted vault: the same bits after 50 steps
-with clipping at every one, without and with everything sharded, on 1 and 2 ranks, for both encodings of the
-master weights; at the stages between and on 4 ranks after 12 steps.
+"""States on the device, in host memory, in the spill store and in the encrypted spill store: the same bits
+after 50 steps with clipping at every one, without and with everything sharded, on 1 and 2 ranks, for both
+encodings of the master weights; at the stages between and on 4 ranks after 12 steps.
 
 The dumb reference is the device's tier with the same encoding, which itself is held to plain torch AdamW.
 """
@@ -26,7 +26,7 @@ from zerotrain.contract.memory import memory_inputs
 from zerotrain.contract.memory.tiers import disk_bytes, host_bytes
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.offload.fit import unit_sizes
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 pytestmark = pytest.mark.ranks
 
@@ -154,10 +154,10 @@ def bytes_of(engine: Engine) -> dict[str, tuple[int, int]]:
     )
     host, memory = host_bytes(inputs), engine.memory
     return {
-        "host": (memory.live_bytes(Kind.HOST_STATES), host.optimizer_bytes),
-        "ring": (memory.live_bytes(Kind.RING), host.ring_bytes),
-        "tags": (memory.live_bytes(Kind.TAGS), host.tag_bytes),
-        "disk": (memory.live_bytes(Kind.SPILL), disk_bytes(inputs)),
+        "host": (memory.live_bytes(MemoryKind.HOST_STATES), host.optimizer_bytes),
+        "ring": (memory.live_bytes(MemoryKind.RING), host.ring_bytes),
+        "tags": (memory.live_bytes(MemoryKind.TAGS), host.tag_bytes),
+        "disk": (memory.live_bytes(MemoryKind.SPILL), disk_bytes(inputs)),
     }
 
 
@@ -238,11 +238,11 @@ def test_every_rule_and_precision_computes_the_same_bits_on_every_tier() -> None
     found = run_ranks(2, train_all, RULES)
     for rank in found:
         for index in range(0, len(RULES), 3):
-            plain, host, vault = rank[index : index + 3]
+            plain, host, spill_store = rank[index : index + 3]
             if DEVICE == "cuda":
                 plain = host
-            assert plain["seen"] == host["seen"] == vault["seen"], RULES[index]
-            assert plain["digest"] == host["digest"] == vault["digest"], RULES[index]
+            assert plain["seen"] == host["seen"] == spill_store["seen"], RULES[index]
+            assert plain["digest"] == host["digest"] == spill_store["digest"], RULES[index]
 
 
 def train_beside_torch() -> tuple[float, float]:

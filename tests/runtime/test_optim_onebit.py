@@ -24,9 +24,9 @@ from tests.support.training import (
 from zerotrain.contract.config import ConfigError, load, resolve
 from zerotrain.contract.memory import UnitSize, gpu_persistent, memory_inputs
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.optim.signs import BLOCK, SignCodec, Signs
+from zerotrain.runtime.optim.onebit_codec import BLOCK, PackedSigns, SignCodec
 from zerotrain.runtime.zero.layout import ModelLayout, ParameterFact, UnitLayout, build_unit
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 pytestmark = pytest.mark.ranks
 
@@ -240,7 +240,7 @@ def test_errors_add_up_to_what_was_lost() -> None:
         unit.padded_numel // BLOCK * 4,
     )
     back = torch.zeros_like(value)
-    Signs.unframed(signs.framed(4), 4).add_to(back, weight=1.0)
+    PackedSigns.unframed(signs.framed(4), 4).add_to(back, weight=1.0)
     codec.clear_gaps(back)
     assert torch.allclose(back + error, value, atol=1e-6)
     assert torch.equal(torch.sign(back[:999]), torch.sign(value[:999]))
@@ -312,7 +312,7 @@ def counted(stage: int) -> tuple[int, int]:
         for unit in engine.core.layout.units
     ]
     planned = gpu_persistent(memory_inputs(engine.config, units)).optimizer_bytes
-    return engine.memory.live_bytes(Kind.STATES), planned
+    return engine.memory.live_bytes(MemoryKind.STATES), planned
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -16,8 +16,8 @@ from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import CheckpointError
+from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.report import Reporter
-from zerotrain.runtime.train.telling import Telling
 
 pytestmark = pytest.mark.ranks
 
@@ -36,7 +36,7 @@ def failures(folder: str, heard_by: str) -> list[float | None]:
         return reporter.metrics.registry.get_sample_value("zerotrain_checkpoint_failures_total", labels)
 
     engine = make_engine(world_size=2)
-    engine.observer = Telling(reporter)
+    engine.observer = EngineEvents(reporter)
     reporter.ready(engine)
     train(engine, 1)
     engine.save_checkpoint(folder)

@@ -14,9 +14,9 @@ import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
+from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.metering import StepMeter
 from zerotrain.runtime.train.report import Reporter
-from zerotrain.runtime.train.telling import Telling
 
 pytestmark = pytest.mark.ranks
 
@@ -37,7 +37,7 @@ def metered() -> dict[str, Any]:
     )
     reporter = Reporter.start(launch, RankEnv(rank=0, local_rank=0, local_world_size=1), RankChannel(None))
     reporter.is_quiet = True
-    telling = Telling(reporter)
+    telling = EngineEvents(reporter)
     meter = StepMeter(telling)
     engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
     results: list[zt.StepResult] = []

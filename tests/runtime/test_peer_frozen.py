@@ -16,7 +16,7 @@ from tests.support.collectives import watch_collectives
 from tests.support.free_form import check_equal, config
 from tests.support.ranks import run_ranks
 from tests.support.training import whole_parameters, world
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 pytestmark = pytest.mark.ranks
 
@@ -110,8 +110,8 @@ def traffic(stage: int) -> dict[str, Any]:
     found = {
         "events": per_unit,
         "changed": {name for name, value in before.items() if not np.array_equal(value, after[name])},
-        "gradients": engine.memory.live_bytes(Kind.GRADS) * (2 if stage >= 2 else 1) == trained * 4,
-        "states": engine.memory.live_bytes(Kind.STATES) * (2 if stage >= 1 else 1) == trained * 8,
+        "gradients": engine.memory.live_bytes(MemoryKind.GRADS) * (2 if stage >= 2 else 1) == trained * 4,
+        "states": engine.memory.live_bytes(MemoryKind.STATES) * (2 if stage >= 1 else 1) == trained * 8,
     }
     engine.close()
     return found

@@ -20,7 +20,7 @@ from tests.support.device import TRANSPORTS
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks, use_transport
 from zerotrain.runtime.comm.group import CommError
-from zerotrain.runtime.comm.judge import CALL, Progress, certain, judge
+from zerotrain.runtime.comm.mismatch import CALL, Progress, certain, judge
 
 A, B, SAVE = "all_gather for 'a'", "all_gather for 'b'", f"{CALL}save_checkpoint"
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
-from zerotrain.runtime.zero.core import used_vault
+from zerotrain.runtime.zero.sharded_model import used_spill_store
 
 pytestmark = pytest.mark.ranks
 
@@ -65,10 +65,10 @@ def moved_while_spilling(folder: str, key: str) -> list[str]:
     train(engine)
     os.chdir(Path(folder) / "there")
     train(engine)
-    vault = used_vault(engine.core)
-    assert vault is not None
+    spill_store = used_spill_store(engine.core)
+    assert spill_store is not None
     assert engine.spill_space() is not None
-    return [str(folder) for folder in vault.place.folders]
+    return [str(folder) for folder in spill_store.place.folders]
 
 
 @pytest.mark.parametrize("key", ["nvme_path", "paths"])

@@ -12,7 +12,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
-from zerotrain.runtime.agreement import settings_of
+from zerotrain.runtime.config_check import settings_of
 
 pytestmark = pytest.mark.ranks
 

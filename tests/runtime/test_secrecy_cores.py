@@ -1,4 +1,4 @@
-"""Cores: a rank that spills writes none; one that is forced holds no vault key, nor its round keys."""
+"""Cores: a rank that spills writes none; one that is forced holds no spill store key, nor its round keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.process_memory import find_in_file, guarded_memory, possible_
 from tests.support.secret_holder import marker_of
 from zerotrain.runtime import _native
 from zerotrain.runtime.comm import arena
-from zerotrain.runtime.vault.secrecy import READABLE_VARIABLE, refuse_cores
+from zerotrain.runtime.spill.secrecy import READABLE_VARIABLE, refuse_cores
 
 pytestmark = pytest.mark.ranks
 

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment leaves nothing of the vault: no name, no space, and a key that nobody has."""
+"""SIGKILL at any moment leaves nothing of the spill store: no name, no space, and a key that nobody has."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerotrain.runtime.vault.file import SpillPlace
-from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
-from zerotrain.runtime.vault.sealers import create_sealer
-from zerotrain.runtime.vault.store import Vault
+from zerotrain.runtime.spill.file import SpillPlace
+from zerotrain.runtime.spill.seal import Encryption, SpillIdentity
+from zerotrain.runtime.spill.sealers import create_sealer
+from zerotrain.runtime.spill.store import SpillStore
 
 pytestmark = pytest.mark.ranks
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.ranks
 KILLS = 100
 CHUNK_BYTES = 160 << 10
 NUM_CHUNKS = 400
-"""64 MB a vault: a hundred that stay would be seen among what other programs write."""
+"""64 MB a spill store: a hundred that stay would be seen among what other programs write."""
 
 SWEPT_CHUNKS = 24
 LIFE_S = 0.06
-"""Longer than a vault takes to come up and to sweep a few times."""
+"""Longer than a spill store takes to come up and to sweep a few times."""
 
 
 def test_a_hundred_kills_leave_no_name_and_no_space(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_hundred_kills_leave_no_name_and_no_space(tmp_path: Path) -> None:
         sweeps += len(os.read(pipe, 4096))
         os.close(pipe)
         assert not list(tmp_path.iterdir()), f"after kill {kill}"
-    assert sweeps >= KILLS // 2, "the vaults did not live long enough to be killed at work"
+    assert sweeps >= KILLS // 2, "the spill stores did not live long enough to be killed at work"
     lost = free_before - _free_bytes(tmp_path)
     assert lost < KILLS * CHUNK_BYTES * NUM_CHUNKS // 2, f"{lost} bytes of the disk are gone"
 
@@ -71,7 +71,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _start(folder: Path) -> tuple[int, int]:
-    """A forked process with a vault of its own in `folder`, and where it says that it swept."""
+    """A forked process with a spill store of its own in `folder`, and where it says that it swept."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -86,20 +86,22 @@ def _start(folder: Path) -> tuple[int, int]:
 
 def _wait_for_first_sweep(pipe: int) -> None:
     ready, _, _ = select.select([pipe], [], [], 60)
-    assert ready, "a vault did not sweep within a minute"
+    assert ready, "a spill store did not sweep within a minute"
 
 
 def _sweep_for_ever(folder: Path, pipe: int) -> None:
-    identity = VaultIdentity(job="kills", rank=0, world_size=1)
+    identity = SpillIdentity(job="kills", rank=0, world_size=1)
     sealer = create_sealer(Encryption.AEAD, identity)
-    vault = Vault(SpillPlace(folders=(folder,)), sealer=sealer, identity=identity)
-    record = vault.add("block.0", [CHUNK_BYTES] * NUM_CHUNKS)
-    vault.allocate()
+    spill_store = SpillStore(SpillPlace(folders=(folder,)), sealer=sealer, identity=identity)
+    record = spill_store.add("block.0", [CHUNK_BYTES] * NUM_CHUNKS)
+    spill_store.allocate()
     swept = record.tiles(0, SWEPT_CHUNKS)
-    vault.write_chunks(record, 0, SWEPT_CHUNKS, torch.ones(SWEPT_CHUNKS * CHUNK_BYTES, dtype=torch.uint8))
+    spill_store.write_chunks(
+        record, 0, SWEPT_CHUNKS, torch.ones(SWEPT_CHUNKS * CHUNK_BYTES, dtype=torch.uint8)
+    )
     while True:
         os.write(pipe, b".")
-        with vault.sweep(swept, writes=True) as sweep:
+        with spill_store.sweep(swept, writes=True) as sweep:
             for tile in sweep:
                 tile.open()
                 tile.data.add_(1)

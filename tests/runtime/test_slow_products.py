@@ -13,7 +13,7 @@ import torch
 
 from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.config import load, resolve
-from zerotrain.runtime.products import NEEDS, cpu_multiplies_fast, slow_products
+from zerotrain.runtime.matmul_support import NEEDS, cpu_multiplies_fast, slow_products
 
 NARROWED = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Makes every x86 CPU as slow as one without AVX-512."""
@@ -38,7 +38,7 @@ def test_the_answer_is_what_the_kernel_says_of_this_cpu() -> None:
 @x86_only
 def test_a_cpu_without_the_instructions_is_slow() -> None:
     code = (
-        "from zerotrain.runtime.products import NEEDS, cpu_multiplies_fast as fast\n"
+        "from zerotrain.runtime.matmul_support import NEEDS, cpu_multiplies_fast as fast\n"
         "print([fast(dtype) for dtype in NEEDS])"
     )
     done = subprocess.run(

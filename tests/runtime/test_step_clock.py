@@ -14,7 +14,7 @@ import pytest
 from tests.support.just_in_time import Run, engine_of, train_step
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.observer import EngineObserver
-from zerotrain.runtime.train.own_program import ProgressReporter
+from zerotrain.runtime.train.progress_reporter import ProgressReporter
 
 pytestmark = pytest.mark.unit
 

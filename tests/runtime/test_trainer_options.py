@@ -9,8 +9,8 @@ import pytest
 from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.train_spec import CheckpointPolicy
 from zerotrain.runtime.checkpoint.names import committed
+from zerotrain.runtime.train.checkpointing import is_due
 from zerotrain.runtime.train.report import expected_interval
-from zerotrain.runtime.train.saving import is_due
 
 GPT = {"gpt": {"d_model": 16, "layers": 2, "heads": 2, "context": 8}}
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from zerotrain.runtime.step import StepResult
-from zerotrain.runtime.train.straggling import WINDOW, OwnTimes
+from zerotrain.runtime.train.stragglers import WINDOW, OwnTimes
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from tests.support.ranks import RankFailed, run_ranks
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 pytestmark = pytest.mark.ranks
 
@@ -119,7 +119,7 @@ def memory_after(stage: int) -> tuple[dict[str, int], dict[str, int]]:
                 set_trained(model, ("embed", "blocks", "norm", "head"))
             engine.backward(engine(*parts(token_batches(1, size=4)[0], *world())))
             engine.step()
-        found.append({str(kind): engine.memory.live_bytes(kind) for kind in Kind})
+        found.append({str(kind): engine.memory.live_bytes(kind) for kind in MemoryKind})
         engine.close()
     return found[0], found[1]
 

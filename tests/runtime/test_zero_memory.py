@@ -20,7 +20,7 @@ from tests.support.training import GLOBAL_BATCH, Case, micro_batches, world
 from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.buffer import return_free_memory
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 pytestmark = pytest.mark.ranks
 
@@ -65,9 +65,9 @@ def measure(case: Case) -> dict[str, Any]:
     memory, expected = engine.memory, gpu_persistent(inputs)
     engine.close()
     return {
-        "params": (memory.live_bytes(Kind.PARAMS), expected.param_bytes + expected.replicated_bytes),
-        "grads": (memory.live_bytes(Kind.GRADS), expected.grad_bytes),
-        "states": (memory.live_bytes(Kind.STATES), expected.optimizer_bytes),
+        "params": (memory.live_bytes(MemoryKind.PARAMS), expected.param_bytes + expected.replicated_bytes),
+        "grads": (memory.live_bytes(MemoryKind.GRADS), expected.grad_bytes),
+        "states": (memory.live_bytes(MemoryKind.STATES), expected.optimizer_bytes),
         "transient": (peak_transient, gpu_transient(inputs).peak_bytes),
         "left": memory.transient_bytes,
         "sent": (sent - (world_size - 1) * STEP_RECORD_BYTES, step_traffic(inputs).network_bytes),

@@ -17,7 +17,7 @@ from tests.support.tiny_models import token_batches
 from tests.support.training import GLOBAL_BATCH, Case, Outcome, micro_batches, train_with_engine, world
 from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 from zerotrain.runtime.zero.quantize import BLOCK_NUMEL, INT4, INT8, Quantizer
 
 pytestmark = pytest.mark.ranks
@@ -129,8 +129,8 @@ def account(extra: dict[str, Any]) -> dict[str, Any]:
         "crossed": crossed - records,
         "cross formula": step_traffic(inputs).cross_node_bytes,
         "psi": inputs.trainable_numel,
-        "secondary": (memory.live_bytes(Kind.SECONDARY), gpu_persistent(inputs).secondary_bytes),
-        "grads": (memory.live_bytes(Kind.GRADS), gpu_persistent(inputs).grad_bytes),
+        "secondary": (memory.live_bytes(MemoryKind.SECONDARY), gpu_persistent(inputs).secondary_bytes),
+        "grads": (memory.live_bytes(MemoryKind.GRADS), gpu_persistent(inputs).grad_bytes),
         "peak": (peak, gpu_transient(inputs).peak_bytes),
         "left": memory.transient_bytes,
     }
@@ -218,7 +218,7 @@ def look_after_forward(extra: dict[str, Any]) -> list[bool]:
     found = []
     for write in (False, True):
         loss = engine(*parts[rank])
-        assert engine.memory.live_bytes(Kind.GATHERED), "nothing was kept"
+        assert engine.memory.live_bytes(MemoryKind.GATHERED), "nothing was kept"
         with zt.full_parameters(engine.module, write=write):
             found.append(all(torch.equal(masters[name], member) for name, member in members.items()))
         found.append(all(torch.equal(masters[name], zt.get_full_fp32(members[name])) for name in members))

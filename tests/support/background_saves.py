@@ -18,7 +18,7 @@ from zerotrain.contract.memory import UnitSize, memory_inputs, snapshot_bytes
 from zerotrain.runtime.checkpoint import CheckpointError, Owner, tensorfile
 from zerotrain.runtime.checkpoint.fence import take_over
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 
 class Gate:
@@ -86,7 +86,7 @@ def saved_while_training(folder: str, stage: int) -> dict[str, Any]:
     client_state = {"at": [2, 3]}
     promised = engine.save_checkpoint(folder, client_state=client_state, asynchronous=True)
     client_state["at"].append(4)
-    copied = engine.memory.live_bytes(Kind.SNAPSHOT)
+    copied = engine.memory.live_bytes(MemoryKind.SNAPSHOT)
     train(engine, 3)
     before = engine.last_save
     gate.open()
@@ -99,9 +99,9 @@ def saved_while_training(folder: str, stage: int) -> dict[str, Any]:
         "streams": sum(stream.numel * stream.dtype.itemsize for stream in state.streams.values()),
         "copied": copied,
         "formula": snapshot_bytes(memory_inputs(engine.config, unit_sizes(engine))),
-        "kept": engine.memory.live_bytes(Kind.SNAPSHOT),
+        "kept": engine.memory.live_bytes(MemoryKind.SNAPSHOT),
         "waited": engine.wait_for_checkpoint(),
-        "left": close(engine).memory.live_bytes(Kind.SNAPSHOT),
+        "left": close(engine).memory.live_bytes(MemoryKind.SNAPSHOT),
     }
 
 

@@ -1,4 +1,4 @@
-"""Sealers of both backends and batches of chunks, for the tests of `runtime/vault`'s encryption."""
+"""Sealers of both backends and batches of chunks, for the tests of `runtime/spill`'s encryption."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from zerotrain.runtime import _native
-from zerotrain.runtime.vault.seal import ChunkBatch, SealedRecord, Sealer, VaultIdentity
-from zerotrain.runtime.vault.wheel import WheelSealer
+from zerotrain.runtime.spill.seal import ChunkBatch, SealedRecord, Sealer, SpillIdentity
+from zerotrain.runtime.spill.sealer_cryptography import WheelSealer
 
-IDENTITY = VaultIdentity(job="job-1", rank=3, world_size=8)
+IDENTITY = SpillIdentity(job="job-1", rank=3, world_size=8)
 KEY = bytes(range(32))
 CHUNK, LAST = 4096 * 5, 4096 * 3
 NUM_CHUNKS = 6
@@ -19,7 +19,7 @@ KeyedSealer = Callable[..., Sealer]
 
 BACKENDS: dict[str, KeyedSealer] = {"cryptography": WheelSealer}
 if _native.openssl_version():
-    from zerotrain.runtime.vault.openssl import OpenSslSealer
+    from zerotrain.runtime.spill.sealer_openssl import OpenSslSealer
 
     BACKENDS["openssl"] = OpenSslSealer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.launcher import DEADLINE_S, RANK_PRELUDE, ROOT, eventually
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.runtime.launch.leftovers import children
+from zerotrain.runtime.launch.reaper import children
 
 COUNTING = """
 import json

@@ -20,7 +20,7 @@ from zerotrain.contract.memory import (
 )
 from zerotrain.contract.train_spec import GptSpec
 from zerotrain.runtime.models.gpt import Gpt
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 SHAPE = {"d_model": 128, "layers": 3, "context": 16}
 
@@ -66,7 +66,7 @@ def _offloaded(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
         engine.backward(engine(ids))
         engine.step()
         engine.synchronize()
-        moved.append(engine.core.options.vault.memory.moved if engine.core.options.vault else 0)
+        moved.append(engine.core.options.spill_store.memory.moved if engine.core.options.spill_store else 0)
     units = gpt_units(
         world_size=engine.world_size, small=small_parameters(engine.config, on_host=True), **SHAPE
     )
@@ -80,15 +80,15 @@ def _offloaded(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
     )
     gpu, host = gpu_persistent(inputs), host_bytes(inputs)
     planned = {
-        Kind.PARAMS: gpu.param_bytes + gpu.replicated_bytes,
-        Kind.GRADS: gpu.grad_bytes,
-        Kind.STATES: gpu.optimizer_bytes,
-        Kind.HOST_STATES: host.optimizer_bytes,
-        Kind.HOST_GRADS: host.grad_bytes,
-        Kind.HOST_PARAMS: host.param_bytes,
-        Kind.RING: host.ring_bytes,
-        Kind.TAGS: host.tag_bytes,
-        Kind.SPILL: disk_bytes(inputs),
+        MemoryKind.PARAMS: gpu.param_bytes + gpu.replicated_bytes,
+        MemoryKind.GRADS: gpu.grad_bytes,
+        MemoryKind.STATES: gpu.optimizer_bytes,
+        MemoryKind.HOST_STATES: host.optimizer_bytes,
+        MemoryKind.HOST_GRADS: host.grad_bytes,
+        MemoryKind.HOST_PARAMS: host.param_bytes,
+        MemoryKind.RING: host.ring_bytes,
+        MemoryKind.TAGS: host.tag_bytes,
+        MemoryKind.SPILL: disk_bytes(inputs),
     }
     found = {str(kind): (engine.memory.live_bytes(kind), size) for kind, size in planned.items()}
     # A weight that is in a buffer still is not read again, so parameters may move less.

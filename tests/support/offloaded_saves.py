@@ -17,7 +17,7 @@ from torch.nn import functional
 from tests.support.background_saves import Gate, seeded
 from tests.support.offloaded_engines import Place, digests, make, small_windows, spill_descriptors, train
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 M_MMAP_THRESHOLD = -3
 STATE_BYTES = 12 * 8192 * 1024
@@ -82,7 +82,7 @@ def saved_while_training(root: str, place: Place) -> dict[str, Any]:
     seeded()
     train(engine, 3)
     promised = engine.save_checkpoint(folder, "x", asynchronous=True)
-    snapshot = engine.memory.live_bytes(Kind.SNAPSHOT)
+    snapshot = engine.memory.live_bytes(MemoryKind.SNAPSHOT)
     if not promised.durable:
         train(engine, 3)
         assert engine.last_save is None

@@ -1,4 +1,5 @@
-"""A process that holds vault keys, for tests that look into its memory: one sealer per backend, all used.
+"""A process that holds spill store keys, for tests that look into its memory: one sealer per backend, all
+used.
 
 Prints one line of JSON when it is ready, with a sample per sealer by which the key can be recognised. Ends
 when its standard input does.
@@ -17,8 +18,8 @@ from pathlib import Path
 import torch
 
 from tests.support.chunks import BACKENDS, CHUNK, IDENTITY, batch_of, sizes
-from zerotrain.runtime.vault import secrecy
-from zerotrain.runtime.vault.seal import Sealer
+from zerotrain.runtime.spill import secrecy
+from zerotrain.runtime.spill.seal import Sealer
 
 _PR_SET_DUMPABLE, _PR_SET_PTRACER, _ANY = 4, 0x59616D61, 2**64 - 1
 
@@ -50,7 +51,7 @@ def _allow_cores() -> None:
     libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-    # Inherited, too, from a process that had a vault; the system's default: private and shared memory.
+    # Inherited, too, from a process that had a spill store; the system's default: private and shared memory.
     Path("/proc/self/coredump_filter").write_text("0x33")
 
 

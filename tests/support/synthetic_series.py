@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from tests.support.backfill import Scrape
 from tests.support.metric_names import PROCESS
-from zerotrain.contract.metrics import ALL_METRICS, Kind, MetricSpec, Source
+from zerotrain.contract.metrics import ALL_METRICS, MetricKind, MetricSpec, Source
 
 COUNTERS = Path(__file__).resolve().parents[2] / "charts" / "zerotrain" / "files" / "dcgm" / "counters.csv"
 
@@ -127,14 +127,14 @@ def _family(spec: MetricSpec, each: Sequence[Mapping[str, str]], index: int, at:
 def _add(metric: Metric, spec: MetricSpec, labels: dict[str, str], index: int, at: float) -> None:
     grown = float(index)
     match spec.kind:
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             for bound in (*map(str, spec.buckets), "+Inf"):
                 metric.add_sample(f"{spec.name}_bucket", {**labels, "le": bound}, grown)
             metric.add_sample(f"{spec.name}_count", labels, grown)
             metric.add_sample(f"{spec.name}_sum", labels, grown / 100)
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             metric.add_sample(spec.name, labels, grown)
-        case Kind.INFO:
+        case MetricKind.INFO:
             metric.add_sample(spec.name, labels, 1.0)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             metric.add_sample(spec.name, labels, at - 60 if "timestamp" in spec.name else 1.0)

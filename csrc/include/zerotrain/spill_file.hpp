@@ -1,6 +1,6 @@
 // A scratch file without a name, spread over one or more folders, read and written asynchronously.
 //
-// vault/file.py makes the folders and checks the limits before anything here allocates. Offsets are those of
+// spill/file.py makes the folders and checks the limits before anything here allocates. Offsets are those of
 // the whole file; with several folders its stripes go to them in turn. All methods may be called from any
 // thread of the process that made the file; a forked child must not call them.
 #pragma once

@@ -9,6 +9,6 @@ from deploy.dashboards.boards.job_overview import JOB_OVERVIEW
 from deploy.dashboards.boards.memory import MEMORY
 from deploy.dashboards.boards.operator import OPERATOR
 from deploy.dashboards.boards.ranks import RANKS
-from deploy.dashboards.model import Board
+from deploy.dashboards.model import Dashboard
 
-BOARDS: tuple[Board, ...] = (FLEET, JOB_OVERVIEW, RANKS, MEMORY, COMMUNICATION, CHECKPOINTS, OPERATOR)
+BOARDS: tuple[Dashboard, ...] = (FLEET, JOB_OVERVIEW, RANKS, MEMORY, COMMUNICATION, CHECKPOINTS, OPERATOR)

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from deploy.dashboards.boards.common import GOODPUT_OBJECTIVE, at_least, goodput, phase_timeline
-from deploy.dashboards.model import Board, Column, Kind, Level, Panel, Query, Row, Scope, Threshold, Unit
+from deploy.dashboards.model import (
+    Column,
+    Dashboard,
+    Level,
+    Panel,
+    PanelKind,
+    Query,
+    Row,
+    Scope,
+    Threshold,
+    Unit,
+)
 from deploy.dashboards.selectors import WINDOW, mean, quantile, rate
 
 _DURATION = "zerotrain_checkpoint_duration_seconds"
@@ -15,7 +26,7 @@ _GOODPUT = Row(
             title="Goodput of the last 24 hours",
             description="""Share of the wall time that moved the model to a step never reached before. The
             objective is 95 %; what is missing is in the panels beside.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.RATIO,
             width=4,
             base=Level.WARNING,
@@ -96,7 +107,7 @@ _GOODPUT = Row(
             title="Failures that ended attempts",
             description="""The newest failures of each kind with the time at which they ended an attempt.
             `zerotrain explain exit-code N` says what the operator makes of a code.""",
-            kind=Kind.TABLE,
+            kind=PanelKind.TABLE,
             unit=Unit.AGO,
             width=12,
             height=7,
@@ -206,7 +217,7 @@ _CHECKPOINTS = Row(
             title="Saves that failed",
             description="""Checkpoints that could not be made durable: no room, no permission, or fenced off
             by a newer attempt. Healthy is 0.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.COUNT,
             height=5,
             thresholds=at_least(1, Level.CRITICAL),
@@ -217,7 +228,7 @@ _CHECKPOINTS = Row(
             title="Damaged checkpoints passed over",
             description="""Checkpoints that this attempt found damaged when it resumed, and went back to an
             older one. Healthy is 0.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.COUNT,
             height=5,
             thresholds=at_least(1, Level.CRITICAL),
@@ -228,7 +239,7 @@ _CHECKPOINTS = Row(
             title="Verification",
             description="""What the operator's verification pod said about the newest checkpoint: damaged or
             not. It runs where the job asks for it.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             height=5,
             thresholds=at_least(1, Level.CRITICAL),
             states=(),
@@ -238,7 +249,7 @@ _CHECKPOINTS = Row(
     ),
 )
 
-CHECKPOINTS = Board(
+CHECKPOINTS = Dashboard(
     name="checkpoints",
     title="zerotrain / Checkpoints and goodput",
     description="""What share of the paid time moved the model, where the rest went, and what a crash would

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.model import Column, Kind, Level, Panel, Query, State, Threshold
+from deploy.dashboards.model import Column, Level, Panel, PanelKind, Query, State, Threshold
 from deploy.dashboards.selectors import WINDOW
 
 PHASE_LEVELS: tuple[tuple[str, Level], ...] = (
@@ -57,7 +57,7 @@ def firing_alerts(selector: str, *, width: int = 24, height: int = 6) -> Panel:
         title="Firing alerts",
         description="""Alerts of zerotrain's rules that fire now, worst first. Empty is healthy. Each has a
         runbook: `zerotrain explain alert NAME` prints it, docs/runbooks holds it.""",
-        kind=Kind.TABLE,
+        kind=PanelKind.TABLE,
         width=width,
         height=height,
         queries=(
@@ -99,7 +99,7 @@ def phase_timeline(*, width: int = 24, height: int = 5) -> Panel:
         title="Phases of the job",
         description="""What the operator did with the job: Starting, Running, Restarting and so on. Healthy
         is one long Running; a saw-tooth of Restarting is a job that fails again and again.""",
-        kind=Kind.STATE_TIMELINE,
+        kind=PanelKind.STATE_TIMELINE,
         width=width,
         height=height,
         base=Level.NEUTRAL,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.model import Board, Kind, Level, Panel, Query, Row, Scope, Threshold, Unit
+from deploy.dashboards.model import Dashboard, Level, Panel, PanelKind, Query, Row, Scope, Threshold, Unit
 from deploy.dashboards.selectors import WINDOW, of_rank, quantile, rate
 
 _COLLECTIVE = "zerotrain_collective_duration_seconds"
@@ -32,7 +32,7 @@ def _histogram(op: str) -> Panel:
         title=f"{op.replace('_', '-').capitalize()} latencies",
         description="""How many operations per second took how long, over all ranks. Two bands are two kinds
         of partners: inside a node and across; a new band above is a link that degraded.""",
-        kind=Kind.HEATMAP,
+        kind=PanelKind.HEATMAP,
         unit=Unit.SECONDS,
         width=12,
         queries=(
@@ -132,7 +132,7 @@ _COST = Row(
             title="Slowest ranks at gathering",
             description="""p99 of the all-gather by rank, the ten slowest. All alike is the fabric; one rank
             is its link or its node.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             unit=Unit.SECONDS,
             minimum=0,
             thresholds=(Threshold(value=1.0, level=Level.WARNING, alert="AllGatherP99"),),
@@ -183,7 +183,7 @@ _LINKS = Row(
     ),
 )
 
-COMMUNICATION = Board(
+COMMUNICATION = Dashboard(
     name="communication",
     title="zerotrain / Communication",
     description="""The collectives of one job: how long they take, what they cost the step, and which rank or

@@ -9,7 +9,18 @@ from deploy.dashboards.boards.common import (
     firing_alerts,
     goodput,
 )
-from deploy.dashboards.model import Board, Column, Kind, Level, Panel, Query, Row, Scope, Threshold, Unit
+from deploy.dashboards.model import (
+    Column,
+    Dashboard,
+    Level,
+    Panel,
+    PanelKind,
+    Query,
+    Row,
+    Scope,
+    Threshold,
+    Unit,
+)
 from deploy.dashboards.selectors import WINDOW, of_pod, rate
 
 _UNFINISHED = 'zerotrain_job_phase{FLEET, phase!~"Completed|Failed"} == 1'
@@ -29,7 +40,7 @@ def _count(title: str, phases: str, description: str, *, bad_from: int | None = 
     return Panel(
         title=title,
         description=description,
-        kind=Kind.STAT,
+        kind=PanelKind.STAT,
         unit=Unit.COUNT,
         width=4,
         height=4,
@@ -68,7 +79,7 @@ _NOW = Row(
             title="Goodput of the fleet",
             description="""Mean goodput of the last hour of the jobs that train: share of the wall time that
             moved their models.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.RATIO,
             width=4,
             height=4,
@@ -80,7 +91,7 @@ _NOW = Row(
         Panel(
             title="Tokens per second",
             description="""Of all jobs together.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.TOKENS_PER_SECOND,
             width=4,
             height=4,
@@ -100,7 +111,7 @@ _JOBS = Row(
             description="""Every job that is not finished, with what one asks first. Click a name for its
             overview. Progress counts earlier attempts; the age of the checkpoint is what a crash would
             cost.""",
-            kind=Kind.TABLE,
+            kind=PanelKind.TABLE,
             width=24,
             height=10,
             queries=(
@@ -162,7 +173,7 @@ _JOBS = Row(
             title="Longest waiting",
             description="""The ten jobs that have waited longest for a queue, a quota or room.
             `zerotrain describe NAME` says for what.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             unit=Unit.SECONDS,
             thresholds=(Threshold(value=900, level=Level.WARNING, alert="JobPending"),),
             minimum=0,
@@ -180,7 +191,7 @@ _JOBS = Row(
         Panel(
             title="Lowest goodput",
             description="""The ten jobs that lost the largest share of the last hour.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             unit=Unit.RATIO,
             base=Level.WARNING,
             thresholds=at_least(GOODPUT_OBJECTIVE, Level.GOOD),
@@ -252,7 +263,7 @@ _HARDWARE = Row(
     ),
 )
 
-FLEET = Board(
+FLEET = Dashboard(
     name="fleet",
     title="zerotrain / Fleet",
     description="""All training jobs of the chosen namespaces: start here, go on with a click on a job.""",

@@ -9,7 +9,7 @@ from deploy.dashboards.boards.common import (
     goodput,
     phase_timeline,
 )
-from deploy.dashboards.model import Board, Kind, Level, Panel, Query, Row, Scope, Threshold, Unit
+from deploy.dashboards.model import Dashboard, Level, Panel, PanelKind, Query, Row, Scope, Threshold, Unit
 from deploy.dashboards.selectors import WINDOW, mean, of_pod, quantile, rate
 
 _STEPS = "zerotrain_step_duration_seconds"
@@ -21,7 +21,7 @@ _STATE = Row(
             title="Phase",
             description="""What the operator says about the job now. Stalled and Failed want you: `zerotrain
             describe NAME` says what happened and what to do next.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             width=4,
             height=4,
             queries=(Query(expr="zerotrain_job_phase{JOB} == 1", legend="{{phase}}"),),
@@ -33,7 +33,7 @@ _STATE = Row(
             title="Progress",
             description="""Optimizer steps done of those that the job asks for, earlier attempts included.
             It falls after a restart by the steps since the last checkpoint.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             width=5,
             height=4,
             unit=Unit.RATIO,
@@ -50,7 +50,7 @@ _STATE = Row(
             title="Time left",
             description="""Steps that are left at the pace of the last minutes. Restarts to come are not in
             it.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             width=3,
             height=4,
             unit=Unit.SECONDS,
@@ -67,7 +67,7 @@ _STATE = Row(
             title="Ranks up",
             description="""Rank processes that run, as a share of those the attempt must have. Below 100 % the
             others wait in a collective.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             width=3,
             height=4,
             unit=Unit.RATIO,
@@ -82,7 +82,7 @@ _STATE = Row(
             title="Since the last step",
             description="""Time since any rank finished a step. Healthy is below a few step times; the
             operator takes stacks of all ranks when a hang is certain.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             width=3,
             height=4,
             unit=Unit.SECONDS,
@@ -99,7 +99,7 @@ _STATE = Row(
             title="Since the last checkpoint",
             description="""What a crash would cost now. Healthy is at most the checkpoint interval of the
             job.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             width=3,
             height=4,
             unit=Unit.SECONDS,
@@ -116,7 +116,7 @@ _STATE = Row(
             title="Restarts",
             description="""How often all ranks were started again, of every cause. The board Checkpoints and
             goodput shows the causes.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             width=3,
             height=4,
             unit=Unit.COUNT,
@@ -298,7 +298,7 @@ _TIME = Row(
     ),
 )
 
-JOB_OVERVIEW = Board(
+JOB_OVERVIEW = Dashboard(
     name="job-overview",
     title="zerotrain / Job overview",
     description="""One training job: its state, whether it learns, and where its time goes. Marks on the time

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.model import Board, Column, Kind, Level, Panel, Query, Row, Scope, Threshold, Unit
+from deploy.dashboards.model import (
+    Column,
+    Dashboard,
+    Level,
+    Panel,
+    PanelKind,
+    Query,
+    Row,
+    Scope,
+    Threshold,
+    Unit,
+)
 from deploy.dashboards.selectors import WINDOW, of_pod, of_rank, rate
 
 _PASS_BANDWIDTH = f"{rate('zerotrain_spill_pass_bytes_total')} / {rate('zerotrain_spill_pass_seconds_total')}"
@@ -15,7 +26,7 @@ _TIERS = Row(
             description="""The largest rank's peak of the engine's buffers divided by what the byte formulas
             planned, activations not included. Healthy is at most 1; above it the plan, and so the check
             before the start, was too kind.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             unit=Unit.RATIO,
             width=8,
             minimum=0,
@@ -32,7 +43,7 @@ _TIERS = Row(
             title="Peak by tier and phase",
             description="""The largest rank's peak in each phase of a step: where the memory is really needed.
             A tier whose peak is in one phase only can often be lowered by smaller buckets.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             unit=Unit.BYTES,
             base=Level.INFO,
             width=8,
@@ -48,7 +59,7 @@ _TIERS = Row(
             title="Plan of one rank, by tier",
             description="""What the planner said before the first pod was made, activations included. The
             operator refuses a job whose plan does not fit.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             unit=Unit.BYTES,
             base=Level.INFO,
             width=8,
@@ -73,7 +84,7 @@ _TIERS = Row(
             title="Peak of the engine's host buffers, by rank",
             description="""Host memory of the engine by rank. Ranks of one job hold equal shards: a bright row
             is a rank with more to carry than the others.""",
-            kind=Kind.HEATMAP,
+            kind=PanelKind.HEATMAP,
             unit=Unit.BYTES,
             width=12,
             queries=(
@@ -272,7 +283,7 @@ _SPILL = Row(
             title="How each rank spills",
             description="""I/O engine, direct or through the page cache, encryption and what encrypts, and why
             not a faster way. Encryption None is a choice in the job file and has an alert.""",
-            kind=Kind.TABLE,
+            kind=PanelKind.TABLE,
             width=24,
             height=6,
             queries=(
@@ -297,7 +308,7 @@ _SPILL = Row(
     ),
 )
 
-MEMORY = Board(
+MEMORY = Dashboard(
     name="memory",
     title="zerotrain / Memory tiers and spill",
     description="""Where the bytes of one job are: GPU, host, pinned memory and drive, against the plan and

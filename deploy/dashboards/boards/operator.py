@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from deploy.dashboards.boards.common import PHASE_LEVELS, at_least
-from deploy.dashboards.model import Board, Column, Kind, Level, Panel, Query, Row, Scope, Threshold, Unit
+from deploy.dashboards.model import (
+    Column,
+    Dashboard,
+    Level,
+    Panel,
+    PanelKind,
+    Query,
+    Row,
+    Scope,
+    Threshold,
+    Unit,
+)
 from deploy.dashboards.selectors import WINDOW
 
 _RECONCILE = "zerotrain_operator_reconcile_duration_seconds"
@@ -22,7 +33,7 @@ _HEALTH = Row(
             title="Leaders",
             description="""Replicas that hold the lease. Exactly 1 is healthy: 0 and nothing is reconciled,
             while running jobs go on without restarts.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.COUNT,
             width=4,
             height=4,
@@ -38,7 +49,7 @@ _HEALTH = Row(
             title="Replicas",
             description="""Operators that answer the scrape. One is enough; a second takes over in seconds
             when the first one goes.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.COUNT,
             width=4,
             height=4,
@@ -51,7 +62,7 @@ _HEALTH = Row(
             title="Oldest waiting job",
             description="""How long the job at the head of the queue has waited for a pass. Healthy is below a
             second; more means that passes are slow or fail.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.SECONDS,
             width=4,
             height=4,
@@ -64,7 +75,7 @@ _HEALTH = Row(
             description="""Since the watch last brought an event or a bookmark; bookmarks come each minute.
             Above five minutes without news of pods the operator is blind and restarts itself. The watch of
             jobs is compared with a list every five minutes: twice that, and it brings nothing any more.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.SECONDS,
             width=4,
             height=4,
@@ -81,7 +92,7 @@ _HEALTH = Row(
             title="Passes that failed",
             description="""Share of the passes over jobs that ended in an error and are repeated. A conflict
             now and then is normal.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.RATIO,
             width=4,
             height=4,
@@ -99,7 +110,7 @@ _HEALTH = Row(
             title="Jobs not heard of",
             description="""Jobs whose worker 0 runs and has not answered the operator for two minutes. Healthy
             is 0: no hang of theirs is found and no checkpoint is asked for.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.COUNT,
             width=4,
             height=4,
@@ -111,7 +122,7 @@ _HEALTH = Row(
             title="Statuses refused",
             description="""Jobs whose status the API server refuses to store. Healthy is 0: what is shown of
             them is old, and they are neither started nor restarted.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             unit=Unit.COUNT,
             width=4,
             height=4,
@@ -122,7 +133,7 @@ _HEALTH = Row(
         Panel(
             title="Version",
             description="""Versions of the replicas that run. Two at once only while an upgrade rolls.""",
-            kind=Kind.STAT,
+            kind=PanelKind.STAT,
             width=4,
             height=4,
             base=Level.NEUTRAL,
@@ -164,7 +175,7 @@ _WORK = Row(
             title="Passes",
             description="""How many passes took how long. The band at the bottom is passes that had nothing to
             do.""",
-            kind=Kind.HEATMAP,
+            kind=PanelKind.HEATMAP,
             unit=Unit.SECONDS,
             queries=(
                 Query(
@@ -287,7 +298,7 @@ _API = Row(
         Panel(
             title="Where the operator runs",
             description="""Replica, node's address and version, and since when each runs.""",
-            kind=Kind.TABLE,
+            kind=PanelKind.TABLE,
             width=24,
             height=5,
             queries=(
@@ -306,7 +317,7 @@ _API = Row(
     ),
 )
 
-OPERATOR = Board(
+OPERATOR = Dashboard(
     name="operator",
     title="zerotrain / Operator",
     description="""The controller: leadership, passes, queue, its requests to the API server, and the jobs it

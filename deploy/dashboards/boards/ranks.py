@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from deploy.dashboards.boards.common import numbered, own_work
 from deploy.dashboards.model import (
-    Board,
     Column,
-    Kind,
+    Dashboard,
     Level,
     Panel,
+    PanelKind,
     Query,
     Row,
     Scope,
@@ -38,7 +38,7 @@ _SLOW = Row(
             title="Own work per step, by rank",
             description="""Seconds that a rank worked itself in a step, without waiting for others: the one
             bright row is the straggler. Step times do not show it, since all ranks wait for the slowest.""",
-            kind=Kind.HEATMAP,
+            kind=PanelKind.HEATMAP,
             unit=Unit.SECONDS,
             width=16,
             height=10,
@@ -49,7 +49,7 @@ _SLOW = Row(
             title="Slowest ranks against the median",
             description="""Own work of a rank divided by the median of all ranks: 1 is like the others. A rank
             that stays above the line slows the whole job down by as much; look at its node.""",
-            kind=Kind.BAR_GAUGE,
+            kind=PanelKind.BAR_GAUGE,
             unit=Unit.NUMBER,
             width=8,
             height=10,
@@ -64,7 +64,7 @@ _SLOW = Row(
             title="Waiting for others per step, by rank",
             description="""Seconds per step in which a rank could do nothing but wait for collectives. The
             straggler is the *dark* row here: it never waits, the others wait for it.""",
-            kind=Kind.HEATMAP,
+            kind=PanelKind.HEATMAP,
             unit=Unit.SECONDS,
             width=12,
             queries=(Query(expr=_per_step("zerotrain_collective_wait_seconds_total"), legend="{{rank}}"),),
@@ -74,7 +74,7 @@ _SLOW = Row(
             title="Waiting for data per step, by rank",
             description="""Seconds per step spent waiting for the next batch. One bright row is one slow disk
             or mount; all rows bright is a data source that is too slow.""",
-            kind=Kind.HEATMAP,
+            kind=PanelKind.HEATMAP,
             unit=Unit.SECONDS,
             width=12,
             queries=(Query(expr=_per_step("zerotrain_data_wait_seconds_total"), legend="{{rank}}"),),
@@ -114,7 +114,7 @@ _ALIVE = Row(
             title="Ranks up",
             description="""One line per rank: its process runs or has ended. A line that stops is a pod whose
             metrics nobody reads any more.""",
-            kind=Kind.STATUS_HISTORY,
+            kind=PanelKind.STATUS_HISTORY,
             width=12,
             base=Level.CRITICAL,
             thresholds=(Threshold(value=1, level=Level.GOOD),),
@@ -129,7 +129,7 @@ _ALIVE = Row(
             title="What each rank does",
             description="""The phase that a rank last reported. In a hang one rank is in another phase than
             the rest, or all wait in the same step for one that is gone.""",
-            kind=Kind.STATE_TIMELINE,
+            kind=PanelKind.STATE_TIMELINE,
             width=12,
             base=Level.NEUTRAL,
             states=tuple(
@@ -190,7 +190,7 @@ _ALIVE = Row(
             title="Where the ranks are",
             description="""Pod, node and device of each rank of the attempt that runs now. Sort by node to see
             what a slow node carries.""",
-            kind=Kind.TABLE,
+            kind=PanelKind.TABLE,
             width=12,
             queries=(
                 Query(
@@ -270,7 +270,7 @@ _GPUS = Row(
             description="""The newest error number of the driver for the rank's GPU; it stays until the next
             one, so look at when it changed. 0 is healthy; 48, 63, 64, 74, 79, 94 and 95 are hardware. From
             dcgm-exporter, joined to the rank by the GPU's UUID.""",
-            kind=Kind.STATUS_HISTORY,
+            kind=PanelKind.STATUS_HISTORY,
             thresholds=(Threshold(value=1, level=Level.CRITICAL),),
             queries=(Query(expr=of_rank("DCGM_FI_DEV_XID_ERRORS"), legend="rank {{rank}}"),),
             alerts=("GpuFault",),
@@ -278,7 +278,7 @@ _GPUS = Row(
     ),
 )
 
-RANKS = Board(
+RANKS = Dashboard(
     name="ranks",
     title="zerotrain / Ranks and stragglers",
     description="""The ranks of one job side by side: own work, waiting, phases, places and GPUs. Choose ranks

@@ -10,7 +10,7 @@ import typer
 
 from zerotrain.cli.options import Format, JobArgument, Target, cluster_command, usage_error
 from zerotrain.cli.output import as_yaml, say, table_lines
-from zerotrain.client.words import since, size
+from zerotrain.client.formatting import since, size
 from zerotrain.contract.strict_json import own_json
 from zerotrain.contract.text import printable, printable_lines
 

@@ -10,7 +10,7 @@ import typer
 from zerotrain.cli.options import Format, FormatOption, Target, cluster_command, complete_jobs, usage_error
 from zerotrain.cli.output import column_widths, print_objects, say, show, table_lines
 from zerotrain.client.errors import JobNotFoundError
-from zerotrain.client.words import since
+from zerotrain.client.formatting import since
 
 if TYPE_CHECKING:
     from zerotrain.client import Job

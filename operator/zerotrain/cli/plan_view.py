@@ -12,11 +12,11 @@ from zerotrain.contract.planner import (
     ASSUMPTIONS,
     ESTIMATES,
     Demand,
+    Fit,
     Pace,
     Rates,
     Tier,
     TierDemand,
-    Verdict,
     bytes_text,
     count_text,
     way_out,
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from zerotrain.operator.api.planning import JobPlan
 
 STYLES = {
-    Verdict.FITS: "bold green",
-    Verdict.TIGHT: "bold yellow",
-    Verdict.UNKNOWN: "bold yellow",
-    Verdict.DOES_NOT_FIT: "bold red",
+    Fit.FITS: "bold green",
+    Fit.TIGHT: "bold yellow",
+    Fit.UNKNOWN: "bold yellow",
+    Fit.DOES_NOT_FIT: "bold red",
 }
 NAMES = {
     Tier.GPU: "GPU of a rank",
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def is_refused(self) -> bool:
-        return self.plan.verdict is Verdict.DOES_NOT_FIT
+        return self.plan.verdict is Fit.DOES_NOT_FIT
 
     @property
     def cost_per_billion(self) -> float | None:

@@ -18,8 +18,8 @@ from textual.timer import Timer
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
 from zerotrain.client.errors import ClientError, JobNotFoundError
+from zerotrain.client.formatting import counted, since, size, span
 from zerotrain.client.snapshot import COLUMNS, Mark, RankRow, Snapshot, TierRow, cells
-from zerotrain.client.words import counted, since, size, span
 from zerotrain.contract.text import printable
 
 HISTORY = 120

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
-from zerotrain.client.fields import Fields
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.planned import MemoryPlan
-from zerotrain.client.views import (
+from zerotrain.client.status_records import (
     FINISHED_PHASES,
     Checkpoint,
     Condition,

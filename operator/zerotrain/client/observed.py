@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
-from zerotrain.client.fields import Fields
+from zerotrain.client.lenient_json import Fields
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_HELPER, LABEL_RANK

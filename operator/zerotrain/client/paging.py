@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerotrain.client.errors import ClientError
-from zerotrain.client.fields import Fields
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.objects import read_item
 from zerotrain.client.transport import Transport
 from zerotrain.contract.json_text import ItemSplitter, read_json

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from zerotrain.client.fields import Fields
-from zerotrain.client.words import size
+from zerotrain.client.formatting import size
+from zerotrain.client.lenient_json import Fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerotrain.client.fields import Fields
+from zerotrain.client.lenient_json import Fields
 
 
 def merged_over(old: Mapping[str, Any], new: Mapping[str, Any], owner: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from zerotrain.client.errors import ClientError, JobNotFoundError
-from zerotrain.client.fields import Fields
+from zerotrain.client.formatting import since, size, span
 from zerotrain.client.job import Job
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import JobProgress
-from zerotrain.client.words import since, size, span
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.text import printable
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerotrain.client.error_mapping import failed_request, lost_connection
 from zerotrain.client.errors import ClientError, KubeconfigError
 from zerotrain.client.objects import read_object
-from zerotrain.client.trouble import failed_request, lost_connection
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_TIMEOUT_S = 10.0

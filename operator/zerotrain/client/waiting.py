@@ -13,8 +13,8 @@ from zerotrain.client.errors import (
     JobNotFoundError,
     WaitTimeoutError,
 )
-from zerotrain.client.fields import Fields
 from zerotrain.client.job import Job, command
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.transport import Transport
 from zerotrain.client.watching import Watched
 from zerotrain.contract.text import one_line

@@ -23,7 +23,7 @@ from zerotrain.client.errors import (
     ServerError,
     UnreachableError,
 )
-from zerotrain.client.fields import Fields
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.objects import read_line
 from zerotrain.client.paging import Listing
 from zerotrain.client.transport import Transport

@@ -225,7 +225,7 @@ class Reason(StrEnum):
     RESTARTS_EXHAUSTED = "RestartsExhausted"
     PERMANENT_FAILURE = "PermanentFailure"
     FAILED_BY_RULE = "FailedByRule"
-    NO_STEP_GAINED = "NoStepGained"
+    NO_PROGRESS = "NoProgress"
     """The job restarted too often in a row without a new step."""
 
     # Failures of a worker
@@ -250,7 +250,7 @@ class Reason(StrEnum):
     HANG_OVER = "HangOver"
     NOT_HUNG = "NotHung"
     STRAGGLER = "Straggler"
-    STRAGGLER_GONE = "StragglerGone"
+    STRAGGLER_RECOVERED = "StragglerRecovered"
     SPILL_INTEGRITY = "SpillIntegrity"
     STORAGE_FAILED = "StorageFailed"
     NODE_EXCLUDED = "NodeExcluded"
@@ -263,7 +263,7 @@ class Reason(StrEnum):
     ALL_SCHEDULED = "AllScheduled"
     UNSCHEDULABLE = "Unschedulable"
     CONTAINER_WAITING = "ContainerWaiting"
-    HOLD_OFF = "HoldOff"
+    BACK_OFF = "BackOff"
     YIELD_TIMEOUT = "YieldTimeout"
     STEP_STALE = "StepStale"
     WORKERS_UNREACHABLE = "WorkersUnreachable"

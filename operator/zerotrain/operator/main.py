@@ -1,14 +1,14 @@
 """Entry point of the operator: `python -m zerotrain.operator`, which is `kopf run -A -m
 zerotrain.operator.main`. The namespaces come from the environment: kopf watches none.
 
-Importing this module registers the handlers; `zerotrain.operator.handlers` holds them.
+Importing this module registers the handlers; `zerotrain.operator.controller` holds them.
 """
 
 from __future__ import annotations
 
 from kopf.cli import main as kopf_command
 
-from zerotrain.operator.handlers.process import register
+from zerotrain.operator.controller.kopf_process import register
 
 register()
 

@@ -27,7 +27,7 @@ SETTABLE: Final = (
     "ZEROTRAIN_KEEP_READABLE",
     "ZEROTRAIN_SPILL_ENGINE",
     "ZEROTRAIN_TRANSPORT",
-    "ZEROTRAIN_VAULT_CRYPTO",
+    "ZEROTRAIN_SPILL_CRYPTO",
     "ZEROTRAIN_WATCHDOG_SECONDS",
 )
 """Settings of the engine that a job sets in `podTemplate.env`, or a local run in its environment.

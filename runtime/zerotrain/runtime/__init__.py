@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from zerotrain.runtime.engine import Engine, initialize
     from zerotrain.runtime.facade.memory import MemoryStatus, memory_status, see_memory_usage
     from zerotrain.runtime.models.huggingface import load_pretrained
-    from zerotrain.runtime.plain import ShardedOptimizer, shard
+    from zerotrain.runtime.shard_api import ShardedOptimizer, shard
     from zerotrain.runtime.step import StepResult
-    from zerotrain.runtime.train.own_program import ProgressReporter
+    from zerotrain.runtime.train.progress_reporter import ProgressReporter
     from zerotrain.runtime.weights.load import load_weights
     from zerotrain.runtime.zero.access import full_parameters
-    from zerotrain.runtime.zero.fragments import (
+    from zerotrain.runtime.zero.placeholder import ParameterSharded
+    from zerotrain.runtime.zero.state_access import (
         get_full_fp32,
         get_full_grad,
         get_full_optimizer_state,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
         set_local_grad,
         set_local_optimizer_state,
     )
-    from zerotrain.runtime.zero.placeholder import ParameterSharded
     from zerotrain.runtime.zero.writes import OutsideWrite
 
 _HOME = {
@@ -50,36 +50,36 @@ _HOME = {
     "MemoryStatus": "zerotrain.runtime.facade.memory",
     "OutsideWrite": "zerotrain.runtime.zero.writes",
     "ParameterSharded": "zerotrain.runtime.zero.placeholder",
-    "ProgressReporter": "zerotrain.runtime.train.own_program",
-    "ShardedOptimizer": "zerotrain.runtime.plain",
+    "ProgressReporter": "zerotrain.runtime.train.progress_reporter",
+    "ShardedOptimizer": "zerotrain.runtime.shard_api",
     "StepResult": "zerotrain.runtime.step",
     "checkpoint_activations": "zerotrain.runtime.activation.checkpoint",
     "checkpointing_is_configured": "zerotrain.runtime.activation.settings",
     "configure_checkpointing": "zerotrain.runtime.activation.settings",
     "full_parameters": "zerotrain.runtime.zero.access",
-    "get_full_fp32": "zerotrain.runtime.zero.fragments",
-    "get_full_grad": "zerotrain.runtime.zero.fragments",
-    "get_full_optimizer_state": "zerotrain.runtime.zero.fragments",
-    "get_local_fp32": "zerotrain.runtime.zero.fragments",
-    "get_local_grad": "zerotrain.runtime.zero.fragments",
-    "get_local_optimizer_state": "zerotrain.runtime.zero.fragments",
+    "get_full_fp32": "zerotrain.runtime.zero.state_access",
+    "get_full_grad": "zerotrain.runtime.zero.state_access",
+    "get_full_optimizer_state": "zerotrain.runtime.zero.state_access",
+    "get_local_fp32": "zerotrain.runtime.zero.state_access",
+    "get_local_grad": "zerotrain.runtime.zero.state_access",
+    "get_local_optimizer_state": "zerotrain.runtime.zero.state_access",
     "init_context": "zerotrain.runtime.construct.context",
     "init_distributed": "zerotrain.runtime.comm.start",
     "initialize": "zerotrain.runtime.engine",
     "load_pretrained": "zerotrain.runtime.models.huggingface",
     "load_weights": "zerotrain.runtime.weights.load",
-    "local_interval": "zerotrain.runtime.zero.fragments",
+    "local_interval": "zerotrain.runtime.zero.state_access",
     "materialize": "zerotrain.runtime.construct.values",
     "memory_status": "zerotrain.runtime.facade.memory",
     "reset_checkpointing": "zerotrain.runtime.activation.settings",
     "see_memory_usage": "zerotrain.runtime.facade.memory",
-    "set_full_fp32": "zerotrain.runtime.zero.fragments",
-    "set_full_grad": "zerotrain.runtime.zero.fragments",
-    "set_full_optimizer_state": "zerotrain.runtime.zero.fragments",
-    "set_local_fp32": "zerotrain.runtime.zero.fragments",
-    "set_local_grad": "zerotrain.runtime.zero.fragments",
-    "set_local_optimizer_state": "zerotrain.runtime.zero.fragments",
-    "shard": "zerotrain.runtime.plain",
+    "set_full_fp32": "zerotrain.runtime.zero.state_access",
+    "set_full_grad": "zerotrain.runtime.zero.state_access",
+    "set_full_optimizer_state": "zerotrain.runtime.zero.state_access",
+    "set_local_fp32": "zerotrain.runtime.zero.state_access",
+    "set_local_grad": "zerotrain.runtime.zero.state_access",
+    "set_local_optimizer_state": "zerotrain.runtime.zero.state_access",
+    "shard": "zerotrain.runtime.shard_api",
 }
 
 __all__ = [

@@ -33,11 +33,11 @@ from zerotrain.runtime.facade.module_names import ModuleNames
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
 from zerotrain.runtime.notices import say_notices, say_where_gradients_are
 from zerotrain.runtime.offload.just_in_time import make_updater
-from zerotrain.runtime.optim.given import make_optimizer, make_schedule
 from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule
-from zerotrain.runtime.relayout import Relayout
+from zerotrain.runtime.optim.user_optimizer import make_optimizer, make_schedule
+from zerotrain.runtime.refreeze import Relayout
 from zerotrain.runtime.setup import (
     build_core,
     build_loader,
@@ -50,9 +50,9 @@ from zerotrain.runtime.setup import (
 )
 from zerotrain.runtime.step import StepPipeline, StepResult
 from zerotrain.runtime.zero.buffer import return_free_memory
-from zerotrain.runtime.zero.core import has_lost_spill
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout
+from zerotrain.runtime.zero.sharded_model import has_lost_spill
 from zerotrain.runtime.zero.torch_calls import serve
 from zerotrain.runtime.zero.trees import replace_tensors
 

@@ -8,10 +8,10 @@ from functools import cache
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.comm.group import Comm
-from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
-def where_gradients_are(config: EngineConfig, core: Core) -> str | None:
+def where_gradients_are(config: EngineConfig, core: ShardedModel) -> str | None:
     """Return how to read gradients where `p.grad` is empty after a backward pass; None where `p.grad` holds
     them."""
     if not any(part.unit.placement.grads_sharded for part in core.gradients.values()):
@@ -23,7 +23,7 @@ def where_gradients_are(config: EngineConfig, core: Core) -> str | None:
     )
 
 
-def say_where_gradients_are(config: EngineConfig, core: Core, comm: Comm) -> None:
+def say_where_gradients_are(config: EngineConfig, core: ShardedModel, comm: Comm) -> None:
     """Log the text of `where_gradients_are` once in the process, on rank 0."""
     text = where_gradients_are(config, core)
     if text is not None and comm.rank == 0:

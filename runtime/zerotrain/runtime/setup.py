@@ -15,18 +15,17 @@ from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, loa
 from zerotrain.contract.config.encoding import REMAINDERS, can_split_master
 from zerotrain.contract.memory.moved import shards_parameters
 from zerotrain.runtime.activation.settings import Settings, adopt
-from zerotrain.runtime.agreement import check_same_config
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
+from zerotrain.runtime.config_check import check_same_config
 from zerotrain.runtime.construct.buffers import BufferRules, check_buffers
 from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.data.epochs import EpochLoader, make_loader
+from zerotrain.runtime.matmul_support import warn_of_slow_products
 from zerotrain.runtime.offload.fit import check_fit
-from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_vault
+from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_spill_store
 from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.products import warn_of_slow_products
-from zerotrain.runtime.zero.core import Core, CoreOptions
 from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
 from zerotrain.runtime.zero.leaves import with_marked
@@ -34,10 +33,11 @@ from zerotrain.runtime.zero.live import LiveLimits
 from zerotrain.runtime.zero.names import check_names, named_parameters
 from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.plan import MIN_UNIT_NUMEL, SmallParameters, plan_layout
-from zerotrain.runtime.zero.plus import ZeroPlusPlus
+from zerotrain.runtime.zero.sharded_model import CoreOptions, ShardedModel
 from zerotrain.runtime.zero.ties import refuse_shared_memory
 from zerotrain.runtime.zero.unit import Placement
 from zerotrain.runtime.zero.wrapped import refuse_wrapped
+from zerotrain.runtime.zero.zeropp import ZeroPlusPlus
 
 
 def join_ranks(mpu: object | None = None) -> Comm:
@@ -129,7 +129,7 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {fqn!r} has layout {parameter.layout}; only dense parameters can be sharded"
             )
         owner = owner_of(parameter)
-        if isinstance(owner, Core) and not owner.is_closed:
+        if isinstance(owner, ShardedModel) and not owner.is_closed:
             raise LayoutError(
                 f"parameter {fqn!r} belongs to an engine already; close() that one first, as it would train "
                 "nothing any more"
@@ -164,7 +164,7 @@ def build_core(
     comm: Comm,
     *,
     just_in_time: bool = False,
-) -> Core:
+) -> ShardedModel:
     """Shard the model and the optimizer's states. Collective. `just_in_time`: updates may run in the
     background."""
     check_same_config(config, comm)
@@ -179,8 +179,8 @@ def build_core(
     _check_agreement(layout, comm)
     check_buffers(model, comm)
     check_fit(model, config, layout, comm)
-    vault = open_vault(config, comm)
-    tier = make_param_tier(config, comm, vault)
+    spill_store = open_spill_store(config, comm)
+    tier = make_param_tier(config, comm, spill_store)
     spills_weights = tier is not None and tier.may_spill
     placement = Placement.of_stage(zero.stage, world_size=comm.world_size, has_tier=tier is not None)
     options = CoreOptions(
@@ -192,7 +192,7 @@ def build_core(
         plus=plus,
         tier=tier,
         staging=make_staging(config, comm),
-        vault=vault,
+        spill_store=spill_store,
         just_in_time=just_in_time,
         live=LiveLimits(
             prefetch_numel=zero.prefetch_bucket_size,
@@ -205,10 +205,12 @@ def build_core(
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )
-    tiers = make_tiers(config, vault, defers=optimizer.is_default)
+    tiers = make_tiers(config, spill_store, defers=optimizer.is_default)
     optimizer.keep_states_in(tiers, options.placement)
     values = take_values(model, comm, BufferRules(layout=layout, precision=config.precision))
-    core = Core(model, layout, comm=comm, options=options, values=values, on_made=optimizer.make_states)
+    core = ShardedModel(
+        model, layout, comm=comm, options=options, values=values, on_made=optimizer.make_states
+    )
     core.given_buffer_dtypes = values.given_dtypes
     return core
 

@@ -9,7 +9,7 @@ import torch
 
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.state import (
     MASTER,
     PARAM,
@@ -38,7 +38,7 @@ class LoadChoice:
         }
 
 
-def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStream]:
+def streams_of(core: ShardedModel, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStream]:
     """Return this rank's interval of every master, moment and frozen weight: the engine's own state, not a
     copy.
 
@@ -61,7 +61,7 @@ def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStr
 
 @torch.no_grad()
 def reload_weights(
-    core: Core, optimizer: ZeroOptimizer, streams: Mapping[StreamKey, StateStream] | None = None
+    core: ShardedModel, optimizer: ZeroOptimizer, streams: Mapping[StreamKey, StateStream] | None = None
 ) -> None:
     """Rebuild everything that is derived from the streams: replicated states, compute weights, replicas.
     Collective. `streams`: those that `streams_of` made, where they were overwritten."""

@@ -27,10 +27,10 @@ from zerotrain.runtime.offload.updater import Updater
 from zerotrain.runtime.optim.loss_division import LossDivision
 from zerotrain.runtime.optim.loss_scale import LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.optim.updating import Updating
+from zerotrain.runtime.optim.step_executor import Updating
 from zerotrain.runtime.zero.clipping import clip_factor
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 RELAYOUT_MARK = -1.0
 """Value in place of a step record's sum of squares: the rank rebuilds its units instead of taking a step."""
@@ -110,7 +110,7 @@ class StepOutcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class StepDecision:
     """Common result of the records of all ranks."""
 
     sum_squares: float
@@ -123,7 +123,7 @@ class StepPipeline:
 
     def __init__(
         self,
-        core: Core,
+        core: ShardedModel,
         optimizer: ZeroOptimizer,
         *,
         comm: Comm,
@@ -255,7 +255,7 @@ class StepPipeline:
                 divided.append(own[start - unit.start : stop - unit.start])
         return divided
 
-    def decide(self, rows: list[StepRecord]) -> Verdict:
+    def decide(self, rows: list[StepRecord]) -> StepDecision:
         """Return the ranks' common verdict, which the ranks of a model-parallel group share, too."""
         total = sum(row.sum_squares for row in rows)
         overflow = any(row.not_finite for row in rows)
@@ -264,7 +264,7 @@ class StepPipeline:
             parts = parallel.combine([total, float(overflow), float(stop)], self._comm.device)
             total = sum(part[0] for part in parts)
             overflow, stop = any(part[1] for part in parts), any(part[2] for part in parts)
-        return Verdict(sum_squares=total, overflow=overflow, stop=stop)
+        return StepDecision(sum_squares=total, overflow=overflow, stop=stop)
 
     def agree(self, record: StepRecord) -> list[StepRecord]:
         """Exchange records. Raises CommError when the ranks did not issue the same collectives."""

@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.cluster.chaos.crashes import crash, sigkill
+from tests.cluster.chaos.fault_injector import Temper
 from tests.cluster.chaos.frozen import freeze_and_thaw
-from tests.cluster.chaos.gremlin import Temper
-from tests.cluster.chaos.incarnation import unheard_deaths
-from tests.cluster.chaos.season import Season, heard_errors, season
+from tests.cluster.chaos.operator_run import unheard_deaths
+from tests.cluster.chaos.scenario import Scenario, heard_errors, season
 from tests.operator.operator_process import install
 from tests.operator.test_reconcile_days import live_through
 from tests.support.devcluster import Devcluster, build_tools, existing
-from zerotrain.operator.handlers.starts import LARGE
+from zerotrain.operator.controller.starts import LARGE
 
 BUILD = Path(__file__).parents[3] / "build"
 
@@ -58,7 +58,7 @@ def main() -> int:
             build_tools("control-plane")
             cluster = stack.enter_context(Devcluster().lease("control-plane"))
         kubeconfig = install(cluster, folder)
-        runs: tuple[tuple[str, int, Callable[[Season, int], list[str]]], ...] = (
+        runs: tuple[tuple[str, int, Callable[[Scenario, int], list[str]]], ...] = (
             ("crashes", options.crashes, crashes),
             ("SIGKILLs", kills, sigkills),
             ("takeovers", takeovers, freezes),
@@ -72,20 +72,20 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def crashes(here: Season, count: int) -> list[str]:
+def crashes(here: Scenario, count: int) -> list[str]:
     with heard_errors() as errors, unheard_deaths():
         record = crash(here, count, told=say)
     say(record.report())
     return [*record.problems, *errors]
 
 
-def sigkills(here: Season, count: int) -> list[str]:
+def sigkills(here: Scenario, count: int) -> list[str]:
     sigkill(here, count, told=say)
     log = (here.folder / "operator.log").read_text()
     return [f"the operator's log holds a traceback:\n{log[-3000:]}"] if "Traceback" in log else []
 
 
-def freezes(here: Season, count: int) -> list[str]:
+def freezes(here: Scenario, count: int) -> list[str]:
     nths = [here.chance.randint(1, 30) for _ in range(count)]
     with heard_errors() as errors, unheard_deaths():
         places = freeze_and_thaw(here, nths)
@@ -105,7 +105,7 @@ def live_through_days(seed: int, count: int) -> int:
     return broken
 
 
-def tell(here: Season, name: str, problems: list[str], seconds: float) -> int:
+def tell(here: Scenario, name: str, problems: list[str], seconds: float) -> int:
     promises = here.judge()
     complaints = [*problems, *promises.complaints]
     did = {"ended": here.gremlin.ended, "acts": here.gremlin.acts, "faults": here.proxy.faults}
@@ -121,7 +121,7 @@ def tell(here: Season, name: str, problems: list[str], seconds: float) -> int:
     return len(complaints)
 
 
-def keep(here: Season, name: str) -> Path:
+def keep(here: Scenario, name: str) -> Path:
     """The history, for whoever looks for the cause: the timing of a run never comes back."""
     path = BUILD / f"chaos-{name}-{here.namespace}.jsonl"
     path.parent.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 OPERATOR = "/zerotrain/operator/"
-IDLE = "handlers/queue.py:"
+IDLE = "controller/work_queue.py:"
 """Where a worker waits between two passes."""
 
 PLUMBING = frozenset({"cluster/api.py", "cluster/rate.py", "cluster/connection.py"})

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from tests.cluster.chaos.incarnation import Incarnation, Setup
-from tests.cluster.chaos.season import Season
+from tests.cluster.chaos.operator_run import OperatorRun, Setup
+from tests.cluster.chaos.scenario import Scenario
 from tests.operator.operator_process import OperatorProcess
 from tests.support.devcluster import PATIENCE_S
 
@@ -89,7 +89,7 @@ def immortal(place: str, in_pass: bool) -> bool:
     return False
 
 
-def crash(season: Season, count: int, *, told: Callable[[str], None] = lambda _text: None) -> Record:
+def crash(season: Scenario, count: int, *, told: Callable[[str], None] = lambda _text: None) -> Record:
     """Lives in this process, until so many ended at an await point; and one that sees all
     jobs to their end. What the run falls short of is among the record's problems."""
     record, setup = Record(), season.setup()
@@ -99,7 +99,7 @@ def crash(season: Season, count: int, *, told: Callable[[str], None] = lambda _t
             told(f"{record.crashed.total()} crashes in {number} lives, {dict(season.gremlin.ended)}")
         if record.crashed.total() >= count:
             break
-    life = Incarnation(setup, immortal)
+    life = OperatorRun(setup, immortal)
     life.start()
     try:
         season.finish()
@@ -110,10 +110,10 @@ def crash(season: Season, count: int, *, told: Callable[[str], None] = lambda _t
     return record
 
 
-def _live(season: Season, setup: Setup, record: Record) -> None:
+def _live(season: Scenario, setup: Setup, record: Record) -> None:
     """One life, to its doom or until its time is up."""
     machine = replace(setup, clock_off_s=season.chance.choice(CLOCKS_OFF_S))
-    life = Incarnation(machine, Doom(season.chance, record))
+    life = OperatorRun(machine, Doom(season.chance, record))
     life.start()
     length_s = season.chance.choice(LIVES_S)
     end = time.monotonic() + length_s
@@ -126,14 +126,14 @@ def _live(season: Season, setup: Setup, record: Record) -> None:
     _bury(life, record)
 
 
-def _bury(life: Incarnation, record: Record) -> None:
+def _bury(life: OperatorRun, record: Record) -> None:
     life.kill()
     if life.error is not None:
         record.problems.append(f"the operator ended by itself: {life.error!r}")
     record.problems += life.ended
 
 
-def sigkill(season: Season, count: int, *, told: Callable[[str], None] = lambda _text: None) -> None:
+def sigkill(season: Scenario, count: int, *, told: Callable[[str], None] = lambda _text: None) -> None:
     """So many real processes, killed while they start, right after they lead, or later."""
     process = OperatorProcess(season.kubeconfig, season.folder)
     try:

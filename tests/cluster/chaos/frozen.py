@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.cluster.chaos.crashes import immortal
-from tests.cluster.chaos.incarnation import Incarnation
-from tests.cluster.chaos.season import Season
+from tests.cluster.chaos.operator_run import OperatorRun
+from tests.cluster.chaos.scenario import Scenario
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import election
 
@@ -54,7 +54,7 @@ class Freeze:
         return False
 
 
-def freeze_and_thaw(season: Season, nths: Iterable[int]) -> list[str]:
+def freeze_and_thaw(season: Scenario, nths: Iterable[int]) -> list[str]:
     """One takeover per number. Returns the places where the leaders froze, and what ended of the operator."""
     froze: list[str] = []
     with short_lease():
@@ -68,7 +68,7 @@ def freeze_and_thaw(season: Season, nths: Iterable[int]) -> list[str]:
     return froze
 
 
-def _takeover(season: Season, nth: int) -> list[str]:
+def _takeover(season: Scenario, nth: int) -> list[str]:
     """The leader freezes, the other one takes over, the first goes on; both stay for a moment."""
     freeze = Freeze(nth)
     leader = _start(season, "one", freeze)
@@ -87,7 +87,7 @@ def _takeover(season: Season, nth: int) -> list[str]:
     return [freeze.at, *leader.ended, *other.ended]
 
 
-def _start(season: Season, identity: str, doom: Callable[[str, bool], bool]) -> Incarnation:
-    life = Incarnation(season.setup(identity), doom)
+def _start(season: Scenario, identity: str, doom: Callable[[str, bool], bool]) -> OperatorRun:
+    life = OperatorRun(season.setup(identity), doom)
     life.start()
     return life

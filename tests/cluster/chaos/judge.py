@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.cluster.chaos.witness import Seen
+from tests.cluster.chaos.watch_recorder import Seen
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.constants import (
     CONTAINER_NAME,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from tests.cluster.chaos.judge import FINISHED, is_true
-from tests.cluster.chaos.witness import Seen
+from tests.cluster.chaos.watch_recorder import Seen
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_HELPER
 
 Json = dict[str, Any]

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weather:
+class Faults:
     """How likely each fault is, from 0 to 1, per request or watch."""
 
     refused: float = 0.0
@@ -58,8 +58,8 @@ class Weather:
     lag_s: float = 1.0
 
 
-CALM = Weather()
-ROUGH = Weather(
+CALM = Faults()
+ROUGH = Faults(
     refused=0.05,
     vanished=0.03,
     unanswered=0.05,

@@ -89,7 +89,7 @@ def narrow_products() -> list[Finding]:
     if _can_use_cuda():
         group.add("bf16, fp16", State.SKIP, "", "ranks compute on the GPUs")
         return group.findings
-    from zerotrain.runtime.products import NEEDS, cpu_multiplies_fast
+    from zerotrain.runtime.matmul_support import NEEDS, cpu_multiplies_fast
 
     for dtype, needs in NEEDS.items():
         fast = cpu_multiplies_fast(dtype)

@@ -68,10 +68,10 @@ def _numa(group: Group, root: Path) -> None:
 
 def memory(root: Path = Path("/")) -> list[Finding]:
     """Return findings about the tightest memory limit, /dev/shm, page-locking, huge pages and swap."""
-    from zerotrain.runtime.offload.room import memory_room
+    from zerotrain.runtime.offload.free_memory import free_memory
 
     group = Group("memory")
-    room = memory_room(root)
+    room = free_memory(root)
     group.add(
         "limit", State.OK, f"{bytes_text(room.limit)}, {bytes_text(room.free)} free", f"by {room.source}"
     )

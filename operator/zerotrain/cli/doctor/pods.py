@@ -18,7 +18,7 @@ from zerotrain.cli.doctor.finding import Finding, from_records
 from zerotrain.cli.errors import CliError
 from zerotrain.client.errors import ClientError, ForbiddenError, InvalidJobError, NotFoundError
 from zerotrain.client.exit_codes import CommandExit
-from zerotrain.client.fields import Fields
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import Pod
 from zerotrain.contract.strict_json import strict_json
 from zerotrain.contract.text import printable

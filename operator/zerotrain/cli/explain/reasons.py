@@ -170,7 +170,7 @@ _ATTEMPT = {
         "zerotrain describe NAME: pod and finalizer; its owner has to remove it",
     ),
     "TerminatingPods": ("pods are on their way out", NOTHING),
-    "HoldOff": ("the next attempt waits a while after repeated failures", "correct the cause meanwhile"),
+    "BackOff": ("the next attempt waits a while after repeated failures", "correct the cause meanwhile"),
     "NotSuspended": ("the job is not suspended", NOTHING),
     "NotFinished": ("the job has not ended", NOTHING),
     "LogNotKept": (
@@ -279,7 +279,7 @@ _ENDS = {
         "zerotrain explain exit-codes; correct what the message names",
     ),
     "FailedByRule": ("a rule of failurePolicy.rules ended the job", "see the failure that matched the rule"),
-    "NoStepGained": (
+    "NoProgress": (
         "too many restarts in a row gained no step",
         "zerotrain describe NAME: the failures have the cause; maxRestartsWithoutProgress has the number",
     ),
@@ -343,7 +343,7 @@ _FAILURES = {
         "one rank's own work takes much longer than that of the others, which all wait for it",
         "look at its node: a throttled GPU, a busy drive, a noisy neighbour; ReplaceNodeAndRestart moves it",
     ),
-    "StragglerGone": ("no rank holds up the others any more", NOTHING),
+    "StragglerRecovered": ("no rank holds up the others any more", NOTHING),
     "StorageFailed": (
         "a volume failed while files were read or written, and may work again",
         "nothing to do where it stays rare; otherwise look after the volume's server and the nodes' mounts",

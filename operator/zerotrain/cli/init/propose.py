@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerotrain.cli.init.answers import Answers
-from zerotrain.contract.planner import ModelShape, ShapeError, Tier, Verdict, demand
+from zerotrain.contract.planner import Fit, ModelShape, ShapeError, Tier, demand
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.planning import workload_of
 
@@ -72,12 +72,12 @@ def propose(answers: Answers, *, shape: ModelShape | None, given: Choice | None)
     tried: list[Choice] = []
     for choice in _choices(answers):
         verdict = _verdict(answers, choice, shape)
-        if verdict is None or verdict is Verdict.UNKNOWN:
+        if verdict is None or verdict is Fit.UNKNOWN:
             return _unknown(answers, planned=verdict is not None)
-        if verdict is Verdict.FITS:
+        if verdict is Fit.FITS:
             refused = f"; {tried[-1].text} leaves too little room" if tried else ""
             return Proposal(choice=choice, reason=f"The first that fits, by the memory planner{refused}.")
-        if verdict is Verdict.TIGHT and tight is None:
+        if verdict is Fit.TIGHT and tight is None:
             tight = choice
         tried.append(choice)
     if tight is not None:
@@ -110,7 +110,7 @@ def _choices(answers: Answers) -> Iterator[Choice]:
             yield Choice(stage=3, recompute=True, optimizer="nvme", parameters="nvme")
 
 
-def _verdict(answers: Answers, choice: Choice, shape: ModelShape | None) -> Verdict | None:
+def _verdict(answers: Answers, choice: Choice, shape: ModelShape | None) -> Fit | None:
     """Return the planner's verdict on a choice; None if the model's size is not known."""
     from zerotrain.cli.init.document import as_object
 
@@ -121,7 +121,7 @@ def _verdict(answers: Answers, choice: Choice, shape: ModelShape | None) -> Verd
         return None
     computes = found.tier(Tier.GPU if answers.gpus else Tier.HOST)
     if computes is None or computes.limit is None:
-        return Verdict.UNKNOWN
+        return Fit.UNKNOWN
     # Of the other tiers only those with a known size count.
     known = [tier.verdict for tier in found.tiers if tier.limit is not None]
-    return next((item for item in (Verdict.DOES_NOT_FIT, Verdict.TIGHT) if item in known), Verdict.FITS)
+    return next((item for item in (Fit.DOES_NOT_FIT, Fit.TIGHT) if item in known), Fit.FITS)

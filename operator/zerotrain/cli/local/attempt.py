@@ -18,9 +18,9 @@ from zerotrain.contract.progress import Termination
 from zerotrain.contract.strict_json import read_json
 from zerotrain.contract.variables import settings_in
 from zerotrain.contract.worker_http import PROGRESS_PATH, WorkerReport
-from zerotrain.runtime.launch.leftovers import adopt_orphans, children, end_children
 from zerotrain.runtime.launch.main import HTTP_FILE, REPORT_FILE
 from zerotrain.runtime.launch.process import guarded
+from zerotrain.runtime.launch.reaper import adopt_orphans, children, end_children
 
 POLL_S = 0.25
 HTTP_TIMEOUT_S = 2.0

@@ -28,7 +28,7 @@ from zerotrain.operator.failure_policy import (
     WorkerEnd,
     decide,
     judge,
-    ruling_of,
+    rule_match_of,
 )
 
 
@@ -140,7 +140,7 @@ def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
         ranks=frozenset({said.rank} if said.rank is not None else range(plan.num_ranks)),
         texts=tuple(text for text in (said.exception, said.last_line) if text),
     )
-    ruling = ruling_of(plan.rules, facts)
+    ruling = rule_match_of(plan.rules, facts)
     decision = decide(judgement, history.restarts, plan.budget, step=end.step, now=now, ruling=ruling)
     if decision.restart:
         history.restarts.append(

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from zerotrain.client.diagnosis.case import Advice, Case
 from zerotrain.client.diagnosis.pods import held, late, refused, unstarted
-from zerotrain.client.fields import Fields
 from zerotrain.client.job import Job
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import Event, Pod
 from zerotrain.contract.exit_codes import EXIT_CODES, meaning_of
 from zerotrain.contract.unreachable import tells_unreachable

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from zerotrain.client.job import Job, command
 from zerotrain.client.observed import Event
-from zerotrain.client.views import Failure
+from zerotrain.client.status_records import Failure
 from zerotrain.contract.exit_codes import meaning_of
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from zerotrain.client.fields import Fields
+from zerotrain.client.formatting import counted, since, span
 from zerotrain.client.job import Job
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import Pod
-from zerotrain.client.views import Culprit
-from zerotrain.client.words import counted, since, span
+from zerotrain.client.status_records import Culprit
 
 _PHASES = {
     "": "nobody has looked at the job yet",

@@ -66,7 +66,7 @@ class SizeReason(StrEnum):
     """A size of spec.workers cannot keep the global batch, or does not fit the memory."""
 
 
-class RefusedWish(ObservedModel):
+class RefusedSize(ObservedModel):
     """Outcome for a spec.workers that cannot be used."""
 
     workers: Int
@@ -82,7 +82,7 @@ class ElasticStatus(ObservedModel):
     base_workers: Int
     """Size with which the job first started: the global batch is that of this size."""
 
-    wish: Int
+    requested_workers: Int
     """Value of spec.workers that the other fields answer; another value starts a new decision."""
 
     workers: Int | None = None
@@ -97,7 +97,7 @@ class ElasticStatus(ObservedModel):
     since: datetime | None = None
     """Time of the decision."""
 
-    refused: RefusedWish | None = None
+    refused: RefusedSize | None = None
     """Refusal of spec.workers, which stands while the job is smaller for another reason; under the reason
     Refused it is in `workers` and `message`."""
 
@@ -113,10 +113,10 @@ class ElasticStatus(ObservedModel):
     2^losses."""
 
     @property
-    def refusal(self) -> RefusedWish | None:
+    def refusal(self) -> RefusedSize | None:
         """Refusal of the present spec.workers; None if it was accepted."""
         if self.reason is SizeReason.REFUSED and self.workers is not None:
-            return RefusedWish(workers=self.workers, message=self.message)
+            return RefusedSize(workers=self.workers, message=self.message)
         return self.refused
 
     @property

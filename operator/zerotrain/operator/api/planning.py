@@ -15,6 +15,7 @@ from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.planner import (
     Accelerator,
     Demand,
+    Fit,
     Limit,
     ModelShape,
     Pace,
@@ -22,7 +23,6 @@ from zerotrain.contract.planner import (
     Rates,
     ShapeError,
     Tier,
-    Verdict,
     Workload,
     accelerator,
     demand,
@@ -88,7 +88,7 @@ class Planner(Protocol):
 class JobPlan:
     """Plan of one job at one size."""
 
-    verdict: Verdict
+    verdict: Fit
     message: str
     ranks: int
     demand: Demand | None = None
@@ -146,7 +146,7 @@ def _planned(text: str, workers: int, base_workers: int | None, most: int) -> Jo
     try:
         workload = workload_of(spec, workers=workers, base_workers=base_workers)
     except ShapeError as error:
-        return JobPlan(verdict=Verdict.UNKNOWN, message=f"not planned: {error}", ranks=ranks)
+        return JobPlan(verdict=Fit.UNKNOWN, message=f"not planned: {error}", ranks=ranks)
     return judge(workload, spec, base_workers=base_workers, most=most, rates=sheet_rates(spec, workload))
 
 
@@ -165,7 +165,7 @@ def judge(
     """
     found = demand(workload)
     message, proposal = summary(found), None
-    if found.verdict is Verdict.DOES_NOT_FIT:
+    if found.verdict is Fit.DOES_NOT_FIT:
         if most is None:
             most = most_workers(spec, workload.workers)
         proposal = nearest(workload, terms_of(spec, workload, base_workers=base_workers, most=most))

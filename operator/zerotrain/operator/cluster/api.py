@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.connection import Connection
 from zerotrain.operator.cluster.errors import ApiError, NotLeading, Unavailable, error_of
 from zerotrain.operator.cluster.rate import TokenBucket
@@ -114,7 +114,7 @@ class Api:
     async def call(self, request: Request) -> Json:
         """Return the answer's JSON. Raises ApiError; 429, 5xx and lost connections only after all retries."""
         text = await self.call_raw(request)
-        return dict(words.read(text)) if text else {}
+        return dict(json_codec.read(text)) if text else {}
 
     async def call_raw(self, request: Request) -> bytes:
         retries = self.limits.retries if request.retries is None else request.retries
@@ -133,7 +133,7 @@ class Api:
         params: Mapping[str, str],
         *,
         kind: str,
-        read: Callable[[bytes], Json] = words.read,
+        read: Callable[[bytes], Json] = json_codec.read,
     ) -> AsyncIterator[Json]:
         """Iterate over the events of one watch until the server ends it. Raises ApiError,
         aiohttp.ClientError. An event for which `read` raises ValueError is skipped."""
@@ -188,7 +188,7 @@ class Api:
         headers = {**await self.connection.headers(), "Accept": request.answer.value, **more_headers}
         data = None
         if request.body is not None:
-            data = words.write(request.body)
+            data = json_codec.write(request.body)
             headers["Content-Type"] = request.content_type
         told = f"{request.method} {request.path}"
         self._check_fence(request, told)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerotrain.contract.text import one_line, word
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 
 
 class ApiError(Exception):
@@ -96,7 +96,7 @@ def error_of(request: str, status: int, body: bytes) -> ApiError:
 def _status_object(body: bytes) -> dict[str, Any]:
     # A proxy or load balancer in between may answer with HTML or nothing at all.
     try:
-        parsed = words.read(body)
+        parsed = json_codec.read(body)
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}

@@ -9,17 +9,17 @@ from typing import Any
 from zerotrain.contract.config import ConfigError
 from zerotrain.operator.cluster.actions import (
     admission,
+    capacity,
     gangs,
     logs,
     protection,
-    room,
     stacks,
     verification,
     volumes,
     workers,
     yields,
 )
-from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands, Unfinished
+from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused, Unfinished
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.jobs import JobClient
@@ -38,7 +38,7 @@ from zerotrain.operator.reconcile import (
     ForgetGroup,
     KeepShared,
     ProtectWorkers,
-    ReadRoom,
+    ReadCapacity,
     RequestYield,
     SaveLog,
     UnprotectWorkers,
@@ -47,11 +47,11 @@ from zerotrain.operator.reconcile import (
 __all__ = ["ActionRefused", "Executor", "Unfinished"]
 
 
-async def _delete_job(hands: Hands, body: Json, action: DeleteJob) -> None:
+async def _delete_job(hands: ActionContext, body: Json, action: DeleteJob) -> None:
     await JobClient(hands.api).delete(body)
 
 
-_PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
+_PERFORM: dict[type, Callable[[ActionContext, Json, Any], Awaitable[None]]] = {
     CreateWorkers: workers.create,
     KeepShared: workers.keep_shared,
     DeleteWorkers: workers.delete_attempt,
@@ -64,14 +64,14 @@ _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
     CreateVerification: verification.create,
     ForgetGroup: gangs.forget,
     DiscoverApis: admission.discover,
-    ReadRoom: room.read,
+    ReadCapacity: capacity.read,
     AskStorageClass: volumes.read_class,
     AskQueue: admission.ask_queue,
     DeleteJob: _delete_job,
 }
 
 
-class Executor(Hands):
+class Executor(ActionContext):
     """Executor of all actions of the operator."""
 
     async def perform(self, body: Json, actions: Sequence[Action]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 
 from zerotrain.operator.api.job_text import kept, read_event, read_job
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache, with_kind
 from zerotrain.operator.cluster.listwatch import Reader, ScopedWatch
@@ -46,7 +46,7 @@ class JobReflector(ScopedWatch):
             sink=lambda namespace: _Jobs(jobs, changed, deleted, namespace, self.settle),
             namespaces=namespaces,
             reader=Reader(
-                item=partial(read_job, read=words.read), event=partial(read_event, read=words.read)
+                item=partial(read_job, read=json_codec.read), event=partial(read_event, read=json_codec.read)
             ),
         )
 

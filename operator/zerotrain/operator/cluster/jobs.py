@@ -10,7 +10,7 @@ from typing import Any
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.job_text import kept, read_job
 from zerotrain.operator.api.status import CheckpointStatus, ProgressStatus
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import NotFound, Unavailable
 from zerotrain.operator.cluster.paging import Listing
@@ -217,7 +217,7 @@ class JobClient:
 
     async def get(self, key: JobKey) -> Json:
         text = await self._api.call_raw(Request(method="GET", path=job_path(key), kind=PLURAL))
-        return read_job(text, words.read)
+        return read_job(text, json_codec.read)
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
@@ -229,7 +229,7 @@ class JobClient:
         (path,) = scoped(ALL_JOBS, () if namespace is None else (namespace,))
         async for text in Listing(self._api, path=path, kind=PLURAL):
             try:
-                yield with_kind(read_job(text, words.read))
+                yield with_kind(read_job(text, json_codec.read))
             except ValueError as error:
                 log.warning("a job that cannot be read is passed over: %s: %.200r", error, text)
 
@@ -247,7 +247,7 @@ class JobClient:
         }
         path = f"{job_path(key_of(job))}/status"
         request = Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body, answer=Answer.METADATA)
-        answer = read_job(await self._api.call_raw(request), words.read)
+        answer = read_job(await self._api.call_raw(request), json_codec.read)
         return {**job, "metadata": answer["metadata"], "status": body["status"]}
 
     async def delete(self, job: Json) -> None:

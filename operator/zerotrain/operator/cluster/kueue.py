@@ -22,17 +22,17 @@ from pydantic import ValidationError
 from zerotrain.contract.text import is_printable, one_line, word
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.meta import Toleration
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
-from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.paging import Listing
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
-from zerotrain.operator.reconcile.words import few
+from zerotrain.operator.reconcile.summaries import summarize
 from zerotrain.operator.resources.kueue import (
     TOPOLOGY_GATE,
     excluded_by,
@@ -149,7 +149,7 @@ class WorkloadWatch:
     def __init__(
         self,
         api: Api,
-        memories: Memories,
+        memories: JobStates,
         changed: Callable[[JobKey], None],
         namespace: str | None = None,
     ) -> None:
@@ -246,7 +246,7 @@ class WorkloadWatch:
         )
         async for text in listing:
             try:
-                item = words.read(text)
+                item = json_codec.read(text)
                 if (key := _owner(item)) is not None:
                     found[key], told[key] = await self._view(item), _job_key(item)
             except ApiError:
@@ -329,7 +329,7 @@ class WorkloadWatch:
 
 
 def workload_watches(
-    api: Api, memories: Memories, changed: Callable[[JobKey], None], namespaces: Sequence[str]
+    api: Api, memories: JobStates, changed: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> list[WorkloadWatch]:
     """Return one watch for the whole cluster, or one for each namespace."""
     return [WorkloadWatch(api, memories, changed, namespace) for namespace in namespaces or (None,)]
@@ -430,7 +430,7 @@ def _failed_nodes(status: Mapping[str, Any]) -> str | None:
     """Return a message if Kueue is about to correct its topology assignment: pods made before that could not
     run on the failed nodes."""
     names = [word(str(node.get("name"))) for node in status.get("unhealthyNodes", ())]
-    return f"it looks for other nodes in the place of {few(names)}, which failed" if names else None
+    return f"it looks for other nodes in the place of {summarize(names)}, which failed" if names else None
 
 
 def _flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavor:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import aiohttp
 
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
 from zerotrain.operator.cluster.paging import Listing
@@ -37,8 +37,8 @@ MAX_PASSED_OVER = 1000
 class Reader:
     """Functions that parse the texts of one kind. Both raise ValueError."""
 
-    item: Callable[[bytes], Json] = words.read
-    event: Callable[[bytes], Json] = words.read
+    item: Callable[[bytes], Json] = json_codec.read
+    event: Callable[[bytes], Json] = json_codec.read
 
 
 class Sink(Protocol):

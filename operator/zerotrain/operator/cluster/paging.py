@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 from zerotrain.contract.json_text import ItemSplitter
-from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Api, Json, Request
 
 FIRST_PAGE = 100
@@ -41,7 +41,7 @@ class Listing:
                 await asyncio.sleep(0)  # reading chunks that have arrived never yields to the loop
             for item in splitter.finish():
                 yield item
-            self.metadata = dict(words.read(splitter.envelope)).get("metadata") or {}
+            self.metadata = dict(json_codec.read(splitter.envelope)).get("metadata") or {}
             more = self.metadata.get("continue")
             if not more:
                 return

@@ -22,13 +22,13 @@ from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.asking import Answer, Asker, is_vain, lacks_one, timed_out
 from zerotrain.operator.cluster.call_budget import CallBudgets
 from zerotrain.operator.cluster.channel import Lane, NotAsked, SilentChannel, WorkerChannel
+from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
-from zerotrain.operator.cluster.listening import NodeListener
-from zerotrain.operator.cluster.memory import JobMemory, Memories
+from zerotrain.operator.cluster.node_prober import NodeProber
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
+from zerotrain.operator.cluster.worker_poller import Answer, WorkerPoller, is_vain, lacks_one, timed_out
 from zerotrain.operator.reconcile import PodView, stragglers
 from zerotrain.operator.reconcile.hangs import HangLimits, is_met, stands_still, suspect_after_s
 from zerotrain.operator.reconcile.inspection import inspect
@@ -128,7 +128,7 @@ class ProgressPuller:
         *,
         jobs: JobCache,
         store: PodStore,
-        memories: Memories,
+        memories: JobStates,
         channel: WorkerChannel,
         changed: Callable[[JobKey], None],
         now: Callable[[], datetime],
@@ -142,9 +142,7 @@ class ProgressPuller:
         self._looking = CallBudgets(INSPECTION_CALLS_PER_SECOND, clock())
         # The listener has budgets of its own: an inspection of thousands of workers would otherwise keep
         # those on silent nodes from being called.
-        self._listener = NodeListener(
-            memories=memories, channel=channel, changed=changed, now=now, clock=clock
-        )
+        self._listener = NodeProber(memories=memories, channel=channel, changed=changed, now=now, clock=clock)
 
     @property
     def unheard(self) -> int:
@@ -205,7 +203,7 @@ class ProgressPuller:
         pods = {index: pod for index, pod in started.items() if not pod.ended}
         # Worker 0 may have completed while others hang in their last work: then only those are inspected.
         begun, lane = self._clock(), Lane.DOUBTED if poll.timeouts >= DOUBTED_AFTER else Lane.POLL
-        asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        asker = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
         answer = await asker.report(pods[0], lane) if 0 in pods else None
         if isinstance(answer, NotAsked):
             poll.skipped = True
@@ -293,14 +291,14 @@ class ProgressPuller:
             return
         poll.inspected_at = now
         lane = Lane.SAMPLE if poll.vain_looks else Lane.LOOK
-        asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        asker = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
         answers = await asker.look(pods, lane, turn=poll.turn)
         budget.give_back(len(pods) - len(answers))
         if self._jobs.get(key) is None or lacks_one(answers.values()):
             return
         vain = is_vain(answers.values())
         poll.vain_looks, poll.turn = (poll.vain_looks + 1, poll.turn + 1) if vain else (0, poll.turn)
-        memory: JobMemory = self._memories.of(uid)
+        memory: JobState = self._memories.of(uid)
         reports = {index: _report_in(answer) for index, answer in answers.items()}
         look = inspect(reports, attempt=attempt, at=self._now())
         keeps = alarmed or not is_met(look) or stands_still(_limits(job), look)

@@ -13,13 +13,13 @@ from .judgements import (
     NOT_STARTED,
     UNKNOWN_ENDS,
     Evidence,
-    Judgement,
-    Verdict,
+    FailureClass,
+    Ruled,
     WorkerEnd,
     blames_a_peer,
     judge,
 )
-from .rules import FailureFacts, Ruling, ruling_of
+from .rules import FailureFacts, RuleMatch, rule_match_of
 
 __all__ = [
     "ABORTED",
@@ -32,15 +32,15 @@ __all__ = [
     "Budget",
     "Decision",
     "Evidence",
+    "FailureClass",
     "FailureFacts",
-    "Judgement",
     "PastRestart",
-    "Ruling",
-    "Verdict",
+    "RuleMatch",
+    "Ruled",
     "WorkerEnd",
     "blames_a_peer",
     "decide",
     "judge",
-    "ruling_of",
+    "rule_match_of",
     "still_counts",
 ]

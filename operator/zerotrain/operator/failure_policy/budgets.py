@@ -14,8 +14,8 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.constants import Reason
 
-from .judgements import Judgement, Verdict
-from .rules import Ruling
+from .judgements import FailureClass, Ruled
+from .rules import RuleMatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +66,13 @@ QUIET_S = 3600.0
 
 
 def decide(
-    judgement: Judgement,
+    judgement: FailureClass,
     history: Sequence[PastRestart],
     budget: Budget,
     *,
     step: int,
     now: datetime,
-    ruling: Ruling | None = None,
+    ruling: RuleMatch | None = None,
 ) -> Decision:
     """Decide between another attempt and the end of the job.
 
@@ -93,20 +93,20 @@ def decide(
 
 
 _BUILT_IN = {
-    Verdict.RESTART: FailureAction.RESTART_ALL,
-    Verdict.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
-    Verdict.FAIL: FailureAction.FAIL_JOB,
+    Ruled.RESTART: FailureAction.RESTART_ALL,
+    Ruled.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
+    Ruled.FAIL: FailureAction.FAIL_JOB,
 }
 
 
 def _refused_by_action(
-    judgement: Judgement, history: Sequence[PastRestart], action: FailureAction, ruling: Ruling | None
+    judgement: FailureClass, history: Sequence[PastRestart], action: FailureAction, ruling: RuleMatch | None
 ) -> Decision | None:
     if action is FailureAction.FAIL_JOB:
         if ruling is None:
             return _end(Reason.PERMANENT_FAILURE, "another attempt cannot help", action)
         return _end(Reason.FAILED_BY_RULE, f"failurePolicy.rules[{ruling.index}] says FailJob", action)
-    once = ruling is None and judgement.verdict is Verdict.RESTART_ONCE
+    once = ruling is None and judgement.verdict is Ruled.RESTART_ONCE
     if once and any(item.reason == judgement.reason for item in history):
         return _end(Reason.PERMANENT_FAILURE, f"{judgement.reason} happened a second time", action)
     return None
@@ -150,7 +150,7 @@ def _led_nowhere(
         f"{budget.max_idle_restarts} are allowed; look at status.failures, or raise "
         "failurePolicy.maxRestartsWithoutProgress"
     )
-    return _end(Reason.NO_STEP_GAINED, message, FailureAction.FAIL_JOB)
+    return _end(Reason.NO_PROGRESS, message, FailureAction.FAIL_JOB)
 
 
 def _end(reason: Reason, message: str, action: FailureAction) -> Decision:

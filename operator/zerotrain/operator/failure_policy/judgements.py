@@ -16,7 +16,7 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
 
 
-class Verdict(StrEnum):
+class Ruled(StrEnum):
     RESTART = "Restart"
     RESTART_ONCE = "RestartOnce"
     """Start another attempt, unless this job already had one for the same reason."""
@@ -56,12 +56,12 @@ class WorkerEnd:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class FailureClass:
     """The meaning of a worker's end."""
 
     cause: RestartCause
     reason: Reason
-    verdict: Verdict
+    verdict: Ruled
     evidence: Evidence
 
 
@@ -79,95 +79,95 @@ UNKNOWN_ENDS = frozenset({"ContainerStatusUnknown", "Unknown"})
 that is gone or that ended unobserved: its node was restarted."""
 ABORTED = 128 + signal.SIGABRT
 
-_POD_REASONS: dict[str, Judgement] = {
-    "Evicted": Judgement(
-        cause=RestartCause.INFRA, reason=Reason.EVICTED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
+_POD_REASONS: dict[str, FailureClass] = {
+    "Evicted": FailureClass(
+        cause=RestartCause.INFRA, reason=Reason.EVICTED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
     ),
-    "Preempting": Judgement(
+    "Preempting": FailureClass(
         cause=RestartCause.PREEMPTION,
         reason=Reason.PREEMPTED,
-        verdict=Verdict.RESTART,
+        verdict=Ruled.RESTART,
         evidence=Evidence.KILLED,
     ),
-    "NodeLost": Judgement(
-        cause=RestartCause.INFRA, reason=Reason.NODE_LOST, verdict=Verdict.RESTART, evidence=Evidence.KILLED
+    "NodeLost": FailureClass(
+        cause=RestartCause.INFRA, reason=Reason.NODE_LOST, verdict=Ruled.RESTART, evidence=Evidence.KILLED
     ),
 }
 # UnexpectedAdmissionError, NodeAffinity, OutOfcpu, Terminated (node shutdown): the node rejected or dropped
 # the pod before or beside the program, so the program is not to blame.
-_OTHER_POD_REASON = Judgement(
-    cause=RestartCause.INFRA, reason=Reason.POD_REJECTED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
+_OTHER_POD_REASON = FailureClass(
+    cause=RestartCause.INFRA, reason=Reason.POD_REJECTED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
 )
-_LOST = Judgement(
-    cause=RestartCause.INFRA, reason=Reason.POD_LOST, verdict=Verdict.RESTART, evidence=Evidence.KILLED
+_LOST = FailureClass(
+    cause=RestartCause.INFRA, reason=Reason.POD_LOST, verdict=Ruled.RESTART, evidence=Evidence.KILLED
 )
-_PREEMPTED = Judgement(
-    cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
+_PREEMPTED = FailureClass(
+    cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
 )
 _NODE_LOST = _POD_REASONS["NodeLost"]
 _EVICTED = _POD_REASONS["Evicted"]
-_OOM = Judgement(
-    cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, verdict=Verdict.RESTART, evidence=Evidence.KILLED
+_OOM = FailureClass(
+    cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, verdict=Ruled.RESTART, evidence=Evidence.KILLED
 )
 # A rank that ran out of device memory affects its peers only by vanishing: no lost peer ends like this.
 _OUT_OF_DEVICE_MEMORY = replace(_OOM, evidence=Evidence.SELF_INFLICTED)
-_KILLED = Judgement(
-    cause=RestartCause.APP, reason=Reason.KILLED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
+_KILLED = FailureClass(
+    cause=RestartCause.APP, reason=Reason.KILLED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
 )
 # NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure.
 # The launcher classifies ranks in the same way (`launch.verdict`).
 _ABORTED = replace(_KILLED, evidence=Evidence.UNCLEAR)
-_RENDEZVOUS = Judgement(
+_RENDEZVOUS = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.RENDEZVOUS_TIMEOUT,
-    verdict=Verdict.RESTART,
+    verdict=Ruled.RESTART,
     evidence=Evidence.ECHO,
 )
-_STORAGE = Judgement(
+_STORAGE = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.STORAGE_FAILED,
-    verdict=Verdict.RESTART,
+    verdict=Ruled.RESTART,
     evidence=Evidence.KILLED,
 )
-_SPILL = Judgement(
+_SPILL = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.SPILL_INTEGRITY,
-    verdict=Verdict.RESTART_ONCE,
+    verdict=Ruled.RESTART_ONCE,
     evidence=Evidence.SELF_INFLICTED,
 )
-_PERMANENT = Judgement(
+_PERMANENT = FailureClass(
     cause=RestartCause.APP,
     reason=Reason.PERMANENT_FAILURE,
-    verdict=Verdict.FAIL,
+    verdict=Ruled.FAIL,
     evidence=Evidence.SELF_INFLICTED,
 )
-_PLAIN = Judgement(
-    cause=RestartCause.APP, reason=Reason.RANK_FAILED, verdict=Verdict.RESTART, evidence=Evidence.UNCLEAR
+_PLAIN = FailureClass(
+    cause=RestartCause.APP, reason=Reason.RANK_FAILED, verdict=Ruled.RESTART, evidence=Evidence.UNCLEAR
 )
-_INIT_FAILED = Judgement(
+_INIT_FAILED = FailureClass(
     cause=RestartCause.APP,
     reason=Reason.INIT_CONTAINER_FAILED,
-    verdict=Verdict.RESTART,
+    verdict=Ruled.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
-HUNG = Judgement(
-    cause=RestartCause.APP, reason=Reason.HANG, verdict=Verdict.RESTART, evidence=Evidence.SELF_INFLICTED
+HUNG = FailureClass(
+    cause=RestartCause.APP, reason=Reason.HANG, verdict=Ruled.RESTART, evidence=Evidence.SELF_INFLICTED
 )
 """Judgement of a hung worker. `judge` does not return it, because a hung worker has not ended."""
-NOT_STARTED = Judgement(
+NOT_STARTED = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.START_DEADLINE_EXCEEDED,
-    verdict=Verdict.RESTART,
+    verdict=Ruled.RESTART,
     evidence=Evidence.KILLED,
 )
 """Judgement of a worker that never started. `judge` does not return it, because such a worker has not
 ended."""
-_TERMINATED = Judgement(
-    cause=RestartCause.APP, reason=Reason.KILLED, verdict=Verdict.RESTART, evidence=Evidence.ECHO
+_TERMINATED = FailureClass(
+    cause=RestartCause.APP, reason=Reason.KILLED, verdict=Ruled.RESTART, evidence=Evidence.ECHO
 )
 
 
-def judge(end: WorkerEnd) -> Judgement:
+def judge(end: WorkerEnd) -> FailureClass:
     """Return the meaning of one worker's end. Do not call it for codes 0 and 75, which are no failures.
 
     The first match decides: a code that the user must act on, then what the cluster did to the pod, then the
@@ -200,7 +200,7 @@ def judge(end: WorkerEnd) -> Judgement:
     return _OUT_OF_DEVICE_MEMORY if (end.exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
 
 
-def _of_init_container(end: WorkerEnd) -> Judgement:
+def _of_init_container(end: WorkerEnd) -> FailureClass:
     if end.exit_reason == "OOMKilled":
         return _OOM
     if end.exit_code is None or (end.deleted and signal_of(end.exit_code) is not None):
@@ -214,7 +214,7 @@ def blames_a_peer(exception: str | None) -> bool:
     return exception is not None and _LOST_A_PEER.search(exception) is not None
 
 
-def _by_cluster(end: WorkerEnd) -> Judgement | None:
+def _by_cluster(end: WorkerEnd) -> FailureClass | None:
     """Return the judgement on what was done to the pod or its node, whatever its program reported; None if
     nothing was."""
     if end.node_lost or end.disruption in LOSING_DISRUPTIONS:

@@ -26,7 +26,7 @@ class FailureFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ruling:
+class RuleMatch:
     """The decision of a rule on a failure."""
 
     index: int
@@ -34,11 +34,11 @@ class Ruling:
     action: FailureAction
 
 
-def ruling_of(rules: Sequence[FailureRule], facts: FailureFacts) -> Ruling | None:
+def rule_match_of(rules: Sequence[FailureRule], facts: FailureFacts) -> RuleMatch | None:
     """Return the ruling of the first rule that matches; None leaves the failure to the built-in table."""
     for index, rule in enumerate(rules):
         if _matches(rule, facts):
-            return Ruling(index=index, action=rule.action)
+            return RuleMatch(index=index, action=rule.action)
     return None
 
 

@@ -17,8 +17,8 @@ from zerotrain.operator.failure_policy import (
     ABOUT_FILES,
     BY_KUBELET,
     Evidence,
-    Judgement,
-    Verdict,
+    FailureClass,
+    Ruled,
     WorkerEnd,
     blames_a_peer,
     judge,
@@ -27,7 +27,7 @@ from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
 from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
 
 
-class Fate(Enum):
+class WorkerState(Enum):
     """The state of one worker of the attempt."""
 
     ABSENT = "absent"
@@ -50,15 +50,17 @@ class Fate(Enum):
 
 
 _OF_STATE = {
-    PodState.PENDING: Fate.PENDING,
-    PodState.RUNNING: Fate.RUNNING,
-    PodState.GOING: Fate.GOING,
-    PodState.SUCCEEDED: Fate.SUCCEEDED,
-    PodState.YIELDED: Fate.YIELDED,
-    PodState.FAILED: Fate.FAILED,
+    PodState.PENDING: WorkerState.PENDING,
+    PodState.RUNNING: WorkerState.RUNNING,
+    PodState.GOING: WorkerState.GOING,
+    PodState.SUCCEEDED: WorkerState.SUCCEEDED,
+    PodState.YIELDED: WorkerState.YIELDED,
+    PodState.FAILED: WorkerState.FAILED,
 }
-LIVE = frozenset({Fate.PENDING, Fate.RUNNING, Fate.GOING})
-OVER = frozenset({Fate.SUCCEEDED, Fate.YIELDED, Fate.STOPPED, Fate.FAILED, Fate.LOST})
+LIVE = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.GOING})
+OVER = frozenset(
+    {WorkerState.SUCCEEDED, WorkerState.YIELDED, WorkerState.STOPPED, WorkerState.FAILED, WorkerState.LOST}
+)
 
 CLOCK_DOUBT = timedelta(minutes=1)
 """Largest lag of a node's clock behind the API server's clock, which dates deletions."""
@@ -69,13 +71,13 @@ class Worker:
     """One worker of the attempt."""
 
     index: int
-    fate: Fate
+    fate: WorkerState
     pod: PodView | None = None
     loss: Loss | None = None
     """The loss of its node, if the worker was lost with it."""
 
 
-NOBODY = Worker(index=0, fate=Fate.RUNNING)
+NOBODY = Worker(index=0, fate=WorkerState.RUNNING)
 """Placeholder for the failed worker if no worker is to blame."""
 
 
@@ -84,7 +86,7 @@ class Failure:
     """The worker whose end explains the end of the attempt, and the meaning of that end."""
 
     worker: Worker
-    judgement: Judgement
+    judgement: FailureClass
     rank: int | None = None
     """Rank to blame; None leaves it to the pod's termination message."""
     told: str = ""
@@ -110,13 +112,13 @@ class AttemptView:
     present: tuple[PodView, ...]
     """Pods of this attempt that exist as objects, including ended ones."""
 
-    def indices(self, *fates: Fate) -> tuple[int, ...]:
+    def indices(self, *fates: WorkerState) -> tuple[int, ...]:
         return tuple(worker.index for worker in self.workers if worker.fate in fates)
 
-    def count(self, *fates: Fate) -> int:
+    def count(self, *fates: WorkerState) -> int:
         return sum(1 for worker in self.workers if worker.fate in fates)
 
-    def all_in(self, fates: frozenset[Fate]) -> bool:
+    def all_in(self, fates: frozenset[WorkerState]) -> bool:
         return all(worker.fate in fates for worker in self.workers)
 
 
@@ -155,29 +157,33 @@ def _worker(
 ) -> Worker:
     if present is not None:
         fate = _OF_STATE[present.state]
-        if fate is Fate.GOING and present.deletion_at is not None and present.deletion_at < stuck_before:
-            fate = Fate.LOST
+        if (
+            fate is WorkerState.GOING
+            and present.deletion_at is not None
+            and present.deletion_at < stuck_before
+        ):
+            fate = WorkerState.LOST
         return Worker(index=index, fate=fate, pod=present)
     if gone is not None:
-        return Worker(index=index, fate=_OF_STATE[gone.state] if gone.ended else Fate.LOST, pod=gone)
-    return Worker(index=index, fate=Fate.LOST if created else Fate.ABSENT)
+        return Worker(index=index, fate=_OF_STATE[gone.state] if gone.ended else WorkerState.LOST, pod=gone)
+    return Worker(index=index, fate=WorkerState.LOST if created else WorkerState.ABSENT)
 
 
 def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
     """Return the worker as lost if its node is lost and its end is not known otherwise."""
     loss = losses.get(worker.pod.node or "") if losses and worker.pod is not None else None
-    if loss is not None and worker.fate is Fate.FAILED and worker.pod is not None:
+    if loss is not None and worker.fate is WorkerState.FAILED and worker.pod is not None:
         # Its files may have disappeared before the node did.
         return replace(worker, loss=loss) if worker.pod.worker_code in ABOUT_FILES else worker
-    if loss is None or (worker.fate not in LIVE and worker.fate is not Fate.LOST):
+    if loss is None or (worker.fate not in LIVE and worker.fate is not WorkerState.LOST):
         return worker
-    return replace(worker, fate=Fate.LOST, loss=loss)
+    return replace(worker, fate=WorkerState.LOST, loss=loss)
 
 
 def _as_told(worker: Worker) -> Worker:
     """Return the worker of a user program as stopped if its exit code 0 may be an answer to SIGTERM."""
-    if worker.fate is Fate.SUCCEEDED and worker.pod is not None and _was_to_go(worker.pod):
-        return replace(worker, fate=Fate.STOPPED)
+    if worker.fate is WorkerState.SUCCEEDED and worker.pod is not None and _was_to_go(worker.pod):
+        return replace(worker, fate=WorkerState.STOPPED)
     return worker
 
 
@@ -221,21 +227,21 @@ def failures_of(view: AttemptView) -> list[Failure]:
     If some worker yielded, its checkpoint is durable for all ranks. A peer that was lost or terminated
     meanwhile is then part of that end and no failure.
     """
-    yielded = view.count(Fate.YIELDED) > 0
+    yielded = view.count(WorkerState.YIELDED) > 0
     failures = []
     for worker in view.workers:
-        if worker.fate in (Fate.FAILED, Fate.LOST):
+        if worker.fate in (WorkerState.FAILED, WorkerState.LOST):
             judgement = judge(_end_of(worker))
-            echo = judgement.evidence is Evidence.ECHO or worker.fate is Fate.LOST
+            echo = judgement.evidence is Evidence.ECHO or worker.fate is WorkerState.LOST
             if not (yielded and echo):
                 failures.append(Failure(worker=worker, judgement=judgement))
     return failures
 
 
-YIELDED_JUDGEMENT = Judgement(
+YIELDED_JUDGEMENT = FailureClass(
     cause=RestartCause.PREEMPTION,
     reason=Reason.YIELDED,
-    verdict=Verdict.RESTART,
+    verdict=Ruled.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
 MOVED_JUDGEMENT = replace(YIELDED_JUDGEMENT, reason=Reason.DRAINING)
@@ -245,7 +251,7 @@ def _end_of(worker: Worker) -> WorkerEnd:
     pod = worker.pod
     if pod is None:
         return WorkerEnd(exit_code=None, deleted=True)
-    lost = worker.fate is Fate.LOST
+    lost = worker.fate is WorkerState.LOST
     return WorkerEnd(
         exit_code=None if lost else pod.exit_code,
         exit_reason=pod.exit_reason,
@@ -258,7 +264,7 @@ def _end_of(worker: Worker) -> WorkerEnd:
     )
 
 
-def judgement_of(worker: Worker, end: RankEnd) -> Judgement:
+def failure_class_of(worker: Worker, end: RankEnd) -> FailureClass:
     """Return the judgement on the end of another rank of the worker than the one that ended its pod."""
     whole = _end_of(worker)
     killed = end.code == ExitCode.KILLED

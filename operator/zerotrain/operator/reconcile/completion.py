@@ -7,16 +7,16 @@ rank, is not known.
 
 For a user program that was asked to stop, an exit code 0 may mean "done" or "stopped": many programs end so
 on SIGTERM. It counts as stopped, as in a Kubernetes Job: a program that is done ends with 0 once more. This
-module covers the operator's own stop request; a deletion or a disruption leads to `Fate.STOPPED`.
+module covers the operator's own stop request; a deletion or a disruption leads to `WorkerState.STOPPED`.
 """
 
 from __future__ import annotations
 
-from zerotrain.operator.reconcile.attempts import CLOCK_DOUBT, AttemptView, Fate
+from zerotrain.operator.reconcile.attempts import CLOCK_DOUBT, AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 
-_SURE = frozenset({Fate.SUCCEEDED})
-_UNLESS_PROVEN = frozenset({Fate.SUCCEEDED, Fate.LOST})
+_SURE = frozenset({WorkerState.SUCCEEDED})
+_UNLESS_PROVEN = frozenset({WorkerState.SUCCEEDED, WorkerState.LOST})
 
 
 def is_done(draft: Draft, view: AttemptView) -> bool:
@@ -57,7 +57,7 @@ def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
     ends = [
         worker.pod.termination
         for worker in view.workers
-        if worker.fate is Fate.SUCCEEDED and worker.pod is not None
+        if worker.fate is WorkerState.SUCCEEDED and worker.pod is not None
     ]
     return any(end is not None and end.step >= spec.steps for end in ends)
 
@@ -65,7 +65,7 @@ def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
 def told(view: AttemptView) -> str:
     """Return the part of the event's message that names the workers whose end was not observed; empty without
     one."""
-    unseen = view.indices(Fate.LOST)
+    unseen = view.indices(WorkerState.LOST)
     if not unseen:
         return ""
     names = f"{', '.join(str(index) for index in unseen[:5])}{', ...' if len(unseen) > 5 else ''}"

@@ -16,7 +16,7 @@ from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import hangs, privileges, refusals, stuck
-from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, stored
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.progress import origin_of, trained_nothing, unsaved_steps
@@ -175,7 +175,7 @@ def _hold_off(facts: Facts) -> Finding:
     """Return what the next attempt waits for."""
     status, older = facts.status, facts.draft.observed.older_in_shortage
     if status.given_back is None:
-        return Finding(None, Reason.HOLD_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
+        return Finding(None, Reason.BACK_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
     when = "the hold-off" if older is None else f"job {older}, which is older and lacks a part, too"
     told = f"attempt {status.attempt} gave back what it held: {status.given_back.message}"
     return Finding(None, Reason.GAVE_BACK, f"{told}; attempt {status.attempt + 1} starts after {when}")
@@ -185,8 +185,8 @@ def _start_up(facts: Facts) -> Finding:
     view = facts.view
     if not facts.started:
         return Finding(None, Reason.CREATED)
-    if view.count(Fate.ABSENT):
-        return Finding(None, Reason.CREATING_PODS, f"creating {view.count(Fate.ABSENT)} pods")
+    if view.count(WorkerState.ABSENT):
+        return Finding(None, Reason.CREATING_PODS, f"creating {view.count(WorkerState.ABSENT)} pods")
     waiting = _first(view, lambda pod: pod.waiting)
     if waiting is not None:
         return Finding(None, Reason.CONTAINER_WAITING, waiting)
@@ -196,9 +196,9 @@ def _start_up(facts: Facts) -> Finding:
     long = _first(view, lambda pod: stuck.runs_long(facts.draft, pod))
     if long is not None:
         return Finding(None, Reason.INIT_CONTAINER_RUNS, long)
-    if view.count(Fate.PENDING):
+    if view.count(WorkerState.PENDING):
         before = _first(view, stuck.runs_before)
-        told = f"{view.count(Fate.PENDING)} pods have not started{f'; {before}' if before else ''}"
+        told = f"{view.count(WorkerState.PENDING)} pods have not started{f'; {before}' if before else ''}"
         return Finding(None, Reason.WAITING_FOR_PODS, told)
     return Finding(None, Reason.WAITING_FOR_RANKS, "all pods run; the ranks have not all met yet")
 
@@ -235,7 +235,7 @@ def _pods_scheduled(facts: Facts) -> Finding:
         return Finding(False, Reason.GAVE_BACK, facts.status.given_back.message)
     if not facts.started:
         return Finding(False, str(facts.phase))
-    if facts.view.count(Fate.ABSENT):
+    if facts.view.count(WorkerState.ABSENT):
         return Finding(False, Reason.CREATING_PODS)
     refused = _first(facts.view, lambda pod: None if pod.scheduled else pod.unscheduled_reason)
     if refused is not None:
@@ -310,7 +310,7 @@ def _is_answered(facts: Facts) -> bool:
     then the ranks may make steps beyond a checkpoint that was due anyway, and the operator has not learned of
     them yet.
     """
-    return facts.view.count(Fate.YIELDED) > 0 and not unsaved_steps(facts.status)
+    return facts.view.count(WorkerState.YIELDED) > 0 and not unsaved_steps(facts.status)
 
 
 def _suspended(facts: Facts) -> Finding:

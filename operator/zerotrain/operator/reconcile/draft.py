@@ -18,7 +18,7 @@ from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
 from zerotrain.operator.reconcile.clock import moment
 from zerotrain.operator.reconcile.job import JobView
-from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, Signs, losses, patience
+from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, NodeSigns, losses, patience
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
 
@@ -105,11 +105,11 @@ class Draft:
             return NO_LOSSES
         return losses(self.observed.nodes, self.signs(), now=self.now)
 
-    def signs(self) -> Signs:
+    def signs(self) -> NodeSigns:
         """Return the signs of life of the workers on nodes that are not ready."""
         heard = self.observed.progress
         current = heard if heard is not None and heard.attempt == self.status.attempt else None
-        return Signs(
+        return NodeSigns(
             patience=patience(self.job.spec.failure_policy.node_not_ready_seconds, current),
             step_at=self.step_at(),
             heard=self.observed.heard,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from zerotrain.operator.api.core.meta import TaintEffect, Toleration
 from zerotrain.operator.api.status import MAX_MOVED_OFF
-from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, Fate, Worker
+from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, Worker, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import NodeTaint, NodeView
 
@@ -59,7 +59,7 @@ def _why(worker: Worker, left: Mapping[str, str], moved_off: Collection[str]) ->
     pod = worker.pod
     if pod is None or worker.fate not in LIVE:
         return None
-    if worker.fate is Fate.GOING and pod.disruption is not None:
+    if worker.fate is WorkerState.GOING and pod.disruption is not None:
         return f"(pod {pod.name}) has to go ({pod.disruption})"
     why = left.get(pod.node or "")
     if why is None or pod.node in moved_off:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from zerotrain.operator.api.status import MAX_EXCLUDED_NODES, ExcludedNode
-from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 
 
@@ -45,7 +45,7 @@ def outlived(draft: Draft, view: AttemptView) -> tuple[str, ...]:
     A pod's affinity cannot be changed: such an attempt could wait forever beside a node that it may use.
     """
     shape = draft.status.shape
-    if shape is None or not shape.excluded_nodes or not view.count(Fate.PENDING):
+    if shape is None or not shape.excluded_nodes or not view.count(WorkerState.PENDING):
         return ()
     if all(pod.scheduled for pod in view.present):
         return ()

@@ -21,7 +21,7 @@ from zerotrain.operator.api import Phase
 from zerotrain.operator.api.status import GivenBack, Shortage
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import queueing, sizing, unscheduled
-from zerotrain.operator.reconcile.attempts import AttemptView, Fate, Worker
+from zerotrain.operator.reconcile.attempts import AttemptView, Worker, WorkerState
 from zerotrain.operator.reconcile.draft import Draft, stored
 
 FIRST_HOLD_OFF_S = 15.0
@@ -43,7 +43,7 @@ def reason(draft: Draft, view: AttemptView) -> str | None:
     if lack is not None and _gave_up(view):
         return f"{lack[1]}; the others gave up the rendezvous (exit code 82)"
     if lack is None or queueing.in_queue(draft):
-        if draft.status.shortage is not None and not view.count(Fate.ABSENT):
+        if draft.status.shortage is not None and not view.count(WorkerState.ABSENT):
             draft.set(shortage=None)
         return None
     shortage = draft.status.shortage
@@ -53,7 +53,7 @@ def reason(draft: Draft, view: AttemptView) -> str | None:
     due, limit_s = _due(draft, shortage)
     if draft.now < due:
         draft.wake(due)
-        if view.count(Fate.ABSENT):
+        if view.count(WorkerState.ABSENT):
             # Other jobs may release resources at any moment, and no event reports it.
             draft.wake(draft.now + timedelta(seconds=draft.observed.limits.refused_creation_s / RETRIES))
         return None
@@ -95,7 +95,7 @@ def settle(draft: Draft) -> None:
 def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
     """Return reason and message of what the attempt lacks while it holds something; None otherwise."""
     live = [pod for pod in view.present if not pod.ended]
-    if absent := view.count(Fate.ABSENT):
+    if absent := view.count(WorkerState.ABSENT):
         problem, known = draft.observed.problem, draft.status.shortage
         if not view.present or (problem is None and known is None):
             return None
@@ -127,7 +127,7 @@ def _gave_up(view: AttemptView) -> bool:
 
     A pod that has a node and reports why its program does not start is to blame instead of the rest.
     """
-    ended = [worker for worker in view.workers if worker.fate is Fate.FAILED]
+    ended = [worker for worker in view.workers if worker.fate is WorkerState.FAILED]
     if not ended or any(_code(worker) != ExitCode.RENDEZVOUS_TIMEOUT for worker in ended):
         return False
     return not any(worker.pod.waiting for worker in _placed_and_waiting(view) if worker.pod is not None)
@@ -136,7 +136,7 @@ def _gave_up(view: AttemptView) -> bool:
 def _placed_and_waiting(view: AttemptView) -> Iterator[Worker]:
     for worker in view.workers:
         pod = worker.pod
-        if worker.fate is Fate.PENDING and pod is not None and (pod.scheduled or pod.node):
+        if worker.fate is WorkerState.PENDING and pod is not None and (pod.scheduled or pod.node):
             yield worker
 
 

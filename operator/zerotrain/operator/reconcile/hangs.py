@@ -19,7 +19,7 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import HUNG
 from zerotrain.operator.reconcile.attempts import NOBODY, AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.inspection import Inspection, Pace, pace_of
+from zerotrain.operator.reconcile.inspection import Inspection, RankPace, pace_of
 from zerotrain.operator.reconcile.observe import PodView, StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
 
@@ -96,7 +96,7 @@ class HangLimits:
         """Return the limits of a job with this number of recent hangs."""
         return replace(self, scale=2.0 ** min(hangs, MAX_DOUBLINGS))
 
-    def of(self, phase: Phase, pace: Pace) -> float:
+    def of(self, phase: Phase, pace: RankPace) -> float:
         """Return the seconds that ranks with this pace may stand still in this phase."""
         learned = max(self.factor * (pace.usual_s or 0.0), LONGEST_FACTOR * (pace.longest_s or 0.0))
         match phase:

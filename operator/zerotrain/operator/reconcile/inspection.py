@@ -34,7 +34,7 @@ Fewer steps say too little: caches fill, shapes are compiled late, buffers grow.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Laggard:
+class SlowRank:
     """The rank that blocks the others, or the first of those that may."""
 
     rank: int
@@ -46,7 +46,7 @@ class Laggard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class RankPace:
     """The pace of the ranks that are in one phase."""
 
     idle_s: float
@@ -71,10 +71,10 @@ class Inspection:
     """Time by this operator's clock."""
     step: int = 0
     """Step of the rank that is furthest."""
-    paces: Mapping[Phase, Pace] = field(default_factory=dict)
+    paces: Mapping[Phase, RankPace] = field(default_factory=dict)
     """Pace of the ranks by phase; empty if no rank that reports answered, so that nothing can be
     concluded."""
-    laggard: Laggard | None = None
+    laggard: SlowRank | None = None
 
 
 def inspect(answers: Mapping[int, WorkerReport | None], *, attempt: int, at: datetime) -> Inspection:
@@ -102,7 +102,7 @@ def _is_of(rank: int, worker: int, report: WorkerReport) -> bool:
     return rank // len(report.ranks) == worker
 
 
-def _paces(records: Sequence[Progress]) -> dict[Phase, Pace]:
+def _paces(records: Sequence[Progress]) -> dict[Phase, RankPace]:
     paces = {}
     for phase in {record.phase for record in records}:
         motions = [record.motion for record in records if record.phase is phase and record.motion]
@@ -110,7 +110,7 @@ def _paces(records: Sequence[Progress]) -> dict[Phase, Pace]:
     return paces
 
 
-def pace_of(phase: Phase, motions: Sequence[Motion]) -> Pace:
+def pace_of(phase: Phase, motions: Sequence[Motion]) -> RankPace:
     """Return the pace of one or more ranks that are in this phase."""
     if phase is Phase.CHECKPOINT:
         longest = _largest(motion.longest_checkpoint_seconds for motion in motions)
@@ -118,7 +118,7 @@ def pace_of(phase: Phase, motions: Sequence[Motion]) -> Pace:
     else:
         longest = _largest(motion.longest_step_seconds for motion in motions)
         usual = _largest(motion.step_p99_seconds for motion in motions)
-    return Pace(
+    return RankPace(
         # An invalid number is no proof of standing still.
         idle_s=min(_sane(motion.idle_seconds) or 0.0 for motion in motions),
         usual_s=usual,
@@ -130,19 +130,19 @@ def pace_of(phase: Phase, motions: Sequence[Motion]) -> Pace:
 
 def _laggard(
     answers: Mapping[int, WorkerReport | None], ranks: Mapping[int, tuple[int, Progress]]
-) -> Laggard | None:
+) -> SlowRank | None:
     mute = sorted(worker for worker, report in answers.items() if report is None)
     if mute:
         per_worker = max(len(report.ranks) for report in answers.values() if report is not None)
         step = min(record.step for _, record in ranks.values())
         why = f"its pod does not answer{_more(len(mute) - 1, 'pods')}"
-        return Laggard(rank=mute[0] * per_worker, worker=mute[0], step=step, phase="", why=why)
+        return SlowRank(rank=mute[0] * per_worker, worker=mute[0], step=step, phase="", why=why)
     records = {rank: record for rank, (_, record) in sorted(ranks.items())}
     found, why = _odd_ones(records)
     if not found:
         return None
     record = records[found[0]]
-    return Laggard(
+    return SlowRank(
         rank=record.rank,
         worker=ranks[record.rank][0],
         step=record.step,

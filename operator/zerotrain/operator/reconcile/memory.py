@@ -6,7 +6,7 @@ to the peaks that rank 0 reports.
 
 from __future__ import annotations
 
-from zerotrain.contract.planner import Verdict
+from zerotrain.contract.planner import Fit
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.api.memory_plan import MemoryPeaks, MemoryPlan
 from zerotrain.operator.api.planning import JobPlan
@@ -23,7 +23,7 @@ def does_not_fit(draft: Draft) -> tuple[str, str] | None:
     """Return reason and message if no worker could hold its ranks; None if they fit or the planner cannot
     tell."""
     found = _plan(draft)
-    refused = found.verdict is Verdict.DOES_NOT_FIT
+    refused = found.verdict is Fit.DOES_NOT_FIT
     overridden = refused and draft.job.identity.ignores_memory_plan
     is_new = _write(draft, found, overridden=overridden)
     if refused and not overridden:
@@ -31,7 +31,7 @@ def does_not_fit(draft: Draft) -> tuple[str, str] | None:
         return str(Reason.DOES_NOT_FIT), " ".join((found.message, *_how(draft, found), advice))
     if is_new and overridden:
         draft.emit(Reason.MEMORY_PLAN_IGNORED, found.message, warning=True)
-    elif is_new and found.verdict is Verdict.TIGHT:
+    elif is_new and found.verdict is Fit.TIGHT:
         draft.emit(Reason.MEMORY_TIGHT, found.message, warning=True)
     return None
 

@@ -72,7 +72,7 @@ MAX_PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Signs:
+class NodeSigns:
     """The signs of life of workers on nodes that do not report to the control plane."""
 
     patience: timedelta
@@ -88,7 +88,7 @@ class Signs:
     """Nodes whose workers were not asked in the last round, because other workers took all slots."""
 
 
-def losses(nodes: Mapping[str, NodeView], signs: Signs, *, now: datetime) -> Mapping[str, Loss]:
+def losses(nodes: Mapping[str, NodeView], signs: NodeSigns, *, now: datetime) -> Mapping[str, Loss]:
     """Return the nodes whose workers count as lost."""
     if not nodes:
         return NO_LOSSES
@@ -101,7 +101,7 @@ def losses(nodes: Mapping[str, NodeView], signs: Signs, *, now: datetime) -> Map
     return found
 
 
-def lost_at(view: NodeView, signs: Signs) -> datetime | None:
+def lost_at(view: NodeView, signs: NodeSigns) -> datetime | None:
     """Return the time at which a node that does not answer counts as lost; None if nothing is wrong with
     it."""
     if view.ready or view.not_ready_since is None:

@@ -220,7 +220,7 @@ class StorageClassView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class Capacity:
     """A hint on how many workers the cluster could hold at one moment; nothing is reserved for them."""
 
     at: datetime
@@ -283,7 +283,7 @@ class Observed:
 
     It is looked up for jobs in the same state, and for jobs that released their resources.
     """
-    room: Room | None = None
+    room: Capacity | None = None
     """The last reading of the cluster's free capacity; None without a reading."""
     egress_bounds: tuple[str, ...] = ()
     """Networks that jobs of this installation may request in spec.network."""

@@ -15,9 +15,9 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import (
+    attempt_end,
     completion,
     egress,
-    endings,
     exclusions,
     giving_back,
     groups,
@@ -28,17 +28,24 @@ from zerotrain.operator.reconcile import (
     queue_name,
     queueing,
     records,
+    requested_size,
     sizing,
+    start_timeout,
     stragglers,
     stuck,
-    unstarted,
     verification,
     volumes,
-    wish,
     yielding,
 )
 from zerotrain.operator.reconcile.admit import refusal_of
-from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Failure, Fate, first_failure, is_echo
+from zerotrain.operator.reconcile.attempts import (
+    OVER,
+    AttemptView,
+    Failure,
+    WorkerState,
+    first_failure,
+    is_echo,
+)
 from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
@@ -134,12 +141,12 @@ def _gate(draft: Draft) -> None:
 
 def _stalls(draft: Draft) -> bool:
     """Return whether the user must change the spec before an attempt of the present size can start."""
-    refusal = refusal_of(sizing.admissible(draft)) or wish.judge(draft)
+    refusal = refusal_of(sizing.admissible(draft)) or requested_size.judge(draft)
     if refusal is None:
         refusal = memory.does_not_fit(draft)
         if refusal is not None and sizing.give_up_choice(draft):
             # The other size was chosen by the operator, not by the user.
-            refusal = wish.judge(draft) or memory.does_not_fit(draft)
+            refusal = requested_size.judge(draft) or memory.does_not_fit(draft)
     refusal = refusal or egress.refusal(draft) or volumes.refusal(draft) or queue_name.refusal(draft)
     if refusal is None:
         return False
@@ -192,12 +199,12 @@ def _count_up(draft: Draft, shape: AttemptShape) -> None:
 def _active(draft: Draft) -> None:
     """Run the current attempt: create missing pods, follow it, or end it."""
     view = draft.view()
-    if not view.count(Fate.ABSENT):
+    if not view.count(WorkerState.ABSENT):
         draft.set(pods_created=True)
     if draft.status.start_time is None and (view.present or draft.status.pods_created):
         draft.set(start_time=draft.stamp)
     if completion.is_done(draft, view):
-        endings.complete(draft, completion.told(view))
+        attempt_end.complete(draft, completion.told(view))
         _finished(draft)
     elif _deadline_passed(draft):
         _fail_by_deadline(draft)
@@ -209,10 +216,10 @@ def _active(draft: Draft) -> None:
         _go_on(draft)
     elif _ended_badly(draft, view):
         _go_on(draft)
-    elif view.count(Fate.YIELDED, Fate.STOPPED):
+    elif view.count(WorkerState.YIELDED, WorkerState.STOPPED):
         _await_yielded(draft, view)
     elif free := exclusions.outlived(draft, view):
-        endings.after_expiry(draft, free)
+        attempt_end.after_expiry(draft, free)
         _go_on(draft)
     elif (asked := yielding.wanted(draft, view)) is not None:
         yielding.ask(draft, *asked)
@@ -222,16 +229,16 @@ def _active(draft: Draft) -> None:
 
 
 def _follow(draft: Draft, view: AttemptView) -> None:
-    absent = view.indices(Fate.ABSENT)
+    absent = view.indices(WorkerState.ABSENT)
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
     stuck.tell_start(draft, view)
     for worker in view.workers:
-        if worker.fate is Fate.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
+        if worker.fate is WorkerState.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
             # A node that died with the pod sends no event: check again when the pod counts as lost.
             draft.wake(worker.pod.deletion_at + _termination_timeout(draft) + timedelta(seconds=1))
     _fear_for_nodes(draft)
-    running = view.all_in(frozenset({Fate.RUNNING, Fate.GOING, Fate.SUCCEEDED}))
+    running = view.all_in(frozenset({WorkerState.RUNNING, WorkerState.GOING, WorkerState.SUCCEEDED}))
     joined = running and all(pod.ready or pod.ended for pod in view.present)
     if draft.status.phase is Phase.RUNNING or joined:
         if draft.status.phase is not Phase.RUNNING:
@@ -255,8 +262,8 @@ def _fear_for_nodes(draft: Draft) -> None:
 
 def _ended_badly(draft: Draft, view: AttemptView) -> bool:
     """Return whether the attempt failed. A recent failure may have to settle before it is recorded."""
-    failure = unstarted.blamed(draft, view, first_failure(view))
-    failure = failure or unstarted.late(draft, view) or hangs.hang_of(draft, view)
+    failure = start_timeout.blamed(draft, view, first_failure(view))
+    failure = failure or start_timeout.late(draft, view) or hangs.hang_of(draft, view)
     if failure is not None:
         _take_failure(draft, view, failure)
     return failure is not None
@@ -268,11 +275,11 @@ def _take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
         draft.wake(min(failure.due, draft.now + hangs.STACKS_RETRY))
         return
     settle = ECHO_SETTLE if is_echo(failure) else PLAIN_SETTLE
-    settled_at = endings.settled_at(draft, view, failure, settle=settle, sync=SYNC_SETTLE)
+    settled_at = attempt_end.settled_at(draft, view, failure, settle=settle, sync=SYNC_SETTLE)
     if settled_at is not None and draft.now < settled_at:
         draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # no pass is triggered when a node is heard
     else:
-        endings.after_failure(draft, failure)
+        attempt_end.after_failure(draft, failure)
 
 
 def _go_on(draft: Draft) -> None:
@@ -296,7 +303,7 @@ def _await_yielded(draft: Draft, view: AttemptView) -> None:
             for worker in view.workers
             # A worker that had finished before was not told to stop: its end must not shorten the grace of
             # the others.
-            if worker.pod and worker.pod.ended_seen_at and worker.fate is not Fate.SUCCEEDED
+            if worker.pod and worker.pod.ended_seen_at and worker.fate is not WorkerState.SUCCEEDED
         ),
         default=draft.now,
     )
@@ -304,7 +311,7 @@ def _await_yielded(draft: Draft, view: AttemptView) -> None:
     if not view.all_in(OVER) and draft.now < limit:
         draft.wake(limit)
         return
-    endings.after_yield(draft, view)
+    attempt_end.after_yield(draft, view)
     _go_on(draft)
 
 
@@ -345,14 +352,14 @@ def _yielding(draft: Draft) -> None:
     own = yielding.failed(draft, view)
     if completion.is_done(draft, view):
         yielding.drop(draft)
-        endings.complete(draft, completion.told(view))
+        attempt_end.complete(draft, completion.told(view))
         _finished(draft)
     elif yielding.is_move(draft) and _deadline_passed(draft):
         yielding.drop(draft)
         _fail_by_deadline(draft)
-    elif own is not None and endings.is_permanent(draft, own):
+    elif own is not None and attempt_end.is_permanent(draft, own):
         yielding.drop(draft)
-        endings.after_failure(draft, own)
+        attempt_end.after_failure(draft, own)
         _go_on(draft)
     elif own is not None and yielding.is_move(draft):
         _take_failure(draft, view, own)
@@ -418,7 +425,7 @@ def _deadline_passed(draft: Draft) -> bool:
 
 def _fail_by_deadline(draft: Draft) -> None:
     limit = draft.job.spec.run_policy.active_deadline_seconds
-    endings.fail(draft, Reason.DEADLINE_EXCEEDED, f"active for more than {limit} s{_behind(draft)}")
+    attempt_end.fail(draft, Reason.DEADLINE_EXCEEDED, f"active for more than {limit} s{_behind(draft)}")
     _finished(draft)
 
 

@@ -172,7 +172,7 @@ class AskStorageClass:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadRoom:
+class ReadCapacity:
     """Read the cluster's nodes and pods once, for a hint on how many workers of an attempt would fit."""
 
     shape: AttemptShape
@@ -211,7 +211,7 @@ Action = (
     | CreateVerification
     | DiscoverApis
     | AskStorageClass
-    | ReadRoom
+    | ReadCapacity
     | AskQueue
     | DeleteJob
 )

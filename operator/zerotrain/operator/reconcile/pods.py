@@ -23,7 +23,7 @@ from zerotrain.operator.constants import (
 )
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.observe import PodView, Stage
-from zerotrain.operator.reconcile.words import few
+from zerotrain.operator.reconcile.summaries import summarize
 from zerotrain.operator.resources.identity import pod_name
 
 MAX_LAST_LINE_CHARS = 1000
@@ -210,7 +210,7 @@ def _sources(spec: Mapping[str, Any]) -> str:
                 item = part.get(source) or {}
                 if item.get(key) and not item.get("optional"):
                     found[f"{kind} {word(item[key])}"] = None
-    return few(list(found), MAX_SOURCES)
+    return summarize(list(found), MAX_SOURCES)
 
 
 def _finalizers(meta: Mapping[str, Any]) -> tuple[str, ...]:

@@ -180,18 +180,18 @@ def _is_outdated(draft: Draft, queue: QueueView) -> bool:
 
 def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     """Return reason and message while the pod group API of the cluster is not known; None once it is."""
-    wish, apis = _scheduling(draft).gang, draft.observed.apis
-    if wish not in GROUPS and not (wish is Gang.AUTO and shape.workers > 1):
+    gang, apis = _scheduling(draft).gang, draft.observed.apis
+    if gang not in GROUPS and not (gang is Gang.AUTO and shape.workers > 1):
         return None
-    missing = apis is not None and wish in GROUPS and wish not in apis.gangs
+    missing = apis is not None and gang in GROUPS and gang not in apis.gangs
     if apis is None or (missing and _look_again(draft)):
         draft.act(DiscoverApis())
     if apis is None:
         return Reason.QUEUED, "looking for gang schedulers"
-    if missing and wish is not None:
+    if missing and gang is not None:
         return (
             Reason.GANG_MISSING,
-            f"the cluster serves no pod groups of {GROUPS[wish]} that this version can write: install that "
+            f"the cluster serves no pod groups of {GROUPS[gang]} that this version can write: install that "
             "scheduler, or choose another spec.scheduling.gang while the job is suspended",
         )
     return None
@@ -200,10 +200,10 @@ def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
 def _gang(draft: Draft, shape: AttemptShape) -> str:
     """Return the gang for the shape; call it only if `_gang_api` returned None."""
     apis = draft.observed.apis
-    wish, found = _scheduling(draft).gang, apis.gangs if apis is not None else {}
-    if wish is Gang.AUTO and shape.workers > 1:
+    gang, found = _scheduling(draft).gang, apis.gangs if apis is not None else {}
+    if gang is Gang.AUTO and shape.workers > 1:
         return next((found[gang] for gang in _ORDER if gang in found), "")
-    return found.get(wish, "") if wish in GROUPS else ""
+    return found.get(gang, "") if gang in GROUPS else ""
 
 
 def _look_again(draft: Draft) -> bool:

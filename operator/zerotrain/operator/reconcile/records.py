@@ -11,8 +11,14 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankFailure
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import UNKNOWN_ENDS, FailureFacts, Ruling
-from zerotrain.operator.reconcile.attempts import Failure, Fate, cause_order, failures_of, judgement_of
+from zerotrain.operator.failure_policy import UNKNOWN_ENDS, FailureFacts, RuleMatch
+from zerotrain.operator.reconcile.attempts import (
+    Failure,
+    WorkerState,
+    cause_order,
+    failure_class_of,
+    failures_of,
+)
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.logs import log_key
 from zerotrain.operator.reconcile.observe import PodView
@@ -26,7 +32,7 @@ def record(
     failure: Failure,
     *,
     cause: RestartCause | None,
-    ruling: Ruling | None = None,
+    ruling: RuleMatch | None = None,
     action: FailureAction | None = None,
 ) -> None:
     """Add the failure to the front of status.failures, once per attempt."""
@@ -102,7 +108,7 @@ def cause_text(draft: Draft, failure: Failure) -> str:
     if failure.told:
         return failure.told
     pod = failure.worker.pod
-    if pod is None or (failure.worker.fate is Fate.LOST and not pod.ended):
+    if pod is None or (failure.worker.fate is WorkerState.LOST and not pod.ended):
         return _lost_text(draft, failure)
     parts = []
     if pod.failed_container is not None:
@@ -207,6 +213,6 @@ def _other_ranks(draft: Draft, failure: Failure) -> Iterator[RankFailure]:
             pod=pod.name,
             node=pod.node or "",
             exit_code=end.code,
-            reason=str(judgement_of(worker, end).reason),
+            reason=str(failure_class_of(worker, end).reason),
             message=stored(f"{said}: {end.reason}" if end.reason else said, MAX_RANK_TEXT),
         )

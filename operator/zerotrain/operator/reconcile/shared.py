@@ -8,7 +8,7 @@ ranks one by one.
 from __future__ import annotations
 
 from zerotrain.operator.reconcile import protection
-from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
 from zerotrain.operator.reconcile.conditions import ACTIVE
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import KeepShared
@@ -19,6 +19,6 @@ def settle(draft: Draft, view: AttemptView) -> None:
     due, status = draft.observed.shared_due, draft.status
     if due is None or draft.now < due or status.attempt == 0 or status.phase not in ACTIVE:
         return
-    if not view.count(Fate.ABSENT):  # otherwise they are checked when the pods are created
+    if not view.count(WorkerState.ABSENT):  # otherwise they are checked when the pods are created
         protected = draft.size if protection.stands(draft) else None
         draft.act(KeepShared(attempt=status.attempt, protected=protected))

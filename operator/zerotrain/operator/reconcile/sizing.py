@@ -1,9 +1,9 @@
 """The number of workers of the next attempt, and the resizing of a running one.
 
 `spec.workers` is the requested size. `status.elastic` records another size that the operator decided on, and
-the reason, until the request changes (`wish`). It is written in the same pass as the request to yield, so
-that a resize survives any crash. Only one resize is under way at a time: a starting attempt is left alone,
-unless its pods find no node.
+the reason, until the request changes (`requested_workers`). It is written in the same pass as the request to
+yield, so that a resize survives any crash. Only one resize is under way at a time: a starting attempt is left
+alone, unless its pods find no node.
 
 The scheduler decides whether there is capacity, by placing the pods or not. Before a running job stops for a
 larger attempt, one reading of the cluster may show that the larger attempt would not fit.
@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import exclusions, unscheduled, wish
-from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile import exclusions, requested_size, unscheduled
+from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.observe import Room
-from zerotrain.operator.reconcile.plan import ReadRoom
+from zerotrain.operator.reconcile.observe import Capacity
+from zerotrain.operator.reconcile.plan import ReadCapacity
 from zerotrain.operator.reconcile.queueing import in_queue
 
 DECIDED = unscheduled.SETTLE + timedelta(seconds=5)
@@ -34,19 +34,19 @@ MAX_DOUBLINGS = 5
 
 def prepare(draft: Draft) -> None:
     """Update the size before the checks of the next attempt, as the request may have changed."""
-    wish.take(draft)
+    requested_size.take(draft)
     state = draft.status.elastic
-    if state is not None and draft.status.phase is Phase.SUSPENDED and state.reason in wish.CHOSEN:
+    if state is not None and draft.status.phase is Phase.SUSPENDED and state.reason in requested_size.CHOSEN:
         # The capacity was read long ago, and the cause of a failure may have been fixed.
-        wish.forget_choice(draft)
+        requested_size.forget_choice(draft)
 
 
 def give_up_choice(draft: Draft) -> bool:
     """Return to the full size if the operator chose the size that was rejected; return whether it did."""
     state = draft.status.elastic
-    if state is None or state.reason not in wish.CHOSEN:
+    if state is None or state.reason not in requested_size.CHOSEN:
         return False
-    wish.forget_choice(draft)
+    requested_size.forget_choice(draft)
     return True
 
 
@@ -60,14 +60,14 @@ def admissible(draft: Draft) -> ZeroTrainingJobSpec:
 
 def next_shape(draft: Draft) -> AttemptShape:
     """Return the shape of an attempt that would start now."""
-    return AttemptShape(workers=wish.target(draft))
+    return AttemptShape(workers=requested_size.target(draft))
 
 
 def joined(draft: Draft) -> None:
     """Record the size as one that there was capacity for, because all ranks of the attempt have met."""
     state = draft.status.elastic
     if state is not None and state.ran != draft.size:
-        wish.update(draft, ran=draft.size)
+        requested_size.update(draft, ran=draft.size)
 
 
 def shrink(draft: Draft, why: str) -> str | None:
@@ -75,17 +75,17 @@ def shrink(draft: Draft, why: str) -> str | None:
     None."""
     if draft.job.spec.elastic is None:
         return "spec.elastic is not given"
-    wish.take(draft)
-    smaller = wish.largest(draft, draft.size - 1)
+    requested_size.take(draft)
+    smaller = requested_size.largest(draft, draft.size - 1)
     if smaller is None:
         least = draft.job.spec.elastic.min_workers
         sizes = f"from elastic.minWorkers {least} to {draft.size - 1}"
         return f"no size {sizes} keeps the global batch and fits the memory"
-    wish.decide(draft, smaller, SizeReason.FAILURE, why)
+    requested_size.decide(draft, smaller, SizeReason.FAILURE, why)
     state = draft.status.elastic
     if state is not None:
         # After a failure, a job grows back later each time, as one does whose capacity comes and goes.
-        wish.update(draft, losses=state.losses + 1)
+        requested_size.update(draft, losses=state.losses + 1)
     return None
 
 
@@ -93,7 +93,7 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
     """Return why the attempt should continue in another size; None if its size is right."""
     if draft.job.spec.elastic is None and draft.status.elastic is None:
         return None
-    wish.take(draft, runs=True)
+    requested_size.take(draft, runs=True)
     elastic = draft.job.spec.elastic
     if elastic is None:
         return None
@@ -101,9 +101,9 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
         return _while_starting(draft, view, elastic)
     if not _under_way(draft):
         return None
-    if wish.target(draft) != draft.size:
+    if requested_size.target(draft) != draft.size:
         return _as_wished(draft)
-    if draft.size < wish.full(draft):
+    if draft.size < requested_size.full(draft):
         return _growth(draft, elastic)
     _forget_losses(draft, elastic)
     return None
@@ -115,7 +115,7 @@ def decided_by(draft: Draft, began: datetime) -> datetime | None:
     None if it cannot shrink.
     """
     elastic = draft.job.spec.elastic
-    if elastic is None or wish.largest(draft, draft.size - 1) is None:
+    if elastic is None or requested_size.largest(draft, draft.size - 1) is None:
         return None
     return began + timedelta(seconds=elastic.shrink_after_s) + DECIDED
 
@@ -133,7 +133,7 @@ def _forget_losses(draft: Draft, elastic: Elastic) -> None:
     if draft.now < due:
         draft.wake(due)
     else:
-        wish.update(draft, losses=0)
+        requested_size.update(draft, losses=0)
 
 
 def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | None:
@@ -141,12 +141,12 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
 
     An attempt whose pods find no node has nothing to lose, so another size is taken at once.
     """
-    size, target = draft.size, wish.target(draft)
+    size, target = draft.size, requested_size.target(draft)
     refused = _refused(draft, view)
     homeless = refused + sum(
         1
         for worker in view.workers
-        if worker.fate is Fate.PENDING and worker.pod is not None and not worker.pod.scheduled
+        if worker.fate is WorkerState.PENDING and worker.pod is not None and not worker.pod.scheduled
     )
     if not homeless:
         return None
@@ -199,21 +199,21 @@ def _refused(draft: Draft, view: AttemptView) -> int:
     problem = draft.observed.problem
     if problem is None or problem.reason != Reason.QUOTA_EXCEEDED:
         return 0
-    return view.count(Fate.ABSENT)
+    return view.count(WorkerState.ABSENT)
 
 
 def _as_wished(draft: Draft) -> str | None:
     """Return why the attempt should take the requested size: a smaller one at once, a larger one if it may
     fit."""
-    size, target = draft.size, wish.target(draft)
+    size, target = draft.size, requested_size.target(draft)
     # Free nodes are not quota: in a queue the user's request suffices, and the queue decides.
     if target > size and not in_queue(draft):
         room = _capacity_hint(draft, target)
         if room is None:
             return None
         if room.fits is not None and room.fits < target:
-            target = max(wish.largest(draft, room.fits) or size, size)
-            wish.decide(draft, target, SizeReason.CAPACITY, wish.room(draft, room.fits))
+            target = max(requested_size.largest(draft, room.fits) or size, size)
+            requested_size.decide(draft, target, SizeReason.CAPACITY, requested_size.room(draft, room.fits))
             if target == size:
                 return None
     return f"resizing from {size} to {target} workers, spec.workers is {draft.job.spec.workers}"
@@ -229,28 +229,28 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
     if draft.now < due:
         draft.wake(due)
         return None
-    full = wish.full(draft)
+    full = requested_size.full(draft)
     room = _capacity_hint(draft, full)
     if room is None:
         return None
-    larger = wish.largest(draft, full if room.fits is None else room.fits) or size
+    larger = requested_size.largest(draft, full if room.fits is None else room.fits) or size
     if larger <= size:
         return None
     if larger == full:
-        wish.forget_choice(draft)
+        requested_size.forget_choice(draft)
     else:
-        wish.decide(draft, larger, SizeReason.CAPACITY, wish.room(draft, larger))
+        requested_size.decide(draft, larger, SizeReason.CAPACITY, requested_size.room(draft, larger))
     found = "may be" if room.fits is None else "is"
     return f"there {found} room for {larger} workers again: growing from {size}"
 
 
-def _capacity_hint(draft: Draft, workers: int) -> Room | None:
+def _capacity_hint(draft: Draft, workers: int) -> Capacity | None:
     """Return a hint on whether there is capacity for this number of workers; None while it is read."""
     room, elastic = draft.observed.room, draft.job.spec.elastic
     again = timedelta(seconds=elastic.grow_after_s if elastic is not None else 0)
     if room is None or room.workers != workers or draft.now >= room.at + again:
         shape = AttemptShape(workers=workers, excluded_nodes=exclusions.current(draft))
-        draft.act(ReadRoom(shape=shape))
+        draft.act(ReadCapacity(shape=shape))
         return None
     draft.wake(room.at + again)
     return room
@@ -270,11 +270,11 @@ def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus) -> datetime:
 def _lose(draft: Draft, size: int, room: int) -> int | None:
     """Decide on the largest workable size that fits the capacity; None if there is none below `size`."""
     state = draft.status.elastic
-    smaller = wish.largest(draft, min(room, size - 1))
+    smaller = requested_size.largest(draft, min(room, size - 1))
     if smaller is None or state is None:
         return None
-    wish.decide(draft, smaller, SizeReason.CAPACITY, wish.room(draft, room))
-    wish.update(draft, losses=state.losses + 1)
+    requested_size.decide(draft, smaller, SizeReason.CAPACITY, requested_size.room(draft, room))
+    requested_size.update(draft, losses=state.losses + 1)
     return smaller
 
 

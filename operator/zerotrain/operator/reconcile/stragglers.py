@@ -38,7 +38,9 @@ def tell(draft: Draft, view: AttemptView) -> None:
         return
     if level is Level.LOW and known is not None:
         draft.set(straggler=None)
-        draft.emit(Reason.STRAGGLER_GONE, f"attempt {view.number}: no rank slows the others down any more")
+        draft.emit(
+            Reason.STRAGGLER_RECOVERED, f"attempt {view.number}: no rank slows the others down any more"
+        )
     # With several slow ranks, the slowest differs from report to report: the first that was named stands for
     # all of them, until another is far worse.
     worse = known is None or (known.rank != said.rank and percent - 100 >= MUCH_WORSE * (known.percent - 100))

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import egress
-from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import PodView, Stage
 
@@ -55,7 +55,9 @@ def runs_long(draft: Draft, pod: PodView) -> str | None:
 
 def tell_start(draft: Draft, view: AttemptView) -> None:
     """Emit one event when a start begins to hang, or if a container cannot be started."""
-    pods = [worker.pod for worker in view.workers if worker.fate is Fate.PENDING and worker.pod is not None]
+    pods = [
+        worker.pod for worker in view.workers if worker.fate is WorkerState.PENDING and worker.pod is not None
+    ]
     for pod in pods:
         due = _due(pod)
         if due is not None and due > draft.now:

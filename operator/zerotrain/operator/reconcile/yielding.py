@@ -13,13 +13,13 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainingJobSpec
 from zerotrain.operator.api.spec_hash import spec_hash
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import drains, endings, queueing, sizing
+from zerotrain.operator.reconcile import attempt_end, drains, queueing, sizing
 from zerotrain.operator.reconcile.attempts import (
     LIVE,
     OVER,
     AttemptView,
     Failure,
-    Fate,
+    WorkerState,
     cause_order,
     failures_of,
     first_failure,
@@ -144,7 +144,7 @@ def _without_saving(view: AttemptView) -> list[PodView]:
 
     The channel deletes no pod, so only their exit code shows that they were told to stop.
     """
-    ended = (worker.pod for worker in view.workers if worker.fate is Fate.FAILED)
+    ended = (worker.pod for worker in view.workers if worker.fate is WorkerState.FAILED)
     return [pod for pod in ended if pod is not None and pod.worker_code == ExitCode.TERMINATED]
 
 
@@ -175,7 +175,7 @@ def is_move(draft: Draft) -> bool:
 
 def over(draft: Draft, view: AttemptView) -> bool:
     """Return whether the ranks have stopped, cannot stop any more, or ran out of time; ask them otherwise."""
-    if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or _is_spoilt(draft, view):
+    if view.all_in(OVER | {WorkerState.ABSENT, WorkerState.PENDING}) or _is_spoilt(draft, view):
         _tell_unsaved(draft, view)
         return True
     request = draft.status.yield_request
@@ -236,7 +236,9 @@ def _tell(draft: Draft, view: AttemptView) -> None:
     """Ask the ranks to stop, through the channel first, then by SIGTERM."""
     state, asked = draft.observed.yielding, draft.status.checkpoint.requested_at or draft.now
     refused = state is not None and state.attempt == view.number and state.refused
-    pods = [worker.pod for worker in view.workers if worker.fate is Fate.RUNNING and worker.pod is not None]
+    pods = [
+        worker.pod for worker in view.workers if worker.fate is WorkerState.RUNNING and worker.pod is not None
+    ]
     if pods and not refused and draft.now < asked + FALLBACK:
         # The engine's ranks inform each other; whether those of a user program do is not known.
         others = tuple((pod.name, pod.pod_ip) for pod in pods[1:]) if draft.job.spec.command else ()
@@ -254,7 +256,7 @@ def _tell_unsaved(draft: Draft, view: AttemptView) -> None:
     pods = [pod for pod in _without_saving(view) if any(pod is item for item in view.present)]
     if policy is None or not policy.on_termination or not pods or pods[0].deletion_at is not None:
         return
-    if draft.job.spec.command and view.count(Fate.YIELDED):
+    if draft.job.spec.command and view.count(WorkerState.YIELDED):
         return  # a rank that saved did so for all
     said = pods[0].termination
     why = f" ({said.exception})" if said is not None and said.exception else ""
@@ -286,7 +288,7 @@ def conclude(draft: Draft) -> None:
     saved = draft.status.checkpoint.last is not None and not unsaved_steps(draft.status)
     drop(draft)
     if request is not None and reason in (YieldReason.DRAIN, YieldReason.RESIZE):
-        endings.after_move(draft, request)
+        attempt_end.after_move(draft, request)
         return
     phase = Phase.SUSPENDED if reason is YieldReason.SUSPEND else Phase.QUEUED
     draft.set(phase=phase, start_time=None)
@@ -328,7 +330,7 @@ def _joined(draft: Draft) -> bool:
     view = draft.view()
     met = (
         any(pod.ready or pod.ended for pod in view.present)
-        or view.count(Fate.YIELDED, Fate.STOPPED, Fate.GOING) > 0
+        or view.count(WorkerState.YIELDED, WorkerState.STOPPED, WorkerState.GOING) > 0
     )
     return draft.status.phase is Phase.RUNNING or met
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from .draft import Draft
+from .draft import ConfigDraft
 from .encoding import REMAINDERS
 from .schema import (
     ActivationCheckpointingConfig,
@@ -46,7 +46,7 @@ _COUPLED_DECAY = ("SGD", "MuSGD", "Adagrad")
 """Optimizers whose weight decay is added to the gradient."""
 
 
-def build(draft: Draft, report: tuple[KeyReport, ...], written: Mapping[str, Any]) -> EngineConfig:
+def build(draft: ConfigDraft, report: tuple[KeyReport, ...], written: Mapping[str, Any]) -> EngineConfig:
     """Return the configuration, with notices and refusals in the order in which they were found.
 
     `written` is the user's JSON object.
@@ -98,7 +98,7 @@ def build(draft: Draft, report: tuple[KeyReport, ...], written: Mapping[str, Any
     )
 
 
-def _without_auto(written: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
+def _without_auto(written: Mapping[str, Any], draft: ConfigDraft) -> dict[str, Any]:
     """Return a copy of the user's object in which computed values replace each "auto"."""
     source: dict[str, Any] = copy.deepcopy(dict(written))
     for path, given in draft.flat.given.items():
@@ -111,14 +111,14 @@ def _without_auto(written: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
     return source
 
 
-def _offload(draft: Draft, block: str) -> OffloadConfig | None:
+def _offload(draft: ConfigDraft, block: str) -> OffloadConfig | None:
     if not draft.is_on(f"{_Z}.{block}.device"):
         return None
     paths = {item.name: f"{_Z}.{block}.{item.name}" for item in fields(OffloadConfig)}
     return OffloadConfig(**{name: draft.value(path) for name, path in paths.items() if path in draft.keys})
 
 
-def _precision(draft: Draft) -> PrecisionConfig:
+def _precision(draft: ConfigDraft) -> PrecisionConfig:
     compute: Dtype = "fp32"
     if draft.value("bf16.enabled"):
         compute = "bf16"
@@ -146,14 +146,14 @@ def _precision(draft: Draft) -> PrecisionConfig:
     )
 
 
-def _predivision(draft: Draft) -> float:
+def _predivision(draft: ConfigDraft) -> float:
     """Return the divisor that is applied to gradients before they are summed over the ranks."""
     if draft.value("prescale_gradients"):
         return float(draft.world_size)
     return float(draft.value("gradient_predivide_factor"))
 
 
-def _params(draft: Draft, block: str) -> dict[str, Any]:
+def _params(draft: ConfigDraft, block: str) -> dict[str, Any]:
     """Return the settled parameters of an optimizer or scheduler by their short names."""
     prefix = f"{block}.params."
     return {
@@ -163,7 +163,7 @@ def _params(draft: Draft, block: str) -> dict[str, Any]:
     }
 
 
-def _given_params(draft: Draft) -> dict[str, Any]:
+def _given_params(draft: ConfigDraft) -> dict[str, Any]:
     """Return only the parameters in the file, for an optimizer whose parameters the table does not know."""
     prefix = "optimizer.params."
     known = {
@@ -174,7 +174,7 @@ def _given_params(draft: Draft) -> dict[str, Any]:
     return known | draft.flat.unknown_optimizer_params
 
 
-def _optimizer(draft: Draft) -> OptimizerConfig | None:
+def _optimizer(draft: ConfigDraft) -> OptimizerConfig | None:
     kind = draft.value("optimizer.type")
     if kind is None:
         return None
@@ -195,6 +195,6 @@ def _optimizer(draft: Draft) -> OptimizerConfig | None:
     )
 
 
-def _scheduler(draft: Draft) -> SchedulerConfig | None:
+def _scheduler(draft: ConfigDraft) -> SchedulerConfig | None:
     kind = draft.value("scheduler.type")
     return None if kind is None else SchedulerConfig(type=kind, params=_params(draft, "scheduler"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import ConfigError
-from .keys import ENDLESS, Key, Kind
+from .keys import ENDLESS, Key, KeyKind
 
 _TRUTH = {"true": True, "false": False, 0: False, 1: True}
 _INT_LIMIT = 2**63  # the largest value of an engine counter or a tensor size
@@ -27,18 +27,18 @@ class Coercer:
 
     def coerce(self, value: Any) -> Any:
         """Return the value in its final type. Numbers are within the key's range."""
-        by_kind: Mapping[Kind, Callable[[Any], Any]] = {
-            Kind.BOOL: self._bool,
-            Kind.INT: self._int,
-            Kind.FLOAT: self._float,
-            Kind.TEXT: self._text,
-            Kind.FLOATS: lambda items: self._list(items, self._float),
-            Kind.INTS: lambda items: self._list(items, self._int),
-            Kind.TEXTS: lambda items: self._list(items, self._text),
-            Kind.FLOAT_OR_FLOATS: lambda item: (
+        by_kind: Mapping[KeyKind, Callable[[Any], Any]] = {
+            KeyKind.BOOL: self._bool,
+            KeyKind.INT: self._int,
+            KeyKind.FLOAT: self._float,
+            KeyKind.TEXT: self._text,
+            KeyKind.FLOATS: lambda items: self._list(items, self._float),
+            KeyKind.INTS: lambda items: self._list(items, self._int),
+            KeyKind.TEXTS: lambda items: self._list(items, self._text),
+            KeyKind.FLOAT_OR_FLOATS: lambda item: (
                 self._list(item, self._float) if isinstance(item, list) else self._float(item)
             ),
-            Kind.OBJECT: self._object,
+            KeyKind.OBJECT: self._object,
         }
         return by_kind[self._key.kind](value)
 

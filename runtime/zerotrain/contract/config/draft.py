@@ -23,7 +23,7 @@ class Settled:
 
 
 @dataclass(kw_only=True, slots=True)
-class Draft:
+class ConfigDraft:
     """All values and messages that resolving collects."""
 
     keys: Mapping[str, Key]

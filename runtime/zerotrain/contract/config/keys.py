@@ -22,7 +22,7 @@ class Status(StrEnum):
     REFUSED = "refused"  # an error already during loading
 
 
-class Kind(StrEnum):
+class KeyKind(StrEnum):
     """JSON type of a value."""
 
     BOOL = "bool"
@@ -63,7 +63,7 @@ class Key:
     path: str
     """Canonical dotted path."""
 
-    kind: Kind
+    kind: KeyKind
     """Type of the value; null is also allowed if the default is None."""
 
     default: Any

@@ -13,7 +13,7 @@ from .auto import RULES as AUTO_RULES
 from .auto import AutoValues
 from .build import build
 from .coerce import Coercer, choose
-from .draft import Draft, Settled
+from .draft import ConfigDraft, Settled
 from .errors import ConfigError
 from .flatten import OPTIMIZER_PARAMS, Flattener, Given
 from .keys import Choice, Key, Status, parent
@@ -51,7 +51,7 @@ def resolve(
     if world_size < 1:
         raise ConfigError("world_size", "must be at least 1", world_size, "Start at least one rank.")
     flat = (_FLATTENER if keys is KEYS else Flattener(keys)).flatten(raw.values)
-    draft = Draft(keys={key.path: key for key in keys}, flat=flat, world_size=world_size)
+    draft = ConfigDraft(keys={key.path: key for key in keys}, flat=flat, world_size=world_size)
     draft.notices.extend(flat.notices)
     for key in keys:
         _settle(draft, key, auto or AutoValues())
@@ -62,7 +62,7 @@ def resolve(
     return build(draft, report, raw.values)
 
 
-def _settle(draft: Draft, key: Key, auto: AutoValues) -> None:
+def _settle(draft: ConfigDraft, key: Key, auto: AutoValues) -> None:
     """Settle the value and origin of one key.
 
     Parameters of other optimizers and schedulers are left out.
@@ -87,7 +87,7 @@ def _settle(draft: Draft, key: Key, auto: AutoValues) -> None:
         draft.settled[key.path] = Settled(value=default, origin="default", written=key.path)
 
 
-def _applies(draft: Draft, key: Key, given: Given | None, type_path: str) -> bool:
+def _applies(draft: ConfigDraft, key: Key, given: Given | None, type_path: str) -> bool:
     """Return whether the chosen optimizer or scheduler has this parameter.
 
     Raises ConfigError if the file sets a parameter that it does not have.
@@ -117,7 +117,7 @@ def _applies(draft: Draft, key: Key, given: Given | None, type_path: str) -> boo
     return False
 
 
-def _settle_auto(draft: Draft, key: Key, given: Given, auto: AutoValues, default: Any) -> Settled:
+def _settle_auto(draft: ConfigDraft, key: Key, given: Given, auto: AutoValues, default: Any) -> Settled:
     needed, rule = AUTO_RULES.get(key.auto, ("", None))
     value = rule(auto) if rule is not None else None
     if value is not None:
@@ -131,7 +131,7 @@ def _settle_auto(draft: Draft, key: Key, given: Given, auto: AutoValues, default
     return settled
 
 
-def _convert(draft: Draft, key: Key, value: Any, written: str) -> Any:
+def _convert(draft: ConfigDraft, key: Key, value: Any, written: str) -> Any:
     coercer = Coercer(key, written)
     value = coercer.coerce(value)
     draft.settled[key.path] = Settled(value=value, origin="file", written=written)
@@ -144,7 +144,7 @@ def _convert(draft: Draft, key: Key, value: Any, written: str) -> Any:
     return choose(key, value, written)
 
 
-def _untested_optimizer(draft: Draft, key: Key, value: str, written: str) -> Any:
+def _untested_optimizer(draft: ConfigDraft, key: Key, value: str, written: str) -> Any:
     """Return a class of torch.optim outside the table, if the file allows it and it works on shards."""
     given = draft.flat.given.get("zero_allow_untested_optimizer")
     is_allowed = given is not None and given.value is True
@@ -166,7 +166,7 @@ def _untested_optimizer(draft: Draft, key: Key, value: str, written: str) -> Any
     return name or choose(key, value, written)
 
 
-def _check_optimizer_params(draft: Draft) -> None:
+def _check_optimizer_params(draft: ConfigDraft) -> None:
     """Raise ConfigError for unknown parameters, unless the optimizer is one outside the table."""
     chosen = draft.value("optimizer.type")
     outside = chosen is not None and draft.keys["optimizer.type"].choice(chosen) is None
@@ -177,7 +177,7 @@ def _check_optimizer_params(draft: Draft) -> None:
         raise flattener.unknown(name, OPTIMIZER_PARAMS, f"{OPTIMIZER_PARAMS}.{name}", value)
 
 
-def _verdict(draft: Draft, key: Key) -> KeyReport:
+def _verdict(draft: ConfigDraft, key: Key) -> KeyReport:
     """Return the report's line on a value, and record a notice or refusal if one is due."""
     settled = draft.settled[key.path]
     status, effect = Status.IMPLEMENTED, key.effect
@@ -195,7 +195,7 @@ def _verdict(draft: Draft, key: Key) -> KeyReport:
     )
 
 
-def _written_choice(draft: Draft, key: Key) -> Choice | None:
+def _written_choice(draft: ConfigDraft, key: Key) -> Choice | None:
     """Return the choice that the user named.
 
     A name that stands for another one has a verdict of its own.
@@ -207,7 +207,7 @@ def _written_choice(draft: Draft, key: Key) -> Choice | None:
     return key.choice(given.value if given is not None and from_file else draft.value(key.path))
 
 
-def _judge(draft: Draft, key: Key, choice: Choice | None) -> str:
+def _judge(draft: ConfigDraft, key: Key, choice: Choice | None) -> str:
     """Record the notice or refusal, and return the effect to show."""
     source = key if choice is None else choice
     status = source.status

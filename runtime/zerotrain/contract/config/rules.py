@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
-from .draft import Draft
+from .draft import ConfigDraft
 from .encoding import REMAINDERS, can_offload, can_split_master, highest_stage
 from .groups import can_group
 
 Z = "zero_optimization"
 
 
-def batch(draft: Draft) -> None:
+def batch(draft: ConfigDraft) -> None:
     """Derive the missing batch sizes; any two of the three give the third."""
     sizes = resolve_batch(
         train=draft.value(TRAIN),
@@ -32,13 +32,13 @@ def batch(draft: Draft) -> None:
             draft.derive(path, size)
 
 
-def overlap(draft: Draft) -> None:
+def overlap(draft: ConfigDraft) -> None:
     """Enable overlap at stage 3 unless the file sets it."""
     if draft.value(f"{Z}.overlap_comm") is None:
         draft.derive(f"{Z}.overlap_comm", draft.value(f"{Z}.stage") == 3)
 
 
-def precision(draft: Draft) -> None:
+def precision(draft: ConfigDraft) -> None:
     """Check that one compute dtype is chosen. Gradients are reduced in fp32 unless the file names a dtype."""
     if draft.value("bf16.enabled") and draft.value("fp16.enabled"):
         raise draft.error(
@@ -55,7 +55,7 @@ def precision(draft: Draft) -> None:
         draft.derive("communication_data_type", "fp32")
 
 
-def secondary(draft: Draft) -> None:
+def secondary(draft: ConfigDraft) -> None:
     """Check that all hpZ groups have the same size, for the given number of ranks."""
     path = f"{Z}.zero_hpz_partition_size"
     size, ranks = draft.value(path), draft.world_size
@@ -64,7 +64,7 @@ def secondary(draft: Draft) -> None:
         raise draft.error(path, f"must divide the {ranks} ranks of the job", way_out)
 
 
-def offload(draft: Draft) -> None:
+def offload(draft: ConfigDraft) -> None:
     """Refuse offload of unsharded parameters, and of states whose update is not element-wise."""
     stage = draft.value(f"{Z}.stage")
     path = f"{Z}.offload_param.device"
@@ -84,7 +84,7 @@ def offload(draft: Draft) -> None:
         )
 
 
-def spill(draft: Draft) -> None:
+def spill(draft: ConfigDraft) -> None:
     """Check that the spill has one list of folders, and add notices if there is no spill."""
     given = [
         draft.value(f"{Z}.{block}.nvme_path")
@@ -111,7 +111,7 @@ def spill(draft: Draft) -> None:
             draft.notice(f"{Z}.spill.{name}", 'No effect: nothing is offloaded to "nvme".')
 
 
-def remainders(draft: Draft) -> None:
+def remainders(draft: ConfigDraft) -> None:
     """Derive or check master weights in two halves, which need bf16 and a native update."""
     kind = draft.value("optimizer.type")
     params = {name: draft.value(f"optimizer.params.{name}") for name in ("amsgrad", "torch_adam")}
@@ -137,7 +137,7 @@ def _described(kind: str | None, params: Mapping[str, Any]) -> str:
     return f"{kind} with {' and '.join(asked)}" if asked else str(kind)
 
 
-def optimizer(draft: Draft) -> None:
+def optimizer(draft: ConfigDraft) -> None:
     """Check that betas are two numbers below 1, and that AdamW decouples its weight decay."""
     betas = "optimizer.params.betas"
     values = draft.value(betas)
@@ -152,7 +152,7 @@ def optimizer(draft: Draft) -> None:
         draft.notice(mode, 'AdamW always decouples weight decay; set optimizer.type to "Adam" for L2.')
 
 
-def _one_bit(draft: Draft) -> None:
+def _one_bit(draft: ConfigDraft) -> None:
     """Check OneBitAdam's requirements.
 
     Each rank compresses a momentum of its own, so it needs unreduced gradients.
@@ -177,7 +177,7 @@ def _one_bit(draft: Draft) -> None:
         )
 
 
-def scheduler(draft: Draft) -> None:
+def scheduler(draft: ConfigDraft) -> None:
     """Check the schedule.
 
     A schedule with an end needs its number of steps. The warm-up must lie before the end, and it rises to the
@@ -205,7 +205,7 @@ def scheduler(draft: Draft) -> None:
         draft.notice(total, message)
 
 
-RULES: tuple[Callable[[Draft], None], ...] = (
+RULES: tuple[Callable[[ConfigDraft], None], ...] = (
     batch,
     overlap,
     precision,

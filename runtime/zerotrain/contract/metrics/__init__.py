@@ -10,7 +10,7 @@ import difflib
 from .launcher import LAUNCHER_METRICS, WORKER_METRICS
 from .operator import JOB_METRICS, OPERATOR_METRICS
 from .ranks import RANK_METRICS
-from .spec import Kind, MetricSpec, Rows, Source
+from .spec import MetricKind, MetricSpec, Rows, Source
 
 ALL_METRICS: tuple[MetricSpec, ...] = (
     *RANK_METRICS,
@@ -57,7 +57,7 @@ def explain(name: str) -> str:
     for label in spec.all_labels:
         values = spec.labels.get(label, ())
         lines.append(f"  label {label}{': ' + ', '.join(values) if values else ''}")
-    if spec.kind is Kind.HISTOGRAM:
+    if spec.kind is MetricKind.HISTOGRAM:
         lines.append(f"  buckets: {', '.join(f'{bound:g}' for bound in spec.buckets)} s")
     if spec.exemplars:
         lines.append("  exemplar: the step, in the OpenMetrics format")
@@ -68,10 +68,10 @@ def explain(name: str) -> str:
 def example(spec: MetricSpec) -> str:
     """Return a query that shows the metric for one job."""
     chosen = '{job_name="JOB"}' if "job_name" in spec.all_labels else ""
-    if spec.kind is Kind.HISTOGRAM:
+    if spec.kind is MetricKind.HISTOGRAM:
         rate = f"sum by (le) (rate({spec.name}_bucket{chosen}[5m]))"
         return f"histogram_quantile(0.99, {rate})"
-    if spec.kind is Kind.COUNTER:
+    if spec.kind is MetricKind.COUNTER:
         return f"rate({spec.name}{chosen}[5m])"
     if spec.name.endswith("_timestamp_seconds"):
         return f"time() - {spec.name}{chosen}"
@@ -86,7 +86,7 @@ __all__ = [
     "RANK_METRICS",
     "WHO",
     "WORKER_METRICS",
-    "Kind",
+    "MetricKind",
     "MetricSpec",
     "Rows",
     "Source",

@@ -20,7 +20,7 @@ from .sizing import (
     samples_of_a_rank,
     samples_of_the_operator,
 )
-from .spec import Kind, MetricSpec, Source
+from .spec import MetricKind, MetricSpec, Source
 
 SCRAPE_LIMIT = 20_000
 """The chart's `podMonitor.sampleLimit`."""
@@ -164,7 +164,7 @@ def _tables() -> Iterator[str]:
 def _row(spec: MetricSpec) -> str:
     labels = "; ".join(_label(name, values) for name, values in spec.labels.items())
     text = f"Only where {spec.only}. {spec.help}" if spec.only else spec.help
-    if spec.kind is Kind.HISTOGRAM:
+    if spec.kind is MetricKind.HISTOGRAM:
         text += f" Buckets: {spec.buckets[0]:g} to {spec.buckets[-1]:g} s."
     mark = "*" if spec.exemplars else ""
     return f"| `{spec.name}`{mark} | {spec.kind.value} | {labels} | {text} |"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .launcher import LAUNCHER_METRICS, WORKER_METRICS
 from .operator import JOB_METRICS, JOB_PHASES
 from .ranks import RANK_METRICS
-from .spec import Kind, MetricSpec
+from .spec import MetricKind, MetricSpec
 
 OPEN_LABEL_VALUES = 4
 """Assumed rows of a label whose values are not known beforehand."""
@@ -31,14 +31,14 @@ OWN_OPERATOR_SAMPLES = 20_000
 
 def most_samples(spec: MetricSpec) -> int:
     """Return the largest number of samples of one family in one rank or worker."""
-    if spec.kind is Kind.INFO:
+    if spec.kind is MetricKind.INFO:
         return 1
-    return _rows(spec) * (len(spec.buckets) + 3 if spec.kind is Kind.HISTOGRAM else 1)
+    return _rows(spec) * (len(spec.buckets) + 3 if spec.kind is MetricKind.HISTOGRAM else 1)
 
 
 def bucket_samples(spec: MetricSpec) -> int:
     """Return the number of those samples that are buckets of a histogram, +Inf included."""
-    return _rows(spec) * (len(spec.buckets) + 1) if spec.kind is Kind.HISTOGRAM else 0
+    return _rows(spec) * (len(spec.buckets) + 1) if spec.kind is MetricKind.HISTOGRAM else 0
 
 
 def samples_of_a_rank() -> int:

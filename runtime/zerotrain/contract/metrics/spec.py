@@ -13,7 +13,7 @@ from enum import Enum
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """Prometheus' type of the family."""
 
     COUNTER = "counter"
@@ -57,7 +57,7 @@ class MetricSpec:
 
     name: str
     """Name as written in the exposition: counters with `_total`, info with `_info`."""
-    kind: Kind
+    kind: MetricKind
     help: str
     source: Source = Source.RANK
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class MetricSpec:
 
     def samples(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield name and labels of every sample, as a query sees them."""
-        if self.kind is Kind.HISTOGRAM:
+        if self.kind is MetricKind.HISTOGRAM:
             yield f"{self.name}_bucket", (*self.all_labels, "le")
             yield f"{self.name}_sum", self.all_labels
             yield f"{self.name}_count", self.all_labels
@@ -96,10 +96,10 @@ class Rows:
     def counter(
         self, name: str, text: str, *, exemplars: bool = False, **labels: tuple[str, ...]
     ) -> MetricSpec:
-        return self._row(name, Kind.COUNTER, text, labels, exemplars=exemplars)
+        return self._row(name, MetricKind.COUNTER, text, labels, exemplars=exemplars)
 
     def gauge(self, name: str, text: str, **labels: tuple[str, ...]) -> MetricSpec:
-        return self._row(name, Kind.GAUGE, text, labels)
+        return self._row(name, MetricKind.GAUGE, text, labels)
 
     def seconds(
         self,
@@ -111,15 +111,15 @@ class Rows:
         **labels: tuple[str, ...],
     ) -> MetricSpec:
         """Return a histogram of durations."""
-        return self._row(name, Kind.HISTOGRAM, text, labels, buckets=buckets, exemplars=exemplars)
+        return self._row(name, MetricKind.HISTOGRAM, text, labels, buckets=buckets, exemplars=exemplars)
 
     def info(self, name: str, text: str, *labels: str) -> MetricSpec:
-        return self._row(name, Kind.INFO, text, dict.fromkeys(labels, ()))
+        return self._row(name, MetricKind.INFO, text, dict.fromkeys(labels, ()))
 
     def _row(
         self,
         name: str,
-        kind: Kind,
+        kind: MetricKind,
         text: str,
         labels: Mapping[str, tuple[str, ...]],
         *,

@@ -9,11 +9,11 @@ from .activations import ASSUMPTIONS, Activations, activations
 from .demand import (
     ESTIMATES,
     Demand,
+    Fit,
     Limit,
     Phase,
     Tier,
     TierDemand,
-    Verdict,
     Workload,
     demand,
 )
@@ -37,6 +37,7 @@ __all__ = [
     "Convention",
     "Demand",
     "Edits",
+    "Fit",
     "Limit",
     "ModelShape",
     "Pace",
@@ -49,7 +50,6 @@ __all__ = [
     "Terms",
     "Tier",
     "TierDemand",
-    "Verdict",
     "Workload",
     "accelerator",
     "activations",

@@ -47,7 +47,7 @@ ESTIMATES = (
 """Estimates beside activations. They are not measured, so they may be off by a factor."""
 
 
-class Verdict(StrEnum):
+class Fit(StrEnum):
     """Verdict on a plan, ordered from best to worst by `_ORDER`."""
 
     FITS = "Fits"
@@ -59,11 +59,11 @@ class Verdict(StrEnum):
     """The job does not fit even without any estimate."""
 
 
-_ORDER = tuple(Verdict)
+_ORDER = tuple(Fit)
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
-    return max(verdicts, key=_ORDER.index, default=Verdict.UNKNOWN)
+def worst(verdicts: list[Fit]) -> Fit:
+    return max(verdicts, key=_ORDER.index, default=Fit.UNKNOWN)
 
 
 class Tier(StrEnum):
@@ -135,14 +135,14 @@ class TierDemand:
         return None if self.limit is None else self.limit.num_bytes - self.total_bytes
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Fit:
         if self.total_bytes == 0:
-            return Verdict.FITS
+            return Fit.FITS
         if self.limit is None or self.margin_bytes is None:
-            return Verdict.UNKNOWN if self.is_enforced else Verdict.FITS
+            return Fit.UNKNOWN if self.is_enforced else Fit.FITS
         if self.least_bytes > self.limit.num_bytes:
-            return Verdict.DOES_NOT_FIT if self.is_enforced else Verdict.TIGHT
-        return Verdict.TIGHT if self.margin_bytes < TIGHT_PART * self.limit.num_bytes else Verdict.FITS
+            return Fit.DOES_NOT_FIT if self.is_enforced else Fit.TIGHT
+        return Fit.TIGHT if self.margin_bytes < TIGHT_PART * self.limit.num_bytes else Fit.FITS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +173,7 @@ class Demand:
     phases: tuple[Phase, ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Fit:
         return worst([tier.verdict for tier in self.tiers])
 
     def tier(self, tier: Tier) -> TierDemand | None:

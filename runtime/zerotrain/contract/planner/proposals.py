@@ -16,7 +16,7 @@ from zerotrain.contract.config import ConfigError
 from zerotrain.contract.config.groups import can_group
 
 from .changes import Change, changes
-from .demand import Demand, Verdict, Workload, demand
+from .demand import Demand, Fit, Workload, demand
 from .terms import Terms
 
 MAX_EVALUATIONS = 400
@@ -112,7 +112,7 @@ class _Desk:
 
 def _fits(found: Demand) -> bool:
     """Return whether a demand fits; unknown limits are no obstacle."""
-    return found.verdict in (Verdict.FITS, Verdict.UNKNOWN)
+    return found.verdict in (Fit.FITS, Fit.UNKNOWN)
 
 
 def _evaluate(workload: Workload, terms: Terms, chosen: Sequence[Change]) -> Demand | None:

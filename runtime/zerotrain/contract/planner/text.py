@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .demand import Demand, Tier, TierDemand, Verdict
+from .demand import Demand, Fit, Tier, TierDemand
 from .proposals import Proposal
 
 GIB = 1 << 30
@@ -31,8 +31,8 @@ def summary(demand: Demand) -> str:
     verdict = demand.verdict
     if tier is None:
         return "nothing of it is limited"
-    if verdict is Verdict.UNKNOWN:
-        unknown = [item for item in demand.tiers if item.verdict is Verdict.UNKNOWN]
+    if verdict is Fit.UNKNOWN:
+        unknown = [item for item in demand.tiers if item.verdict is Fit.UNKNOWN]
         return "; ".join(f"{_need(item)}, and how much there is is not known" for item in unknown)
     return f"{_need(tier)}{_there(tier)}"
 
@@ -59,7 +59,7 @@ def way_out(proposal: Proposal | None, demand: Demand) -> str:
 
 def _shortfall(demand: Demand) -> Iterator[str]:
     for tier in demand.tiers:
-        if tier.verdict is Verdict.DOES_NOT_FIT:
+        if tier.verdict is Fit.DOES_NOT_FIT:
             yield f"{_per(tier)} would have to have {bytes_text(tier.total_bytes)}"
 
 

@@ -26,7 +26,6 @@ from zerotrain.runtime.comm.accounts import Accounts
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.errors import CommError
 from zerotrain.runtime.comm.exchange import Exchange
-from zerotrain.runtime.comm.meeting import Meetings
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.nodes import NodeMap
 from zerotrain.runtime.comm.private import Memory, PrivateMemory
@@ -34,6 +33,7 @@ from zerotrain.runtime.comm.shared import SharedGroup
 from zerotrain.runtime.comm.sharing import share_memory
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Watchdog, own_store
+from zerotrain.runtime.comm.whole_calls import Meetings
 from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Ready, gather_by_broadcasts, sendable
 
 __all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]

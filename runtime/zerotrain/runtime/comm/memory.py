@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from zerotrain.runtime.comm.arena import Arena, PeerArena, map_in_a_row
-from zerotrain.runtime.comm.board import GATHERS, Board
+from zerotrain.runtime.comm.barrier_counters import GATHERS, BarrierCounters
 
 _PATIENCE_SECONDS = 0.05
 """Seconds that `borrow` waits for slow readers before it allocates more memory. The wait is bounded because a
@@ -37,7 +37,7 @@ class SharedMemory:
     """Buffers in this rank's arena, either lent repeatedly or kept. Only `map_shards` involves other
     ranks."""
 
-    def __init__(self, board: Board, arena: Arena, peers: dict[int, PeerArena]) -> None:
+    def __init__(self, board: BarrierCounters, arena: Arena, peers: dict[int, PeerArena]) -> None:
         self._board = board
         self.arena = arena
         self.peers = peers

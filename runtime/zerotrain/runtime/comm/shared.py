@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from zerotrain.runtime.comm.arena import has_copies
-from zerotrain.runtime.comm.board import EXCHANGES, GATHERS, RING, Board
+from zerotrain.runtime.comm.barrier_counters import EXCHANGES, GATHERS, RING, BarrierCounters
 from zerotrain.runtime.comm.memory import SharedMemory
 
 MOST_UNFINISHED = RING // 2
@@ -26,7 +26,7 @@ while all ranks wait would deadlock, so the oldest gathers are finished early in
 class SharedGroup:
     """All ranks of a group that is on one host; every rank calls every method in the same order."""
 
-    def __init__(self, board: Board, memory: SharedMemory) -> None:
+    def __init__(self, board: BarrierCounters, memory: SharedMemory) -> None:
         self.board = board
         self.memory = memory
         self.rank = board.rank

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from zerotrain.runtime.comm.arena import Arena, PeerArena
-from zerotrain.runtime.comm.board import BOARD_BYTES, Board, Reader
-from zerotrain.runtime.comm.handshake import FACTS_BYTES, Door, Neighbour
+from zerotrain.runtime.comm.barrier_counters import BOARD_BYTES, BarrierCounters, Reader
+from zerotrain.runtime.comm.fd_exchange import FACTS_BYTES, FdExchange, Neighbour
 from zerotrain.runtime.comm.memory import SharedMemory
 from zerotrain.runtime.comm.shared import SharedGroup
 
@@ -62,7 +62,7 @@ def share_memory(
     return None, f"probe: gloo is faster, {gloo * 1e6:.0f} us against {shared * 1e6:.0f} us"
 
 
-def _prepare(world_size: int) -> tuple[Door | None, Arena | None, str]:
+def _prepare(world_size: int) -> tuple[FdExchange | None, Arena | None, str]:
     """Do all that a rank can do alone, or return the problem: the other ranks must not wait for one that
     cannot."""
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -70,13 +70,13 @@ def _prepare(world_size: int) -> tuple[Door | None, Arena | None, str]:
     if not hasattr(os, "memfd_create"):
         return None, None, "this system has no memfd"
     try:
-        return Door(), Arena(_arena_bytes(world_size)), ""
+        return FdExchange(), Arena(_arena_bytes(world_size)), ""
     except (OSError, ValueError) as error:
         return None, None, f"memory cannot be shared: {error}"
 
 
 def _join(
-    door: Door, arena: Arena, neighbours: Sequence[Neighbour], *, rank: int, timeout_seconds: float
+    door: FdExchange, arena: Arena, neighbours: Sequence[Neighbour], *, rank: int, timeout_seconds: float
 ) -> tuple[SharedGroup | None, str]:
     try:
         board = arena.zeros(BOARD_BYTES // 8, torch.int64)
@@ -88,7 +88,7 @@ def _join(
     readers = {
         peer: Reader(_words(arena_of.pages), _pidfd(visitors[peer].pid)) for peer, arena_of in peers.items()
     }
-    group_board = Board(rank, _words(arena.pages), readers, timeout_seconds=timeout_seconds)
+    group_board = BarrierCounters(rank, _words(arena.pages), readers, timeout_seconds=timeout_seconds)
     return SharedGroup(group_board, SharedMemory(group_board, arena, peers)), ""
 
 

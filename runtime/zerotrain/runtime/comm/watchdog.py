@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from zerotrain.runtime.comm.errors import CommError
-from zerotrain.runtime.comm.judge import ENDED, Progress, certain, judge
-from zerotrain.runtime.comm.notes import Notes
+from zerotrain.runtime.comm.mismatch import ENDED, Progress, certain, judge
+from zerotrain.runtime.comm.rank_records import Notes
 
 KEPT = 64
 """Number of recent collectives that a rank remembers."""

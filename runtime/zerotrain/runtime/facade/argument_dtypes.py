@@ -19,10 +19,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from zerotrain.contract.config import PrecisionConfig
-from zerotrain.runtime.zero.core import Core, until_closed
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.hooks import COMPILER
 from zerotrain.runtime.zero.names import innermost
+from zerotrain.runtime.zero.sharded_model import ShardedModel, until_closed
 
 _ABOUT_DTYPES = re.compile(r"dtype|(scalar|data|input|weight|bias|same) type|type promoting", re.IGNORECASE)
 _FLOATING = re.compile(r"float|half", re.IGNORECASE)
@@ -31,7 +31,7 @@ _MAX_NAMED = 8
 _MARK = "auto_cast"
 
 
-def watch_arguments(core: Core, precision: PrecisionConfig) -> ArgumentWatch | None:
+def watch_arguments(core: ShardedModel, precision: PrecisionConfig) -> ArgumentWatch | None:
     """Explain dtype errors of the model's forward from now on, until the engine is closed; None where the
     model computes in fp32 or casts its arguments."""
     if precision.compute_dtype == "fp32" or precision.cast_inputs:

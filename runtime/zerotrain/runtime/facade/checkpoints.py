@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from zerotrain.runtime.facade.feeding import Feeding
 from zerotrain.runtime.facade.observer import NOBODY, EngineObserver
 from zerotrain.runtime.offload.settings import spills
-from zerotrain.runtime.optim.given_schedule import TorchSchedule
 from zerotrain.runtime.optim.members import match_stored, regrouped
+from zerotrain.runtime.optim.user_schedule import TorchSchedule
 from zerotrain.runtime.snapshot import LoadChoice, reload_weights, streams_of
 from zerotrain.runtime.zero.extra import extra_states, restore_extra_states
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.ledger import MemoryKind
 from zerotrain.runtime.zero.plan import persistent_buffers
 from zerotrain.runtime.zero.state import CheckpointState
 
@@ -215,7 +215,7 @@ class Checkpoints(Feeding):
             options=options,
             staging=self._staging,
         )
-        self.memory.add(Kind.SNAPSHOT, self._staging.num_bytes - held)
+        self.memory.add(MemoryKind.SNAPSHOT, self._staging.num_bytes - held)
         return self._saving.promise()
 
     def _is_durable(self, result: SaveResult, *, is_latest: bool) -> SaveResult:
@@ -261,7 +261,7 @@ class Checkpoints(Feeding):
             self.wait_for_checkpoint()
         finally:
             if self._staging is not None:
-                self.memory.add(Kind.SNAPSHOT, -self._staging.num_bytes)
+                self.memory.add(MemoryKind.SNAPSHOT, -self._staging.num_bytes)
                 self._staging = None
 
     def load_checkpoint(

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 ARGUMENT = "synced_gpus"
 
@@ -25,7 +25,7 @@ ADVICE = f"where ranks generate different numbers of tokens, pass {ARGUMENT}=Tru
 class SyncedGeneration:
     """Default of `synced_gpus` for the model of one engine."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ShardedModel) -> None:
         """Attach the default; do nothing where a forward pass does not need the other ranks."""
         self._core = core
         self._modules: list[nn.Module] = []

@@ -25,14 +25,14 @@ from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.facade.steplog import StepLog
 from zerotrain.runtime.offload.fit import unit_sizes
 from zerotrain.runtime.step import StepResult
-from zerotrain.runtime.zero.core import has_lost_spill, used_vault
 from zerotrain.runtime.zero.layout import ModelLayout
-from zerotrain.runtime.zero.ledger import Kind, Tier
+from zerotrain.runtime.zero.ledger import MemoryKind, Tier
+from zerotrain.runtime.zero.sharded_model import has_lost_spill, used_spill_store
 from zerotrain.runtime.zero.watch import DataWatch
 
 if TYPE_CHECKING:  # compiled code, loaded only where something is spilled
-    from zerotrain.runtime.vault.probe import VolumeSpace
-    from zerotrain.runtime.vault.store import VaultInfo
+    from zerotrain.runtime.spill.probe import VolumeSpace
+    from zerotrain.runtime.spill.store import SpillInfo
 
 StepHook = Callable[[StepResult], None]
 
@@ -52,10 +52,10 @@ class Inspection(EngineParts):
         self.core.updates.wait()
         inputs = self._memory_inputs()
         persistent = gpu_persistent(inputs).total_bytes
-        live = {kind: self.memory.live_bytes(kind) for kind in Kind}
+        live = {kind: self.memory.live_bytes(kind) for kind in MemoryKind}
         return MemoryStatus(
             live_bytes={str(kind): size for kind, size in live.items()},
-            peak_bytes={str(kind): self.memory.peak_bytes(kind) for kind in Kind},
+            peak_bytes={str(kind): self.memory.peak_bytes(kind) for kind in MemoryKind},
             phase_peak_bytes=self.memory.phase_peaks(),
             planned_persistent_bytes=persistent,
             planned_peak_bytes=persistent + gpu_transient(inputs).peak_bytes,
@@ -76,10 +76,10 @@ class Inspection(EngineParts):
         moved = OffloadTotals(
             h2d_bytes=updates * traffic.pcie_up_bytes, d2h_bytes=updates * traffic.pcie_down_bytes
         )
-        vault = used_vault(self.core)
-        if vault is None:
+        spill_store = used_spill_store(self.core)
+        if spill_store is None:
             return moved
-        faults, totals, probed = vault.faults, vault.totals, vault.probed
+        faults, totals, probed = spill_store.faults, spill_store.totals, spill_store.probed
         moved = replace(
             moved,
             spill_wait_seconds=totals.wait_s - probed.wait_s,
@@ -92,27 +92,27 @@ class Inspection(EngineParts):
             return moved  # its file can no longer be queried
         return replace(
             moved,
-            spill_read_bytes=vault.file.bytes_read - probed.bytes_read,
-            spill_written_bytes=vault.file.bytes_written - probed.bytes_written,
+            spill_read_bytes=spill_store.file.bytes_read - probed.bytes_read,
+            spill_written_bytes=spill_store.file.bytes_written - probed.bytes_written,
         )
 
     def probe_spill(self) -> float | None:
         """Return the bytes per second of a pass over a part of the spill file at the drive's present speed;
         None where no optimizer state is spilled. Takes up to a second on a slow drive. Do not call it while
         an update is running. It makes states that the first backward pass would otherwise make."""
-        from zerotrain.runtime.vault.probe import probe
+        from zerotrain.runtime.spill.probe import probe
 
-        vault = used_vault(self.core)
-        if vault is not None:
+        spill_store = used_spill_store(self.core)
+        if spill_store is not None:
             self.zero_optimizer.book.make_deferred()
-        return None if vault is None else probe(vault)
+        return None if spill_store is None else probe(spill_store)
 
     def spill_space(self) -> VolumeSpace | None:
         """Return free space and size of the spill file's volumes; None without a spill."""
-        from zerotrain.runtime.vault.probe import space
+        from zerotrain.runtime.spill.probe import space
 
-        vault = used_vault(self.core)
-        return None if vault is None else space(vault)
+        spill_store = used_spill_store(self.core)
+        return None if spill_store is None else space(spill_store)
 
     def _traffic(self) -> StepTraffic:
         layout = self.core.layout
@@ -121,11 +121,11 @@ class Inspection(EngineParts):
         return self._traffic_of[1]
 
     @property
-    def spill_info(self) -> VaultInfo | None:
+    def spill_info(self) -> SpillInfo | None:
         """Properties of this rank's spill file: I/O engine, encryption, folders, reasons. None without one,
         also where the configuration names a drive and nothing is spilled there."""
-        vault = used_vault(self.core)
-        return None if vault is None else vault.info
+        spill_store = used_spill_store(self.core)
+        return None if spill_store is None else spill_store.info
 
     def _memory_inputs(self) -> MemoryInputs:
         spill = self.spill_info

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from zerotrain.runtime.zero.ledger import Kind, Tier
+from zerotrain.runtime.zero.ledger import MemoryKind, Tier
 
 MIB = 1 << 20
 _ROLLUP = Path("/proc/self/smaps_rollup")
@@ -115,7 +115,7 @@ class MemoryStatus:
     @property
     def persistent_bytes(self) -> int:
         """Present size of all buffers in memory."""
-        return sum(size for kind, size in self.live_bytes.items() if Kind(kind).tier is not Tier.DISK)
+        return sum(size for kind, size in self.live_bytes.items() if MemoryKind(kind).tier is not Tier.DISK)
 
     def __str__(self) -> str:
         rows = [f"{'engine buffers':<24}{'now':>12}{'peak':>12}"]

@@ -13,8 +13,8 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule
 from zerotrain.runtime.step import StepPipeline, StepResult
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 if TYPE_CHECKING:
     from zerotrain.runtime.checkpoint import LoadResult
@@ -32,7 +32,7 @@ class EngineParts:
     """The optimizer for the engine's own use, also where nothing is trained."""
     schedule: Schedule
     """The schedule for the engine's own use; constant where none was given."""
-    core: Core
+    core: ShardedModel
     memory: MemoryLedger
     pipeline: StepPipeline
     clock: StepClock

@@ -12,8 +12,8 @@ from typing import Any
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.channel import MAX_MESSAGE_BYTES
-from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.log import say
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class _Peer:
 class ChannelServer:
     """Listens on the worker's Unix socket; an invalid message ends that connection, never the launcher."""
 
-    def __init__(self, board: Board, *, on_failure: Callable[[int], None]) -> None:
+    def __init__(self, board: WorkerState, *, on_failure: Callable[[int], None]) -> None:
         """`on_failure(rank)` is called in the loop when a rank announces its end."""
         self._board = board
         self._on_failure = on_failure

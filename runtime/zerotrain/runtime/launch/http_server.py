@@ -34,9 +34,9 @@ from zerotrain.contract.worker_http import (
     YIELD_PATH,
     yield_attempt,
 )
-from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.http_slots import Slots
 from zerotrain.runtime.launch.log import say
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 MAX_BODY_BYTES = 4096
 SOCKET_TIMEOUT_S = 10.0
@@ -51,7 +51,7 @@ NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 class WorkerApi:
     """Interface of the launcher for the HTTP threads."""
 
-    board: Board
+    board: WorkerState
     attempt: int
     token: str | None
     """Channel token of the attempt. With None, in a local run, every POST is rejected and any client may read
@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the container's log belongs to the ranks, and scrapes would fill it."""
 
 
-def _ready(board: Board) -> Answer:
+def _ready(board: WorkerState) -> Answer:
     report = board.report()
     status = HTTPStatus.OK if report.ready else HTTPStatus.SERVICE_UNAVAILABLE
     phases = {str(rank.rank): str(rank.phase) for rank in report.ranks}

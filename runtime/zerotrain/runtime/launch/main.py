@@ -15,14 +15,14 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.history import HISTORY_DIR, history_lines, read_folder
 from zerotrain.contract.launch import LaunchError, LaunchSpec, unfolded
 from zerotrain.contract.progress import Termination
-from zerotrain.runtime.launch import leftovers, termination
-from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch import reaper, termination
 from zerotrain.runtime.launch.channel_server import ChannelServer
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
 from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.refusal import refuse
 from zerotrain.runtime.launch.rendezvous import RendezvousTimeout
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 DEFAULT_PROGRAM = (sys.executable, "-m", "zerotrain.runtime.train")
 SOCKET_NAME = "channel.sock"
@@ -53,10 +53,10 @@ def main(
         socket_path = _prepare_run_dir(spec.run_dir)
     except (LaunchError, OSError) as error:
         return refuse(error, spec)
-    leftovers.adopt_orphans()
+    reaper.adopt_orphans()
     worker = _Worker(
         spec=spec,
-        board=Board(spec, built_in_trainer=not program),
+        board=WorkerState(spec, built_in_trainer=not program),
         program=program or DEFAULT_PROGRAM,
         environ=environ,
         token=token,
@@ -68,7 +68,7 @@ def main(
     except OSError as error:  # the HTTP port is taken, the scratch volume is full
         return refuse(error, spec)
     finally:
-        leftovers.end_children()
+        reaper.end_children()
         _remove(socket_path, spec.run_dir)
     return message.code
 
@@ -78,7 +78,7 @@ class _Worker:
     """Inputs and limits of one launcher."""
 
     spec: LaunchSpec
-    board: Board
+    board: WorkerState
     program: Sequence[str]
     environ: Mapping[str, str]
     token: str | None

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zerotrain.contract.launch import LaunchSpec
-from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.container_exit import RankExit
 from zerotrain.runtime.launch.cores import with_threads
 from zerotrain.runtime.launch.output import Sink
 from zerotrain.runtime.launch.process import RankProcess, start_rank
-from zerotrain.runtime.launch.verdict import RankExit
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 
 class RankGroup:
     """Group of a worker's ranks. Must be used from the main thread: it owns every child of the launcher."""
 
-    def __init__(self, spec: LaunchSpec, board: Board) -> None:
+    def __init__(self, spec: LaunchSpec, board: WorkerState) -> None:
         self._spec = spec
         self._board = board
         self.processes: list[RankProcess] = []

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
-from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.container_exit import ContainerExit, RankExit, decide, spoils
 from zerotrain.runtime.launch.log import say
-from zerotrain.runtime.launch.patience import Patience
 from zerotrain.runtime.launch.ranks import RankGroup
 from zerotrain.runtime.launch.rendezvous import wait_for_name
+from zerotrain.runtime.launch.shutdown_budget import ShutdownBudget
 from zerotrain.runtime.launch.stacks import TIMEOUT_S, collect_stacks
-from zerotrain.runtime.launch.verdict import RankExit, Verdict, decide, spoils
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class Limits:
 class Supervisor:
     """Forwards signals, ends the ranks that must not go on, and gives the verdict."""
 
-    def __init__(self, spec: LaunchSpec, board: Board, *, limits: Limits) -> None:
+    def __init__(self, spec: LaunchSpec, board: WorkerState, *, limits: Limits) -> None:
         self._spec = spec
         self._board = board
         self._limits = limits
@@ -63,7 +63,7 @@ class Supervisor:
         self._all_ended = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._grace_ran_out = False
-        self.patience = Patience()
+        self.patience = ShutdownBudget()
         self._collecting: asyncio.Task[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -80,11 +80,11 @@ class Supervisor:
             await self._all_ended.wait()
             await asyncio.to_thread(self._ranks.join_output, self.patience.of(self._limits.output_s))
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ContainerExit:
         """Return, after `run`, the container's exit code and the rank to blame."""
         exits = self._ranks.exits()
         if not exits:  # a stop came before the ranks were started
-            return Verdict(code=int(ExitCode.TERMINATED))
+            return ContainerExit(code=int(ExitCode.TERMINATED))
         return decide(
             exits,
             stop_requested=self._stop_requested.is_set(),

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerotrain.contract.progress import RankEnd, Termination
-from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.container_exit import ContainerExit
 from zerotrain.runtime.launch.log import say
-from zerotrain.runtime.launch.verdict import Verdict
+from zerotrain.runtime.launch.worker_state import WorkerState
 
 
-def compose(verdict: Verdict, board: Board, *, last_line: str | None) -> Termination:
+def compose(verdict: ContainerExit, board: WorkerState, *, last_line: str | None) -> Termination:
     """Compose the reason why the worker ended; without a culprit, the step it reached and its durable
     checkpoint."""
     report = board.report()

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
-from zerotrain.contract.metrics import Kind, MetricSpec
+from zerotrain.contract.metrics import MetricKind, MetricSpec
 
 Labels = dict[str, str]
 
@@ -141,7 +141,7 @@ class Families(Collector):
         for spec in self._specs.values():
             if not spec.only:
                 # An info's labels are its facts.
-                known = product(*spec.labels.values()) if spec.kind is not Kind.INFO else [()]
+                known = product(*spec.labels.values()) if spec.kind is not MetricKind.INFO else [()]
                 for values in known:
                     self._make(spec, values)
 
@@ -192,7 +192,7 @@ class Families(Collector):
 
     def _make(self, spec: MetricSpec, values: tuple[str, ...]) -> Series:
         key = (spec.name, *values)
-        names = () if spec.kind is Kind.INFO else spec.labels
+        names = () if spec.kind is MetricKind.INFO else spec.labels
         labels = {**self._common, **dict(zip(names, values, strict=True))}
         self._labels[key] = labels
         self._series[key] = series = _series(spec, labels)
@@ -206,13 +206,13 @@ def _go(bound: float) -> str:
 
 def _series(spec: MetricSpec, labels: Labels) -> Series:
     match spec.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             return Counter()
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             return Gauge()
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             return Histogram(spec.buckets, labels)
-        case Kind.INFO:
+        case MetricKind.INFO:
             return Info()
 
 

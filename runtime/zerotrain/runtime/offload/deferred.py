@@ -15,7 +15,7 @@ import torch
 
 from zerotrain.runtime.offload.states import STORED_DTYPES, Encoding, UnitStates
 from zerotrain.runtime.zero.buffer import flat_copy, flat_zeros
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.rounding import join
 from zerotrain.runtime.zero.state import MASTER, windows
 from zerotrain.runtime.zero.unit import Unit
@@ -26,7 +26,7 @@ class KeptOn:
     """Device and ledger entry of the digits of masters that are kept until the states are made."""
 
     device: torch.device
-    kind: Kind
+    kind: MemoryKind
     ledger: MemoryLedger
 
 

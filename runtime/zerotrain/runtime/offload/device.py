@@ -12,7 +12,7 @@ import torch
 
 from zerotrain.runtime.offload.states import REMAINDER, Block, Encoding, UnitStates, UnitUpdate
 from zerotrain.runtime.zero.buffer import flat_zeros
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
 
@@ -30,7 +30,7 @@ class ResidentStates(UnitStates):
         encoding: Encoding,
         *,
         arrays: Mapping[str, torch.Tensor],
-        counted_as: Kind,
+        counted_as: MemoryKind,
         ledger: MemoryLedger,
     ) -> None:
         """Take `arrays` by stored name, all on one device."""
@@ -108,7 +108,7 @@ def device_states(
         arrays[REMAINDER] = flat_zeros(numel, dtype=torch.int16, device=device)
     for kind in kinds:
         arrays[kind] = flat_zeros(numel, dtype=torch.float32, device=device)
-    states = ResidentStates(unit, kinds, encoding, arrays=arrays, counted_as=Kind.STATES, ledger=ledger)
+    states = ResidentStates(unit, kinds, encoding, arrays=arrays, counted_as=MemoryKind.STATES, ledger=ledger)
     if encoding is Encoding.SPLIT:
         states.take_initial(initial)
     return states

@@ -19,7 +19,7 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.memory import UnitSize
 from zerotrain.contract.memory.nearest import Hardware, Needs, Proposal, nearest, needs_of
 from zerotrain.runtime.comm.group import Comm
-from zerotrain.runtime.offload.room import disk_free, memory_room
+from zerotrain.runtime.offload.free_memory import disk_free, free_memory
 from zerotrain.runtime.offload.settings import SpillSettings, possible_spill, spill_settings
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, ModelLayout
 
@@ -160,7 +160,7 @@ _FIELDS = tuple(_Row.__dataclass_fields__)
 
 
 def _mine(model: nn.Module, needs: Needs, place: SpillSettings) -> list[float]:
-    room = memory_room()
+    room = free_memory()
     free = disk_free(place.folders) if place.folders else _NO_LIMIT
     on_cuda = needs.accelerator is not None and torch.cuda.is_available()
     row = _Row(

@@ -10,7 +10,7 @@ import torch
 from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.states import STORED_DTYPES, Encoding
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
 
 
@@ -35,7 +35,9 @@ class HostStates(ResidentStates):
         self._memory = HostPages(sum(sizes), pinned=pinned and unit.comm.device.type == "cuda")
         parts = zip(names, torch.split(self._memory.data, sizes), strict=True) if names else ()
         arrays = {name: part.view(STORED_DTYPES.get(name, torch.float32)) for name, part in parts}
-        super().__init__(unit, kinds, encoding, arrays=arrays, counted_as=Kind.HOST_STATES, ledger=ledger)
+        super().__init__(
+            unit, kinds, encoding, arrays=arrays, counted_as=MemoryKind.HOST_STATES, ledger=ledger
+        )
         self.take_initial(initial)
 
     @property

@@ -25,11 +25,11 @@ import torch
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.uploads import Uploads
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.vault.chunks import Record
-    from zerotrain.runtime.vault.store import RecordIO, Vault
+    from zerotrain.runtime.spill.chunks import Record
+    from zerotrain.runtime.spill.store import RecordIO, SpillStore
 
 
 class _Buffer:
@@ -77,7 +77,7 @@ class _Pool:
         if num_bytes <= self.num_bytes:
             return
         for buffer in self.free:
-            self._ledger.add(Kind.RING, -buffer.data.nbytes)
+            self._ledger.add(MemoryKind.RING, -buffer.data.nbytes)
             if buffer.pinned is not None:
                 buffer.pinned.release()
         self.free = [self._made(num_bytes) for _ in range(self._count)]
@@ -88,19 +88,21 @@ class _Pool:
 
         pinned = HostPages(num_bytes, pinned=True) if self._pins else None
         data = aligned_buffer(num_bytes) if pinned is None else pinned.data
-        return _Buffer(self._ledger.count(Kind.RING, data), pinned)
+        return _Buffer(self._ledger.count(MemoryKind.RING, data), pinned)
 
 
 class ParamRing:
-    """The buffers of one vault: see the module's text."""
+    """The buffers of one spill store: see the module's text."""
 
-    def __init__(self, vault: Vault, uploads: Uploads, ledger: MemoryLedger, *, pins: bool) -> None:
+    def __init__(
+        self, spill_store: SpillStore, uploads: Uploads, ledger: MemoryLedger, *, pins: bool
+    ) -> None:
         """Create the pools, without buffers yet. `pins`: the buffers are page-locked."""
         self._to_read = _Pool(READ_BUFFERS, ledger, pins=pins)
         self._to_update = _Pool(UPDATE_BUFFERS, ledger, pins=pins)
         lock = RLock()
-        self.updates = UpdateBuffers(vault, self._to_update, lock)
-        self.gathers = GatherBuffers(vault, self._to_read, lock, self.updates, uploads)
+        self.updates = UpdateBuffers(spill_store, self._to_update, lock)
+        self.gathers = GatherBuffers(spill_store, self._to_read, lock, self.updates, uploads)
 
     def fit(self, largest: int, trained: int) -> None:
         """Provide buffers for records of up to `largest` bytes, and of up to `trained` bytes for trained
@@ -140,8 +142,8 @@ class ParamRing:
 class UpdateBuffers:
     """Buffers of weights that are read for an update, updated, or written."""
 
-    def __init__(self, vault: Vault, pool: _Pool, lock: RLock) -> None:
-        self._vault = vault
+    def __init__(self, spill_store: SpillStore, pool: _Pool, lock: RLock) -> None:
+        self._spill_store = spill_store
         self._pool = pool
         self._lock = lock
         self._loading: dict[Record, _Buffer] = {}
@@ -175,7 +177,7 @@ class UpdateBuffers:
             buffer.wait()
             data = buffer.data[: record.num_bytes]
             yield data
-            buffer.io = self._vault.start_write(record, data)
+            buffer.io = self._spill_store.start_write(record, data)
         except BaseException:
             with self._lock:
                 self._pool.free.append(buffer)
@@ -222,7 +224,7 @@ class UpdateBuffers:
         with self._lock:
             buffer = self._pool.free.pop()
         if loads:
-            buffer.io = self._vault.start_read(record, buffer.data[: record.num_bytes])
+            buffer.io = self._spill_store.start_read(record, buffer.data[: record.num_bytes])
         return buffer
 
 
@@ -230,9 +232,9 @@ class GatherBuffers:
     """Buffers of weights for gathers, and a window on the record that is accessed part by part."""
 
     def __init__(
-        self, vault: Vault, pool: _Pool, lock: RLock, updates: UpdateBuffers, uploads: Uploads
+        self, spill_store: SpillStore, pool: _Pool, lock: RLock, updates: UpdateBuffers, uploads: Uploads
     ) -> None:
-        self._vault = vault
+        self._spill_store = spill_store
         self._pool = pool
         self._lock = lock
         self._updates = updates
@@ -335,7 +337,7 @@ class GatherBuffers:
 
     def _read(self, record: Record) -> _Buffer:
         buffer = self._take()
-        buffer.io = self._vault.start_read(record, buffer.data[: record.num_bytes])
+        buffer.io = self._spill_store.start_read(record, buffer.data[: record.num_bytes])
         return buffer
 
     def _take(self) -> _Buffer:
@@ -354,4 +356,4 @@ class GatherBuffers:
         is_dirty, self._is_dirty = self._is_dirty, False
         self._pool.free.append(buffer)
         if is_dirty:
-            self._vault.start_write(record, buffer.data[: record.num_bytes]).wait()
+            self._spill_store.start_write(record, buffer.data[: record.num_bytes]).wait()

@@ -21,12 +21,12 @@ from zerotrain.runtime.offload.param_ring import ParamRing
 from zerotrain.runtime.offload.uploads import Uploads
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout, round_up
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.shards import CopiedBack, StartGather, StoredShard
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.vault.chunks import Record
-    from zerotrain.runtime.vault.store import Vault
+    from zerotrain.runtime.spill.chunks import Record
+    from zerotrain.runtime.spill.store import SpillStore
 
 PAGE_BYTES = 4096
 
@@ -35,16 +35,21 @@ class OffloadedParams:
     """The tier of one engine's shards: each in the spill file, in host memory or, where that is the
     device's memory, resident."""
 
-    kind = Kind.HOST_PARAMS
+    kind = MemoryKind.HOST_PARAMS
 
     def __init__(
-        self, device: torch.device, *, vault: Vault | None = None, host_numel: int = 0, pins: bool = False
+        self,
+        device: torch.device,
+        *,
+        spill_store: SpillStore | None = None,
+        host_numel: int = 0,
+        pins: bool = False,
     ) -> None:
-        """Create the tier. `vault` None = host memory. With a vault, shards of `host_numel` elements of this
-        rank stay in host memory: whole units, in layout order, as far as they fit. `pins`: host memory is
-        page-locked."""
+        """Create the tier. `spill_store` None = host memory. With a spill store, shards of `host_numel`
+        elements of this rank stay in host memory: whole units, in layout order, as far as they fit. `pins`:
+        host memory is page-locked."""
         self._device = device
-        self._vault = vault
+        self._spill_store = spill_store
         self._host_numel = host_numel
         self._pins = pins
         self._uploads = Uploads(device)
@@ -59,7 +64,7 @@ class OffloadedParams:
         """Take the units of `plan` as the complete set from now on, and allocate records for those that are
         spilled. Called before the units are made."""
         self._ledger = ledger
-        if self._vault is None:
+        if self._spill_store is None:
             return
         numel = {each: plan.shard_numel(each) for each in plan.units if not each.stays_whole}
         self._in_host = {layout: size for layout, size in self._in_host.items() if layout in numel}
@@ -71,19 +76,19 @@ class OffloadedParams:
                 self._in_host[layout] = numel[layout]
                 continue
             sizes = _chunks(_num_bytes(layout, numel[layout]))
-            tag_bytes = self._vault.memory.tags
-            record = self._records[layout] = self._vault.add(
+            tag_bytes = self._spill_store.memory.tags
+            record = self._records[layout] = self._spill_store.add(
                 f"{layout.name} (weights)", sizes, layout=layout.dtype, swept=False
             )
-            self._tag_bytes[record] = self._vault.memory.tags - tag_bytes
+            self._tag_bytes[record] = self._spill_store.memory.tags - tag_bytes
         if self._records:
-            self._vault.allocate()
-            self._make_ring(self._vault)
+            self._spill_store.allocate()
+            self._make_ring(self._spill_store)
 
     @property
     def may_spill(self) -> bool:
         """Whether shards may go to the spill file."""
-        return self._vault is not None
+        return self._spill_store is not None
 
     def is_resident(self, layout: UnitLayout) -> bool:
         """Return whether a unit's shard is in device memory all the same, as the device is the CPU."""
@@ -103,11 +108,11 @@ class OffloadedParams:
         return shard
 
     def forget(self, record: Record) -> None:
-        """Give the record of a unit that is gone back to the vault."""
-        assert self._vault is not None
+        """Give the record of a unit that is gone back to the spill store."""
+        assert self._spill_store is not None
         for layout in [layout for layout, kept in self._records.items() if kept is record]:
             del self._records[layout]
-        self._vault.forget(record)
+        self._spill_store.forget(record)
         self._count(record, -1)
         del self._tag_bytes[record]
 
@@ -121,17 +126,17 @@ class OffloadedParams:
         """Copy a shard and start its gather, as `StoredShard.send`."""
         return self._uploads.send(source, part, start)
 
-    def _make_ring(self, vault: Vault) -> None:
+    def _make_ring(self, spill_store: SpillStore) -> None:
         sizes = {layout: record.num_bytes for layout, record in self._records.items()}
         largest = max(sizes.values())
         trained = max((size for layout, size in sizes.items() if layout.trainable), default=0)
         if self._ring is None:
-            self._ring = ParamRing(vault, self._uploads, self._ledger, pins=self._pins)
+            self._ring = ParamRing(spill_store, self._uploads, self._ledger, pins=self._pins)
         self._ring.fit(largest, trained)
 
     def _count(self, record: Record, sign: int) -> None:
-        self._ledger.add(Kind.SPILL, sign * record.num_bytes)
-        self._ledger.add(Kind.TAGS, sign * self._tag_bytes[record])
+        self._ledger.add(MemoryKind.SPILL, sign * record.num_bytes)
+        self._ledger.add(MemoryKind.TAGS, sign * self._tag_bytes[record])
 
 
 class HostShard:
@@ -154,7 +159,7 @@ class HostShard:
         self._ledger = ledger
         self._sent: Any = None
         """Event behind the shard's last copy to the device."""
-        self._host = ledger.count(Kind.HOST_PARAMS, pages.data.view(dtype)).copy_(values)
+        self._host = ledger.count(MemoryKind.HOST_PARAMS, pages.data.view(dtype)).copy_(values)
 
     def send(self, part: torch.Tensor, start: StartGather) -> Pending:
         pending = self._uploads.send(self._host, part, start)
@@ -181,7 +186,7 @@ class HostShard:
 
     def drop(self) -> None:
         self._uploads.finish()
-        self._ledger.add(Kind.HOST_PARAMS, -self._host.nbytes)
+        self._ledger.add(MemoryKind.HOST_PARAMS, -self._host.nbytes)
         self._pages.release()
 
 

@@ -1,7 +1,7 @@
 """Settings of this rank's NVMe tier, from the configuration, the launch environment, or both.
 
-Read by `spill.open_vault` and by the check of what fits; the operator rejects the same contradictions before
-anything starts.
+Read by `spill.open_spill_store` and by the check of what fits; the operator rejects the same contradictions
+before anything starts.
 """
 
 from __future__ import annotations

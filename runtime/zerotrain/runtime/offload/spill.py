@@ -1,4 +1,4 @@
-"""Construction of a rank's storage outside of the device: the vault, which optimizer states and weights
+"""Construction of a rank's storage outside of the device: the spill store, which optimizer states and weights
 share, and the tier of the weights. Called by `setup` before the units are made, as their weights go there
 first."""
 
@@ -13,15 +13,15 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.offload.params import OffloadedParams
 from zerotrain.runtime.offload.settings import spill_settings
 from zerotrain.runtime.offload.uploads import WeightStaging
-from zerotrain.runtime.vault.secrecy import refuse_cores
+from zerotrain.runtime.spill.secrecy import refuse_cores
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.vault.file import SpillLimit
-    from zerotrain.runtime.vault.store import Vault
+    from zerotrain.runtime.spill.file import SpillLimit
+    from zerotrain.runtime.spill.store import SpillStore
 
 
-def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
-    """Return the vault of this rank, still without a file; None when nothing is offloaded to nvme.
+def open_spill_store(config: EngineConfig, comm: Comm) -> SpillStore | None:
+    """Return the spill store of this rank, still without a file; None when nothing is offloaded to nvme.
 
     Raises ConfigError as `spill_settings`, and where this installation lacks the native module.
     """
@@ -29,10 +29,10 @@ def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
     if settings is None:
         return None
     try:
-        from zerotrain.runtime.vault.file import SpillPlace
-        from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
-        from zerotrain.runtime.vault.sealers import create_sealer
-        from zerotrain.runtime.vault.store import Vault
+        from zerotrain.runtime.spill.file import SpillPlace
+        from zerotrain.runtime.spill.seal import Encryption, SpillIdentity
+        from zerotrain.runtime.spill.sealers import create_sealer
+        from zerotrain.runtime.spill.store import SpillStore
     except ImportError as error:
         block = "offload_param" if config.zero.offload_optimizer is None else "offload_optimizer"
         raise ConfigError(
@@ -41,7 +41,7 @@ def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
             "nvme",
             'Install a platform wheel, or set it to "cpu".',
         ) from error
-    identity = VaultIdentity(job=settings.job, rank=comm.rank, world_size=comm.world_size)
+    identity = SpillIdentity(job=settings.job, rank=comm.rank, world_size=comm.world_size)
     place = SpillPlace(
         folders=settings.folders,
         limit=None if settings.limit_bytes is None else _limit(settings.limit_bytes),
@@ -50,7 +50,7 @@ def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
     )
     refuse_cores()  # before the key exists
     sealer = create_sealer(Encryption(settings.encryption), identity)
-    return Vault(place, sealer=sealer, identity=identity)
+    return SpillStore(place, sealer=sealer, identity=identity)
 
 
 _limits: dict[int, SpillLimit] = {}
@@ -58,8 +58,8 @@ _limits: dict[int, SpillLimit] = {}
 
 
 def _limit(num_bytes: int) -> SpillLimit:
-    """Return the limit of one vault, within the process's limit."""
-    from zerotrain.runtime.vault.file import SpillLimit
+    """Return the limit of one spill store, within the process's limit."""
+    from zerotrain.runtime.spill.file import SpillLimit
 
     return SpillLimit(num_bytes, within=_limits.setdefault(num_bytes, SpillLimit(num_bytes)))
 
@@ -73,7 +73,9 @@ def make_staging(config: EngineConfig, comm: Comm) -> WeightStaging | None:
     return WeightStaging(comm.device, pins=block.pin_memory)
 
 
-def make_param_tier(config: EngineConfig, comm: Comm, vault: Vault | None) -> OffloadedParams | None:
+def make_param_tier(
+    config: EngineConfig, comm: Comm, spill_store: SpillStore | None
+) -> OffloadedParams | None:
     """Return the tier of the weights; None where they stay on the device."""
     block = config.zero.offload_param
     where = offload_tiers(config, on_host=comm.device.type == "cpu").params
@@ -81,7 +83,7 @@ def make_param_tier(config: EngineConfig, comm: Comm, vault: Vault | None) -> Of
         return None
     return OffloadedParams(
         comm.device,
-        vault=vault if where == "nvme" else None,
+        spill_store=spill_store if where == "nvme" else None,
         host_numel=block.max_in_cpu,
         pins=block.pin_memory and comm.device.type == "cuda",
     )

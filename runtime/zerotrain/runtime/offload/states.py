@@ -2,7 +2,7 @@
 
 There are three encodings of the fp32 master weight, chosen by the configuration and never by the tier, so
 that every tier computes the same bits. Three tiers store what the encoding leaves to be stored (`device.py`,
-`host.py`, `vaulted.py`), and all of them pass it to the update as `Block`s. Made by `tiers.StateTiers`; used
+`host.py`, `spilled.py`), and all of them pass it to the update as `Block`s. Made by `tiers.StateTiers`; used
 by the optimizer, checkpoints and state access.
 """
 

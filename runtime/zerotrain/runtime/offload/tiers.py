@@ -1,6 +1,6 @@
 """The choice of a tier for the states of every unit, and a step's pass over all of them.
 
-There are three tiers: the device beside the weights, host memory, the vault. Made by the engine's setup
+There are three tiers: the device beside the weights, host memory, the spill store. Made by the engine's setup
 (`make_tiers`), driven by `ZeroOptimizer`.
 """
 
@@ -22,13 +22,13 @@ from zerotrain.runtime.offload.device import ResidentStates, device_states
 from zerotrain.runtime.offload.host import HostStates
 from zerotrain.runtime.offload.states import Encoding, UnitStates, UnitUpdate
 from zerotrain.runtime.zero.layout import ModelLayout
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
 
-if TYPE_CHECKING:  # the vault is compiled code, and nothing else here is
-    from zerotrain.runtime.offload.vaulted import Shelf, VaultStates
-    from zerotrain.runtime.vault.store import Vault
-    from zerotrain.runtime.vault.sweep import Tile
+if TYPE_CHECKING:  # the spill store is compiled code, and nothing else here is
+    from zerotrain.runtime.offload.spilled import SpillStates, StateRecords
+    from zerotrain.runtime.spill.store import SpillStore
+    from zerotrain.runtime.spill.tile_pipeline import Tile
 
 
 class TierName(Enum):
@@ -36,7 +36,7 @@ class TierName(Enum):
 
     DEVICE = "none"
     HOST = "cpu"
-    VAULT = "nvme"
+    SPILL = "nvme"
 
 
 class StateTiers:
@@ -48,21 +48,23 @@ class StateTiers:
         name: TierName = TierName.DEVICE,
         ratio: float = 1.0,
         pinned: bool = True,
-        vault: Vault | None = None,
+        spill_store: SpillStore | None = None,
         defers: bool = False,
     ) -> None:
-        """Choose the tier. `ratio`: the part of the elements that is offloaded, 0..1; `vault`: the vault, for
-        VAULT; `defers`: see the attribute."""
-        assert (vault is not None) or name is not TierName.VAULT
+        """Choose the tier. `ratio`: the part of the elements that is offloaded, 0..1; `spill_store`: the
+        spill store, for VAULT; `defers`: see the attribute."""
+        assert (spill_store is not None) or name is not TierName.SPILL
         self.name = name
         self.defers = defers
-        """Whether states are added as `DeferredStates`. In the vault they have their records at once."""
-        self._ratio, self._pinned, self._vault = ratio, pinned, vault
+        """Whether states are added as `DeferredStates`. In the spill store they have their records at
+        once."""
+        self._ratio, self._pinned, self._spill_store = ratio, pinned, spill_store
         self._kept: frozenset[str] = frozenset()
-        self._shelf: Shelf | None = None
+        self._shelf: StateRecords | None = None
         self._on_host: list[HostStates] = []
-        self._places: dict[Unit, VaultStates] = {}
-        """Records of all units whose states are in the vault, also of units whose states are not made yet."""
+        self._places: dict[Unit, SpillStates] = {}
+        """Records of all units whose states are in the spill store, also of units whose states are not made
+        yet."""
 
     def plan(self, layout: ModelLayout, *, replicated: bool) -> None:
         """Take the units of this layout as the complete set from now on. Those at the start of forward stay
@@ -80,12 +82,12 @@ class StateTiers:
         unit.initial_master = None
         encoding = Encoding.of(unit)
         has_states = bool(kinds) or encoding.stored is not None
-        kept_on: KeptOn | None = KeptOn(device=unit.comm.device, kind=Kind.STATES, ledger=ledger)
+        kept_on: KeptOn | None = KeptOn(device=unit.comm.device, kind=MemoryKind.STATES, ledger=ledger)
         if self.name is TierName.DEVICE or unit.name in self._kept or not has_states:
             build = partial(_on_device, unit, kinds, encoding, ledger)
         elif self.name is TierName.HOST:
             build = partial(self._on_the_host, unit, kinds, encoding, ledger)
-            kept_on = KeptOn(device=torch.device("cpu"), kind=Kind.HOST_STATES, ledger=ledger)
+            kept_on = KeptOn(device=torch.device("cpu"), kind=MemoryKind.HOST_STATES, ledger=ledger)
         else:
             # The record is allocated now, so that a disk that is too small shows at the start.
             spilled = self._shelf_of(ledger).add(unit, kinds, encoding, initial.numel())
@@ -110,7 +112,7 @@ class StateTiers:
         return states
 
     def forget(self, states: UnitStates) -> None:
-        """Release the memory of states, or their record in the vault."""
+        """Release the memory of states, or their record in the spill store."""
         place = self._places.pop(states.unit, None)
         if isinstance(states, DeferredStates):
             states.drop()
@@ -120,26 +122,26 @@ class StateTiers:
             states.drop()
             self._on_host = [other for other in self._on_host if other is not states]
         elif self._shelf is not None:
-            self._shelf.forget(cast("VaultStates", states))
+            self._shelf.forget(cast("SpillStates", states))
 
     def open_pass(self, order: Sequence[UnitStates]) -> UpdatePass:
         """Return a pass that updates each of these states once, in this order."""
         if self._shelf is not None:
             self._shelf.cache.close()
-        spilled = [cast("VaultStates", states) for states in order if states.is_spilled]
-        return UpdatePass(spilled, self._vault)
+        spilled = [cast("SpillStates", states) for states in order if states.is_spilled]
+        return UpdatePass(spilled, self._spill_store)
 
     def close(self) -> None:
         """Unlock the memory that the device's driver has page-locked. Host states stay readable."""
         for states in self._on_host:
             states.unpin()
 
-    def _shelf_of(self, ledger: MemoryLedger) -> Shelf:
+    def _shelf_of(self, ledger: MemoryLedger) -> StateRecords:
         if self._shelf is None:
-            from zerotrain.runtime.offload.vaulted import Shelf
+            from zerotrain.runtime.offload.spilled import StateRecords
 
-            assert self._vault is not None
-            self._shelf = Shelf(self._vault, ledger)
+            assert self._spill_store is not None
+            self._shelf = StateRecords(self._spill_store, ledger)
         return self._shelf
 
 
@@ -149,7 +151,7 @@ def _on_device(
     return device_states(unit, kinds, encoding, initial, ledger)
 
 
-def _in_place(states: VaultStates, initial: torch.Tensor) -> UnitStates:
+def _in_place(states: SpillStates, initial: torch.Tensor) -> UnitStates:
     states.take_initial(initial)
     return states
 
@@ -157,12 +159,12 @@ def _in_place(states: VaultStates, initial: torch.Tensor) -> UnitStates:
 class UpdatePass:
     """One step's pass over the states. Used by one thread, from the first `update` to `close`.
 
-    The states in the vault are one sweep over all units, so that the next unit's tiles are read while the
-    last one's are written.
+    The states in the spill store are one sweep over all units, so that the next unit's tiles are read while
+    the last one's are written.
     """
 
-    def __init__(self, spilled: Sequence[VaultStates], vault: Vault | None) -> None:
-        self._spilled, self._vault = spilled, vault
+    def __init__(self, spilled: Sequence[SpillStates], spill_store: SpillStore | None) -> None:
+        self._spilled, self._spill_store = spilled, spill_store
         self._stack = ExitStack()
         self._tiles: Iterator[Tile] | None = None
 
@@ -172,7 +174,7 @@ class UpdatePass:
             if isinstance(states, ResidentStates):
                 states.update(update)
             else:
-                cast("VaultStates", states).update(update, self._sweep())
+                cast("SpillStates", states).update(update, self._sweep())
         except BaseException:
             self._stack.__exit__(*sys.exc_info())
             raise
@@ -183,15 +185,15 @@ class UpdatePass:
 
     def _sweep(self) -> Iterator[Tile]:
         if self._tiles is None:
-            assert self._vault is not None
+            assert self._spill_store is not None
             refs = [ref for states in self._spilled for ref in states.record.tiles()]
-            self._tiles = iter(self._stack.enter_context(self._vault.sweep(refs, writes=True)))
+            self._tiles = iter(self._stack.enter_context(self._spill_store.sweep(refs, writes=True)))
         return self._tiles
 
 
-def make_tiers(config: EngineConfig, vault: Vault | None, *, defers: bool = False) -> StateTiers:
-    """Return the tiers of a configuration. `vault`: this rank's, where anything is spilled; `defers`: see
-    `StateTiers`."""
+def make_tiers(config: EngineConfig, spill_store: SpillStore | None, *, defers: bool = False) -> StateTiers:
+    """Return the tiers of a configuration. `spill_store`: this rank's, where anything is spilled; `defers`:
+    see `StateTiers`."""
     block = config.zero.offload_optimizer
     if block is None:
         return StateTiers(defers=defers)
@@ -199,6 +201,6 @@ def make_tiers(config: EngineConfig, vault: Vault | None, *, defers: bool = Fals
         name=TierName(block.device),
         ratio=block.ratio,
         pinned=block.pin_memory,
-        vault=vault,
+        spill_store=spill_store,
         defers=defers,
     )

@@ -20,7 +20,7 @@ import torch
 
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.zero.gradients import UnitGradients
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 DOWNLOAD_BUFFERS = 3
 """Number of buffers: one that an update reads, one that is full, one that fills."""
@@ -108,4 +108,4 @@ class DeviceLink:
             buffer.release()
         wanted = DOWNLOAD_BUFFERS if num_bytes else 0
         self._ring = [HostPages(num_bytes, pinned=self._pins) for _ in range(wanted)]
-        self._ledger.add(Kind.HOST_GRADS, DOWNLOAD_BUFFERS * (num_bytes - held))
+        self._ledger.add(MemoryKind.HOST_GRADS, DOWNLOAD_BUFFERS * (num_bytes - held))

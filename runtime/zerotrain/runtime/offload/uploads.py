@@ -15,7 +15,7 @@ import torch
 from zerotrain.contract.memory.inputs import UPLOAD_BUFFERS
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.offload.pages import HostPages
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.shards import StartGather
 
 
@@ -95,7 +95,7 @@ class WeightStaging:
                 sent.synchronize()
         for buffer in self._buffers:
             if self._ledger is not None:
-                self._ledger.add(Kind.RING, -buffer.data.nbytes)
+                self._ledger.add(MemoryKind.RING, -buffer.data.nbytes)
             buffer.release()
         self._buffers, self._sent = [], []
 
@@ -107,7 +107,7 @@ class WeightStaging:
         for _ in range(UPLOAD_BUFFERS):
             self._buffers.append(HostPages(num_bytes, pinned=self._pins))
             self._sent.append(None)
-            ledger.add(Kind.RING, num_bytes)
+            ledger.add(MemoryKind.RING, num_bytes)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

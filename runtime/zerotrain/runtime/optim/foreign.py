@@ -3,7 +3,8 @@
 The optimizer that the user gave is copied without its parameters and runs on views of the flat fp32 shards,
 one view per stretch of a parameter group. Its per-element states are moved into flat streams like those of
 the built-in rules, so they are sharded, counted and in checkpoints. Its other values (step counts and the
-like) are numbers that are equal on every rank, and go into the checkpoint's scalars. Made by `given.py`.
+like) are numbers that are equal on every rank, and go into the checkpoint's scalars. Made by
+`user_optimizer.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import nn
 
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.optim.joint import UnitUpdate
-from zerotrain.runtime.optim.plain import from_plain, to_plain
+from zerotrain.runtime.optim.json_state import from_plain, to_plain
 
 WHOLE_TENSOR = {
     "LBFGS": "it evaluates the loss several times per step",

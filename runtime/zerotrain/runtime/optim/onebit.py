@@ -23,10 +23,10 @@ from zerotrain.contract.config import OptimizerConfig
 from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.states import UnitStates
 from zerotrain.runtime.optim.joint import SegmentRun, UnitUpdate
+from zerotrain.runtime.optim.onebit_codec import PackedSigns, SignCodec
 from zerotrain.runtime.optim.rules import Hyper, tiles
-from zerotrain.runtime.optim.signs import SignCodec, Signs
 from zerotrain.runtime.zero.buffer import flat_zeros
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, SERVER_ERROR, WORKER_ERROR, StreamKey
 
 
@@ -69,7 +69,7 @@ class OneBitAdamRule:
         numel, own = unit.layout.padded_numel, unit.stop - unit.start
 
         def made(size: int) -> torch.Tensor:
-            return ledger.count(Kind.STATES, flat_zeros(size, dtype=torch.float32, device=device))
+            return ledger.count(MemoryKind.STATES, flat_zeros(size, dtype=torch.float32, device=device))
 
         momentum = made(numel)
         low, high = states.interval
@@ -121,14 +121,14 @@ class OneBitAdamRule:
         sent = signs.framed(ranks)
         received = torch.empty_like(sent)
         comm.exchange(received, sent, label=unit.name).wait()
-        signs = Signs.unframed(received, ranks)
+        signs = PackedSigns.unframed(received, ranks)
         average = buffers.server_error
         for rank in range(ranks):
             signs.part(rank, ranks).add_to(average, weight=1.0 / ranks)
         buffers.own.clear_gaps(average)
         mine = buffers.own.pack(average).framed(1)
         comm.all_gather(received, mine, label=unit.name).wait()
-        Signs.unframed(received, ranks).add_to(momentum.zero_(), weight=1.0)
+        PackedSigns.unframed(received, ranks).add_to(momentum.zero_(), weight=1.0)
         buffers.whole.clear_gaps(momentum)
 
     def _apply(self, unit: UnitUpdate, segment: SegmentRun) -> None:

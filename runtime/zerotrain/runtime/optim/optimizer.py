@@ -11,7 +11,6 @@ from torch import nn
 from zerotrain.contract.config import ConfigError, OptimizerConfig
 from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.tiers import StateTiers
-from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.foreign import ForeignRule
 from zerotrain.runtime.optim.fused import fused_rule
 from zerotrain.runtime.optim.groups import (
@@ -23,18 +22,19 @@ from zerotrain.runtime.optim.groups import (
     names_of,
 )
 from zerotrain.runtime.optim.joint import CountingRule, JointRule, refuse_offload
+from zerotrain.runtime.optim.json_state import from_plain, to_plain
 from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.members import match_stored, members_of, regrouped
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
-from zerotrain.runtime.optim.plain import from_plain, to_plain
 from zerotrain.runtime.optim.rules import UpdateRule, rule_of
 from zerotrain.runtime.optim.scale_names import ScaleNames
+from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, refuse_step
 from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, joint_update
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.unit import Placement, Unit
 
 
@@ -113,7 +113,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.num_updates = 0
         """Number of steps that changed the weights; skipped ones do not count."""
         self.layout = layout
-        self.book = UnitBook(group_of, takes_all=given is None)
+        self.book = StateRegistry(group_of, takes_all=given is None)
         self.states = self.book.states
         self.is_default = False
         """Whether the run names no optimizer; states are then made at the first backward pass."""
@@ -137,7 +137,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
                 assert isinstance(states, ResidentStates)
                 self.rule.attach(states, ledger)
 
-    def attach(self, core: Core) -> None:
+    def attach(self, core: ShardedModel) -> None:
         """Follow changes of the units that the states were made of."""
 
         def take(unit: Unit, written: torch.Tensor) -> None:

@@ -15,9 +15,9 @@ import torch
 from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.states import Block, Encoding, UnitStates
 from zerotrain.runtime.offload.tiers import StateTiers
-from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.joint import JointRule, SegmentRun, UnitUpdate
 from zerotrain.runtime.optim.rules import Hyper, Kernel, KernelRule, UnitStep, UpdateRule, tiles
+from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.zero.gradients import UnitGradients, shard_on
 from zerotrain.runtime.zero.rounding import join, split
 
@@ -150,7 +150,7 @@ class JointUpdate:
             unit.states.round_weights()
 
 
-def joint_update(part: UnitGradients, book: UnitBook, hypers: Sequence[Hyper]) -> UnitUpdate:
+def joint_update(part: UnitGradients, book: StateRegistry, hypers: Sequence[Hyper]) -> UnitUpdate:
     """Return the input of one unit for a rule that works on all units together; `hypers` by group."""
     states = book.states[part.unit.name]
     assert isinstance(states, ResidentStates)

@@ -34,8 +34,8 @@ from zerotrain.contract.history import (
 if TYPE_CHECKING:
     from zerotrain.contract.progress import Progress
     from zerotrain.runtime.engine import Engine
+    from zerotrain.runtime.train.checkpointing import Checkpoints
     from zerotrain.runtime.train.report import StepReport
-    from zerotrain.runtime.train.saving import Checkpoints
     from zerotrain.runtime.train.session import Session
 
 WRITE_INTERVAL_S = 1.0

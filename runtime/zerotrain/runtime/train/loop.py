@@ -12,9 +12,9 @@ import torch
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train import digest
+from zerotrain.runtime.train.checkpointing import Checkpoints, is_due
 from zerotrain.runtime.train.exits import Diverged, StoppedWithoutCheckpoint
 from zerotrain.runtime.train.report import Reporter, StepReport
-from zerotrain.runtime.train.saving import Checkpoints, is_due
 from zerotrain.runtime.train.session import Session
 from zerotrain.runtime.train.stopping import StopRequest
 

@@ -15,18 +15,18 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Phase
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train import measuring, rendezvous
+from zerotrain.runtime.train.checkpointing import Checkpoints
+from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.exits import exit_code_of, is_the_users
 from zerotrain.runtime.train.history import event, open_history
 from zerotrain.runtime.train.loop import TrainingLoop
 from zerotrain.runtime.train.replay import reached_step
 from zerotrain.runtime.train.report import Reporter
-from zerotrain.runtime.train.saving import Checkpoints
 from zerotrain.runtime.train.session import Session, Settings, build, check_inputs
 from zerotrain.runtime.train.stopping import StopRequest
-from zerotrain.runtime.train.telling import Telling
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.vault.store import VaultInfo
+    from zerotrain.runtime.spill.store import SpillInfo
 
 
 def main(environ: Mapping[str, str] = os.environ) -> None:
@@ -62,7 +62,7 @@ def train(environ: Mapping[str, str], channel: RankChannel, run: Run) -> ExitCod
     corpus, model = check_inputs(settings)
     reporter.phase(Phase.RENDEZVOUS)
     session = build(settings, corpus, model)
-    session.engine.observer = Telling(reporter)
+    session.engine.observer = EngineEvents(reporter)
     reporter.phase(Phase.INIT)
     checkpoints = Checkpoints(session=session)
     describe(session, reporter)
@@ -143,7 +143,7 @@ def describe(session: Session, reporter: Reporter) -> None:
         reporter.say(f"notice: {text}")
 
 
-def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
+def describe_spill(info: SpillInfo, reporter: Reporter) -> None:
     """Log how states are spilled."""
     reasons, is_encrypted = info.reasons, info.encryption != "None"
     sealed = f"{info.encryption} by {info.backend}" if is_encrypted else "NOT ENCRYPTED, as asked for"

@@ -17,7 +17,7 @@ import torch
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.metrics import OffloadSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
-from zerotrain.runtime.zero.ledger import Kind, Tier
+from zerotrain.runtime.zero.ledger import MemoryKind, Tier
 
 ENGINE_PHASES = ("forward", "backward", "reduce", "optimizer", "gather")
 """Phases in `StepResult.seconds` that do not overlap."""
@@ -109,7 +109,7 @@ def measure(metrics: WorkerMetrics, engine: Engine) -> None:
         if space is not None:
             metrics.set("zerotrain_spill_free_bytes", space.free)
             metrics.set("zerotrain_spill_capacity_bytes", space.capacity)
-            metrics.set("zerotrain_spill_file_bytes", engine.memory.live_bytes(Kind.SPILL))
+            metrics.set("zerotrain_spill_file_bytes", engine.memory.live_bytes(MemoryKind.SPILL))
 
 
 def set_offload(metrics: WorkerMetrics, engine: Engine) -> None:

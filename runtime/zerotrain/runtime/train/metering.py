@@ -14,14 +14,14 @@ import torch
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train import measuring
+from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.report import StepReport
-from zerotrain.runtime.train.telling import Telling
 
 
 class StepMeter:
     """Meter of one engine; `count` is its step hook."""
 
-    def __init__(self, telling: Telling) -> None:
+    def __init__(self, telling: EngineEvents) -> None:
         """`telling` knows which time belongs to no step."""
         self._telling = telling
         self._since = self._paused_before = 0.0

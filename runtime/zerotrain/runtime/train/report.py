@@ -17,8 +17,8 @@ from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train import measuring
 from zerotrain.runtime.train.history import HistoryWriter, event, step_point
-from zerotrain.runtime.train.straggling import OwnTimes
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.train.stragglers import OwnTimes
+from zerotrain.runtime.zero.ledger import MemoryKind
 
 METRICS_INTERVAL_S = 5.0
 """Seconds between two snapshots to the launcher, each of which costs a millisecond; scrapes are less
@@ -204,7 +204,7 @@ class Reporter:
             step_seconds=interval.seconds / interval.steps,
             memory_peak_bytes=peak,
             host_peak_bytes=measuring.resident_peak_bytes(),
-            spill_peak_bytes=engine.memory.peak_bytes(Kind.SPILL),
+            spill_peak_bytes=engine.memory.peak_bytes(MemoryKind.SPILL),
             straggler=self._own_times.slowest,
         )
         if self.history is not None:

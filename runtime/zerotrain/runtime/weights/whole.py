@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from zerotrain.runtime.zero.access import full_parameters
-from zerotrain.runtime.zero.core import Core
-from zerotrain.runtime.zero.fragments import get_full_fp32
 from zerotrain.runtime.zero.names import named_parameters, plain_key
 from zerotrain.runtime.zero.placeholder import ParameterSharded
+from zerotrain.runtime.zero.sharded_model import ShardedModel
+from zerotrain.runtime.zero.state_access import get_full_fp32
 
 
 def whole_state(
-    core: Core, *, without: Collection[int] = (), dtype: torch.dtype | None = None
+    core: ShardedModel, *, without: Collection[int] = (), dtype: torch.dtype | None = None
 ) -> dict[str, Any]:
     """Return `model.state_dict()` with the plain model's names; shared tensors are one tensor under several
     names. Collective, the same on every rank.
@@ -49,7 +49,9 @@ def whole_state(
     return {key: copies[id(value)] for key, value in wanted.items()}
 
 
-def _gathered(core: Core, wanted: Collection[int], dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
+def _gathered(
+    core: ShardedModel, wanted: Collection[int], dtype: torch.dtype | None
+) -> dict[int, torch.Tensor]:
     """Return copies of the units' parameters with these ids, by id."""
     copies: dict[int, torch.Tensor] = {}
     for unit in core.units:

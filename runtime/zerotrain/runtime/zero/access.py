@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.placeholder import fqn_of, owner_of
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.unit import Unit, UnitState
 
 
@@ -69,11 +69,11 @@ def full_parameters(
                 unit.free()
 
 
-def locate(parameter: nn.Parameter) -> tuple[Core, Unit]:
+def locate(parameter: nn.Parameter) -> tuple[ShardedModel, Unit]:
     """Return the engine's core and the unit that hold a parameter. Raises ValueError if no engine drives
     it."""
     core = owner_of(parameter)
-    if not isinstance(core, Core):
+    if not isinstance(core, ShardedModel):
         raise ValueError(
             f"no engine drives this parameter of shape {tuple(parameter.shape)}; pass one of the model that "
             "zerotrain.runtime.initialize took over"
@@ -82,22 +82,22 @@ def locate(parameter: nn.Parameter) -> tuple[Core, Unit]:
     return core, next(unit for unit in core.units if unit.name == layout.name)
 
 
-def _units_of(target: nn.Module | nn.Parameter | Iterable[nn.Parameter]) -> dict[Unit, Core]:
+def _units_of(target: nn.Module | nn.Parameter | Iterable[nn.Parameter]) -> dict[Unit, ShardedModel]:
     """Return units and cores in the order of the parameters, which is the same on every rank."""
     if isinstance(target, nn.Module):
         parameters: Iterable[nn.Parameter] = target.parameters()
     else:
         parameters = [target] if isinstance(target, nn.Parameter) else target
-    found: dict[Unit, Core] = {}
+    found: dict[Unit, ShardedModel] = {}
     for parameter in parameters:
-        if isinstance(owner_of(parameter), Core):
+        if isinstance(owner_of(parameter), ShardedModel):
             core, unit = locate(parameter)
             found[unit] = core
     return found
 
 
 @torch.no_grad()
-def _write_back(unit: Unit, core: Core, rank: int) -> None:
+def _write_back(unit: Unit, core: ShardedModel, rank: int) -> None:
     # The memory is private to this rank even if it maps the others' shards: pages are copied when written.
     core.comm.broadcast(unit.full.tensor, label=unit.name, source=rank)
     unit.before_write()

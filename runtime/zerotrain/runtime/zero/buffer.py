@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 
 def flat_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -61,7 +61,7 @@ class FlatBuffer:
         dtype: torch.dtype,
         device: torch.device,
         ledger: MemoryLedger,
-        kind: Kind,
+        kind: MemoryKind,
         pages: mmap.mmap | None = None,
     ) -> None:
         """Make the buffer. `pages` is a mapping of memory that is accounted for elsewhere; it always has

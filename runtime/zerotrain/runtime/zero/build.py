@@ -1,5 +1,5 @@
-"""Makes units from a layout and finds the modules that need hooks. Called by `Core`, and by `relayout` when
-parameters were frozen or unfrozen."""
+"""Makes units from a layout and finds the modules that need hooks. Called by `ShardedModel`, and by
+`relayout` when parameters were frozen or unfrozen."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from zerotrain.runtime.zero.plan import parameters_by_fqn
 from zerotrain.runtime.zero.unit import InitialValues, Unit
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.core import Core
+    from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
 def build_unit(
-    core: Core,
+    core: ShardedModel,
     layout: UnitLayout,
     plan: ModelLayout,
     parameters: Mapping[str, nn.Parameter],
@@ -63,7 +63,10 @@ def move_to(parameter: nn.Parameter, device: torch.device) -> None:
 
 
 def build_units(
-    core: Core, layout: ModelLayout, values: InitialValues, on_made: Callable[[Unit, MemoryLedger], None]
+    core: ShardedModel,
+    layout: ModelLayout,
+    values: InitialValues,
+    on_made: Callable[[Unit, MemoryLedger], None],
 ) -> list[Unit]:
     """Build all units of a layout; `on_made` is called for each before the next one is made. Collective."""
     if core.options.tier is not None:

@@ -18,9 +18,9 @@ import torch
 
 from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import sums_of_squares
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.placeholder import owner_of
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 CLIP_EPSILON = 1e-6
 """Constant that is added to the norm, as in torch.nn.utils.clip_grad_norm_."""
@@ -40,7 +40,7 @@ class Slot:
         start, stop = max(unit.start, segment.start), min(unit.stop, segment.stop)
         return self.gradients.own_part[start - unit.start : max(start, stop) - unit.start]
 
-    def counted(self, core: Core) -> torch.Tensor:
+    def counted(self, core: ShardedModel) -> torch.Tensor:
         """Return `own`, or nothing if another rank of the model-parallel group counts this parameter."""
         parallel, own = core.comm.model_parallel, self.own()
         if parallel is None or parallel.rank == 0 or is_divided(self.gradients.unit.parameters[self.index]):
@@ -48,19 +48,19 @@ class Slot:
         return own[:0]
 
 
-Owned = Mapping[Core, Sequence[Slot]]
+Owned = Mapping[ShardedModel, Sequence[Slot]]
 """Slots by engine, in the order of the parameters, which is the same on every rank."""
 
 
 def split(parameters: Iterable[Any]) -> tuple[Owned, list[Any]]:
     """Split parameters into those that engines train, as slots, and others. Frozen ones have no gradient, and
     are left out of both."""
-    slots: dict[Core, dict[int, Slot]] = {}
-    owned: dict[Core, list[Slot]] = {}
+    slots: dict[ShardedModel, dict[int, Slot]] = {}
+    owned: dict[ShardedModel, list[Slot]] = {}
     others: list[Any] = []
     for parameter in parameters:
         core = owner_of(parameter)
-        if not isinstance(core, Core) or core.is_closed:
+        if not isinstance(core, ShardedModel) or core.is_closed:
             others.append(parameter)
             continue
         if core not in slots:
@@ -70,7 +70,7 @@ def split(parameters: Iterable[Any]) -> tuple[Owned, list[Any]]:
     return owned, others
 
 
-def settle(core: Core, what: str) -> bool:
+def settle(core: ShardedModel, what: str) -> bool:
     """Average this step's gradients so far. Collective.
 
     Returns False if there are none, right after a step whose update runs in the background. Raises
@@ -93,7 +93,7 @@ def settle(core: Core, what: str) -> bool:
     return True
 
 
-def summed_norm_powers(core: Core, slots: Sequence[Slot], norm_type: float, *, what: str) -> float:
+def summed_norm_powers(core: ShardedModel, slots: Sequence[Slot], norm_type: float, *, what: str) -> float:
     """Return the sum over all ranks of |g| ** norm_type, for inf the largest |g|; without the loss scale.
     Collective."""
     parts = [part for slot in slots if (part := slot.counted(core)).numel()]
@@ -210,7 +210,7 @@ def as_tensor(norm: float, owned: Owned) -> torch.Tensor:
     return torch.tensor(norm, dtype=torch.float32, device=None if core is None else core.comm.device)
 
 
-def _slots_in(core: Core) -> dict[int, Slot]:
+def _slots_in(core: ShardedModel) -> dict[int, Slot]:
     return {
         id(parameter): Slot(part, index)
         for part in core.gradients.values()

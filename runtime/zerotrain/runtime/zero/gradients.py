@@ -16,7 +16,7 @@ import torch
 
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.slots import GradientSharded, GradientSlots
 from zerotrain.runtime.zero.unit import Unit, UnitState
 
@@ -46,7 +46,7 @@ class UnitGradients:
             accumulator = flat_zeros(numel, dtype=torch.float32, device=unit.comm.device)
         else:
             accumulator = unit.comm.memory.keep(numel, torch.float32)
-        self._sum = ledger.count(Kind.GRADS, accumulator)
+        self._sum = ledger.count(MemoryKind.GRADS, accumulator)
         self.is_direct = not sharded and unit.layout.dtype == "fp32"
         """Whether autograd writes into the accumulator itself."""
         self._is_blank = not self.is_direct
@@ -108,7 +108,7 @@ class UnitGradients:
         if not writes_through and self._flat is None:
             layout = self.unit.layout
             self._flat = self.unit.comm.memory.borrow(layout.padded_numel, TORCH_DTYPES[layout.dtype])
-            self._ledger.add(Kind.AUTOGRAD, layout.num_bytes)
+            self._ledger.add(MemoryKind.AUTOGRAD, layout.num_bytes)
             self._views = self.unit.views_of(self._flat)
         views = self._direct_views if writes_through else self._views
         lost, strays = self.slots.fill(views)
@@ -164,7 +164,7 @@ class UnitGradients:
         """Account for a buffer from `take` as freed; the caller drops it. An accumulator stays."""
         if flat is self._sum:
             return
-        self._ledger.add(Kind.AUTOGRAD, -flat.numel() * flat.element_size())
+        self._ledger.add(MemoryKind.AUTOGRAD, -flat.numel() * flat.element_size())
         self.unit.comm.memory.give_back(flat)
 
     def fold(self) -> None:
@@ -183,7 +183,7 @@ class UnitGradients:
     def dispose(self) -> None:
         """Free all memory, between steps; the parameters then have no gradients."""
         self.slots.empty()
-        self._ledger.add(Kind.GRADS, -self._sum.nbytes)
+        self._ledger.add(MemoryKind.GRADS, -self._sum.nbytes)
         if not self.unit.placement.grads_sharded:
             self.unit.comm.memory.drop(self._sum)
 

@@ -23,7 +23,7 @@ from zerotrain.runtime.comm.subgroup import SubGroup
 from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import flat_zeros
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.quantize import INT4, Quantizer
 
 
@@ -109,7 +109,7 @@ class HierarchicalReduction:
         found = self._errors.get(label)
         if found is None or found.first.numel() != by_place.numel():
             if found is not None:  # the unit has a new layout
-                self._ledger.add(Kind.GRADS, -found.first.nbytes - found.second.nbytes)
+                self._ledger.add(MemoryKind.GRADS, -found.first.nbytes - found.second.nbytes)
             found = self._errors[label] = _Errors(by_place, self._feedback, self._ledger)
         found.count()
         return found
@@ -122,8 +122,8 @@ class _Errors:
         numel, device = by_place.numel(), by_place.device
         self.first = flat_zeros(numel, dtype=torch.float32, device=device)
         self.second = flat_zeros(numel // len(by_place), dtype=torch.float32, device=device)
-        ledger.count(Kind.GRADS, self.first)
-        ledger.count(Kind.GRADS, self.second)
+        ledger.count(MemoryKind.GRADS, self.first)
+        ledger.count(MemoryKind.GRADS, self.second)
         self.beta = feedback.err_beta
         self._reset_every = feedback.reset_every
         self._turns = 0

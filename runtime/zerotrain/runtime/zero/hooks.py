@@ -1,4 +1,4 @@
-"""Hooks through which the user's modules and autograd call the engine; each is one call of `Core`.
+"""Hooks through which the user's modules and autograd call the engine; each is one call of `ShardedModel`.
 
 [Note: windows] A unit's weights are needed in backward from the first gradient that reaches an output of its
 module until its last parameter gradient is computed. One `Window` per forward call finds both ends:
@@ -25,7 +25,7 @@ from zerotrain.runtime.zero.trees import replace_tensors, tensors_with_grad
 from zerotrain.runtime.zero.unit import Unit
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.core import Core
+    from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
 COMPILER = "torch._dynamo"
@@ -72,7 +72,7 @@ class Window:
 
     __slots__ = ("boundary", "core", "is_closed", "is_open", "is_recompute")
 
-    def __init__(self, core: Core, boundary: Boundary, *, is_recompute: bool) -> None:
+    def __init__(self, core: ShardedModel, boundary: Boundary, *, is_recompute: bool) -> None:
         self.core = core
         self.boundary = boundary
         self.is_open = False
@@ -109,7 +109,7 @@ _close_after: Callable[..., tuple[torch.Tensor, ...]] = CloseWindow.apply
 class BoundaryHooks:
     """Forward hooks of one boundary."""
 
-    def __init__(self, core: Core, boundary: Boundary, *, is_root: bool) -> None:
+    def __init__(self, core: ShardedModel, boundary: Boundary, *, is_root: bool) -> None:
         self._core = core
         self._boundary = boundary
         self._is_root = is_root

@@ -72,7 +72,7 @@ class ShardedLabels:
         """Copy of this rank's part in the parameter's dtype, 1-D; empty if this rank has none. No
         communication."""
         # Imported here, because that module imports the class that this is a base of.
-        from zerotrain.runtime.zero.fragments import get_local_fp32
+        from zerotrain.runtime.zero.state_access import get_local_fp32
 
         parameter = _tensor(self)
         return get_local_fp32(parameter).to(parameter.dtype)

@@ -13,8 +13,8 @@ from torch import nn
 
 from zerotrain.contract.config import LeafModuleConfig
 from zerotrain.runtime.zero import names as plain
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.placeholder import owner_of
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 _marked: WeakSet[nn.Module] = WeakSet()
 
@@ -22,7 +22,7 @@ _marked: WeakSet[nn.Module] = WeakSet()
 def mark_leaf(module: nn.Module, *, is_leaf: bool = True) -> None:
     """Mark a module, or remove the mark. Raises RuntimeError once an engine drives it."""
     owners = [owner_of(parameter) for parameter in module.parameters()]
-    if any(isinstance(owner, Core) and not owner.is_closed for owner in owners):
+    if any(isinstance(owner, ShardedModel) and not owner.is_closed for owner in owners):
         raise RuntimeError(
             f"an engine drives this {type(module).__name__} already, and its units are cut; mark leaf "
             "modules before initialize, or name them in zero_optimization.leaf_module"

@@ -18,7 +18,7 @@ class Tier(StrEnum):
     DISK = "disk"
 
 
-class Kind(StrEnum):
+class MemoryKind(StrEnum):
     """Purpose of a buffer."""
 
     PARAMS = "params"  # trainable weights in compute precision: a replica or a shard
@@ -43,21 +43,28 @@ class Kind(StrEnum):
         return _TIERS.get(self, Tier.DEVICE)
 
 
-_HOST = (Kind.SNAPSHOT, Kind.HOST_STATES, Kind.HOST_GRADS, Kind.HOST_PARAMS, Kind.RING, Kind.TAGS)
-_TIERS = {**dict.fromkeys(_HOST, Tier.HOST), Kind.SPILL: Tier.DISK}
+_HOST = (
+    MemoryKind.SNAPSHOT,
+    MemoryKind.HOST_STATES,
+    MemoryKind.HOST_GRADS,
+    MemoryKind.HOST_PARAMS,
+    MemoryKind.RING,
+    MemoryKind.TAGS,
+)
+_TIERS = {**dict.fromkeys(_HOST, Tier.HOST), MemoryKind.SPILL: Tier.DISK}
 
 PERSISTENT = (
-    Kind.PARAMS,
-    Kind.FROZEN,
-    Kind.SECONDARY,
-    Kind.GRADS,
-    Kind.STATES,
-    Kind.HOST_STATES,
-    Kind.HOST_GRADS,
-    Kind.HOST_PARAMS,
-    Kind.TAGS,
+    MemoryKind.PARAMS,
+    MemoryKind.FROZEN,
+    MemoryKind.SECONDARY,
+    MemoryKind.GRADS,
+    MemoryKind.STATES,
+    MemoryKind.HOST_STATES,
+    MemoryKind.HOST_GRADS,
+    MemoryKind.HOST_PARAMS,
+    MemoryKind.TAGS,
 )
-TRANSIENT = (Kind.GATHERED, Kind.AUTOGRAD, Kind.REDUCE)
+TRANSIENT = (MemoryKind.GATHERED, MemoryKind.AUTOGRAD, MemoryKind.REDUCE)
 
 
 class MemoryLedger:
@@ -70,15 +77,15 @@ class MemoryLedger:
     """Current phase of the engine; peaks are also kept by phase."""
 
     def __init__(self) -> None:
-        self._live: Counter[Kind] = Counter()
-        self._peak: Counter[Kind] = Counter()
+        self._live: Counter[MemoryKind] = Counter()
+        self._peak: Counter[MemoryKind] = Counter()
         self._in_tier = dict.fromkeys(Tier, 0)
         self._peak_total = 0
         self._phase_peak: dict[str, int] = {}
         self._tier_peak: dict[tuple[str, Tier], int] = {}
         self._lock = Lock()  # updates in the background count the memory they borrow
 
-    def add(self, kind: Kind, num_bytes: int) -> None:
+    def add(self, kind: MemoryKind, num_bytes: int) -> None:
         """Count an allocation (negative: a release)."""
         tier = kind.tier
         with self._lock:
@@ -102,19 +109,19 @@ class MemoryLedger:
             self.phase = phase
             self._note(*Tier)
 
-    def count(self, kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
+    def count(self, kind: MemoryKind, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that lives as long as the engine, and return it."""
         self.add(kind, tensor.numel() * tensor.element_size())
         return tensor
 
-    def live_bytes(self, kind: Kind | None = None, *, tier: Tier | None = None) -> int:
+    def live_bytes(self, kind: MemoryKind | None = None, *, tier: Tier | None = None) -> int:
         """Return the bytes allocated now, of one kind, of one tier, or of all memory."""
         if kind is not None:
             return self._live[kind]
         in_tier = self._in_tier
         return in_tier[Tier.DEVICE] + in_tier[Tier.HOST] if tier is None else in_tier[tier]
 
-    def peak_bytes(self, kind: Kind | None = None) -> int:
+    def peak_bytes(self, kind: MemoryKind | None = None) -> int:
         """Return the largest `live_bytes` since the start or the last `reset_peak`."""
         return self._peak_total if kind is None else self._peak[kind]
 

@@ -1,7 +1,7 @@
 """Manager of gathered units: gathers sharded units before use, frees them after it, keeps those needed soon.
 
-Called by `Core` on every hook. All decisions follow from the units' sizes and from the order of the last
-pass, so they are the same on every rank that runs the same modules.
+Called by `ShardedModel` on every hook. All decisions follow from the units' sizes and from the order of the
+last pass, so they are the same on every rank that runs the same modules.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.core import Core
+    from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
 class WaitForUpdates:
@@ -17,7 +17,7 @@ class WaitForUpdates:
 
     __slots__ = ("_core",)
 
-    def __init__(self, core: Core | None) -> None:
+    def __init__(self, core: ShardedModel | None) -> None:
         self._core = None if core is None else weakref.ref(core)
 
     def __call__(self, *_arguments: object) -> None:
@@ -29,7 +29,7 @@ class WaitForUpdates:
         return type(self), (None,)
 
 
-def wait_before_loading(core: Core) -> list[RemovableHandle]:
+def wait_before_loading(core: ShardedModel) -> list[RemovableHandle]:
     """Hook every module; calls of modules do not trigger the hook. `writes.py` finds what was loaded."""
     hook = WaitForUpdates(core)
     return [

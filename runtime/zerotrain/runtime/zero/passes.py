@@ -18,19 +18,20 @@ from zerotrain.runtime.zero.callers import is_running
 from zerotrain.runtime.zero.order import RecordedOrder
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.core import Core
     from zerotrain.runtime.zero.hooks import Boundary
+    from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
 class Passes:
     """Passes of one model."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ShardedModel) -> None:
         self._core = core
         self.entry: Boundary | None = None
         """Outermost boundary whose forward runs; None = none does."""
         self.is_checked = False
-        """Whether, since the last step, a pass with gradients began and `Core.before_pass` was called."""
+        """Whether, since the last step, a pass with gradients began and `ShardedModel.before_pass` was
+        called."""
         self.expects_backward = False
         """Whether a pass with gradients began, and no backward pass has since."""
         self._goes_on = False

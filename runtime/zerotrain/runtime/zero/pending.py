@@ -1,7 +1,7 @@
 """Updates that run in the background during the next forward pass, and the fences that wait for them.
 
-`StepPipeline` starts the updates; `Unit` calls `settle` before its weights are used or gathered, `Core` at
-the ends of a pass, and everything that reads or writes states calls `settle_all` first.
+`StepPipeline` starts the updates; `Unit` calls `settle` before its weights are used or gathered,
+`ShardedModel` at the ends of a pass, and everything that reads or writes states calls `settle_all` first.
 
 [Note: fences] Only the main thread runs this code, so only it issues collectives. What it issues depends only
 on the order of its own calls, never on the progress of the background. If the ranks hold replicas of weights

@@ -26,7 +26,7 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.gradients import UnitGradients, own_part_to_write
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Reducer:
         wire = local if self._before == 1.0 else local * self._before
         wire = wire if self._wire_dtype is None else wire.to(self._wire_dtype)
         exchange = self.start_exchange(wire, label=gradients.unit.name)
-        self._ledger.add(Kind.REDUCE, exchange.extra_bytes)
+        self._ledger.add(MemoryKind.REDUCE, exchange.extra_bytes)
         return _Exchange(gradients=gradients, local=local, wire=wire, exchange=exchange, is_whole=is_whole)
 
     def _drain(self, *, everything: bool) -> None:
@@ -193,7 +193,7 @@ class Reducer:
         own, starts = own_part_to_write(gradients)
         accumulate_(own, exchange.exchange.parts(), self._after, overwrite=starts or exchange.is_whole)
         exchange.exchange.finish()
-        self._ledger.add(Kind.REDUCE, -exchange.exchange.extra_bytes)
+        self._ledger.add(MemoryKind.REDUCE, -exchange.exchange.extra_bytes)
         gradients.release(exchange.local)
         if not gradients.unit.placement.states_sharded:
             label = gradients.unit.name

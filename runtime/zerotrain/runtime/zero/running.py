@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.placeholder import ShardedParameter, owner_of, owners
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.unit import UnitState
 from zerotrain.runtime.zero.uses import show_for_pass, unit_of
 
 
-def cores() -> list[Core]:
+def cores() -> list[ShardedModel]:
     """Return the cores of open engines."""
-    return [owner for owner in owners() if isinstance(owner, Core) and not owner.is_closed]
+    return [owner for owner in owners() if isinstance(owner, ShardedModel) and not owner.is_closed]
 
 
-def is_running(core: Core) -> bool:
+def is_running(core: ShardedModel) -> bool:
     """Return whether forward or backward of the core's model is running."""
     return core.passes.entry is not None or core.in_backward
 
@@ -29,7 +29,7 @@ def gather_for_pass(parameters: Iterable[nn.Parameter]) -> bool:
     found = [
         (parameter, core)
         for parameter, core in owned
-        if isinstance(core, Core) and not core.is_closed and is_running(core)
+        if isinstance(core, ShardedModel) and not core.is_closed and is_running(core)
     ]
     for parameter, core in found:
         if isinstance(parameter, ShardedParameter) and not core.settle_for_use(parameter):

@@ -1,7 +1,7 @@
 """Storage of a unit's shard between its uses: on the device, or in a tier that `offload` supplies.
 
 `Unit` uses it to send the shard to a gather, to write new weights, and to read parts of the shard. `setup`
-makes the tier and passes it to `Core` in its options.
+makes the tier and passes it to `ShardedModel` in its options.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import FlatBuffer
+from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
-from zerotrain.runtime.zero.secondary import WeightTraffic
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.state import StateStream, TensorStream
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ParamTier(Protocol):
         ...
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MemoryKind:
         """Kind under which the ledger counts the memory of shards."""
         ...
 

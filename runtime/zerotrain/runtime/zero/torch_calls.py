@@ -21,13 +21,13 @@ import torch
 from torch.nn.utils import clip_grad
 
 from zerotrain.runtime.zero import clipping
-from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.slots import ShardedGradient
 
-_cores: WeakSet[Core] = WeakSet()
+_cores: WeakSet[ShardedModel] = WeakSet()
 
 
-def serve(core: Core) -> None:
+def serve(core: ShardedModel) -> None:
     """Make torch's functions work on this engine's gradients from now on."""
     _cores.add(core)
     _redirect()
@@ -151,7 +151,7 @@ def _get_total_norm(
     items = _listed(tensors)
     known = _known_gradients()
     found = [known.get(_key_of(tensor)) for tensor in items]
-    owned: dict[Core, list[clipping.Slot]] = {}
+    owned: dict[ShardedModel, list[clipping.Slot]] = {}
     for place in found:
         if place is not None:
             owned.setdefault(place[0], []).append(place[1])
@@ -224,9 +224,9 @@ def _norm_of(gradients: Sequence[torch.Tensor], norm_type: float, foreach: bool 
     return float(torch.nn.utils.get_total_norm(gradients, norm_type, False, foreach)) if gradients else 0.0
 
 
-def _known_gradients() -> dict[tuple[int, int], tuple[Core, clipping.Slot]]:
+def _known_gradients() -> dict[tuple[int, int], tuple[ShardedModel, clipping.Slot]]:
     """Return all contents of `p.grad` of open engines, by `_key_of`."""
-    found: dict[tuple[int, int], tuple[Core, clipping.Slot]] = {}
+    found: dict[tuple[int, int], tuple[ShardedModel, clipping.Slot]] = {}
     for core in _cores:
         for part in () if core.is_closed else core.gradients.values():
             for index, shown in enumerate(part.slots.shown or ()):

@@ -19,11 +19,11 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import FlatBuffer, flat_copy
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.placeholder import hide, show
 from zerotrain.runtime.zero.rounding import round_half_up
-from zerotrain.runtime.zero.secondary import WeightTraffic
 from zerotrain.runtime.zero.shards import HasShard, ParamTier, ResidentShard
 
 
@@ -131,7 +131,7 @@ class Unit(HasShard):
         self._pending = Pending.done()
         self._classes = [type(parameter) for parameter in parameters]
         dtype = TORCH_DTYPES[layout.dtype]
-        kept_as = Kind.PARAMS if layout.trainable else Kind.FROZEN
+        kept_as = MemoryKind.PARAMS if layout.trainable else MemoryKind.FROZEN
         kept_as = kept_as if tier is None else tier.kind
         kept, pages = _shared_shard(self, dtype)
         self._ledger, self._kept_as, self._is_kept = ledger, kept_as, kept is not None
@@ -140,7 +140,7 @@ class Unit(HasShard):
             dtype=dtype,
             device=comm.device,
             ledger=ledger,
-            kind=Kind.GATHERED if placement.params_sharded else kept_as,
+            kind=MemoryKind.GATHERED if placement.params_sharded else kept_as,
             pages=pages,
         )
         self._views = self.full.views(self.views_of)

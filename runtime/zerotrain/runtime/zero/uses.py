@@ -1,9 +1,9 @@
 """Uses of partitioned parameters outside of the calls of their modules: `hidden @ model.head.weight.t()`.
 
-Within a call of the model the whole unit is shown until the end of the pass (`Core.open_for_use`). Elsewhere
-the end of the pass is unknown, so the unit is *lent*: it is whole, while every use still goes through this
-module. A use shows its parameters for one operation and hooks the results, so that backward finds the weights
-again wherever they are by then. Results that are views of the weights are copied.
+Within a call of the model the whole unit is shown until the end of the pass (`ShardedModel.open_for_use`).
+Elsewhere the end of the pass is unknown, so the unit is *lent*: it is whole, while every use still goes
+through this module. A use shows its parameters for one operation and hooks the results, so that backward
+finds the weights again wherever they are by then. Results that are views of the weights are copied.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from zerotrain.runtime.zero.trees import replace_tensors, tensors_with_grad
 from zerotrain.runtime.zero.unit import Unit, UnitState, cover, lend, uncover
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.core import Core
+    from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
 class DirectUses:
     """Uses of one model's parameters."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ShardedModel) -> None:
         self._core = core
         self._boundaries: dict[Unit, Boundary] = {}
 
@@ -106,7 +106,7 @@ def show_for_pass(unit: Unit) -> None:
     unit.require(UnitState.BACKWARD if in_graph_task() else UnitState.FORWARD)
 
 
-def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
+def unit_of(core: ShardedModel, parameter: nn.Parameter) -> Unit:
     """Return the unit that holds a parameter of this model."""
     return next(unit for unit in core.units if any(parameter is member for member in unit.parameters))
 

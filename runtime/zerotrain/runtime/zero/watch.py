@@ -17,7 +17,7 @@ from zerotrain.runtime.zero.unit import Unit, UnitState, versions_of
 from zerotrain.runtime.zero.writes import OutsideWrite, digests_of
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.core import Core
+    from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 _IN_USE = (UnitState.FORWARD, UnitState.BACKWARD, UnitState.LENT)
 
@@ -34,7 +34,7 @@ class _Seen:
 class DataWatch:
     """Watch over the units of one engine, until `end`."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ShardedModel) -> None:
         self._core = core
         self._seen: dict[Unit, _Seen] = {}
         self.live = core.live = WatchedLiveWeights(core.options.live)

@@ -22,7 +22,7 @@ from zerotrain.runtime.comm.arena import has_copies
 from zerotrain.runtime.zero.unit import Unit, accept_writes, versions_of
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.core import Core
+    from zerotrain.runtime.zero.sharded_model import ShardedModel
     from zerotrain.runtime.zero.watch import DataWatch
 
 WAY_OUT = (
@@ -39,7 +39,7 @@ class OutsideWrite(RuntimeError):
 class Writes:
     """Detector of writes into the parameters of one engine."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ShardedModel) -> None:
         self._core = core
         self._is_unsettled = False
         """Whether written values were taken over on this rank without knowing yet if the ranks hold the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotrain.operator.api import AttemptShape, ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import Hands
+from zerotrain.operator.cluster.actions.context import ActionContext
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.discovery import discover as discover_apis
 from zerotrain.operator.cluster.kueue import WorkloadClient
@@ -13,11 +13,11 @@ from zerotrain.operator.resources import worker_pod
 from zerotrain.operator.resources.kueue import workload
 
 
-async def discover(hands: Hands, body: Json, action: DiscoverApis) -> None:
+async def discover(hands: ActionContext, body: Json, action: DiscoverApis) -> None:
     hands.memories.apis = await discover_apis(hands.api)
 
 
-async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
+async def ask_queue(hands: ActionContext, body: Json, action: AskQueue) -> None:
     """Carry out one step of the job's Workload; the watch reports the result."""
     hands.memories.queues_wanted.set()
     version = hands.memories.apis.kueue if hands.memories.apis is not None else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from zerotrain.operator.cluster.actions.hands import Hands
+from zerotrain.operator.cluster.actions.context import ActionContext
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.reconcile import ForgetGroup
 from zerotrain.operator.resources.gang import RESOURCE, group_name
 
 
-async def forget(hands: Hands, body: Json, action: ForgetGroup) -> None:
+async def forget(hands: ActionContext, body: Json, action: ForgetGroup) -> None:
     """Delete the group, unless the object of that name has another owner."""
     meta = body["metadata"]
     name = group_name(meta["name"], action.attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
+from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
 from zerotrain.operator.cluster.logs import last_lines, read_tail
@@ -15,7 +15,7 @@ from zerotrain.operator.resources.failures import failures_config_map, outdated_
 log = logging.getLogger(__name__)
 
 
-async def save(hands: Hands, body: Json, action: SaveLog) -> None:
+async def save(hands: ActionContext, body: Json, action: SaveLog) -> None:
     """Read and store the log. A rejection is remembered as the outcome and delays nothing, and so is an
     answer that stays an error after all retries, such as that of a webhook that is down.
 
@@ -36,7 +36,7 @@ async def save(hands: Hands, body: Json, action: SaveLog) -> None:
     hands.memories.of(job.uid).log = LogView(attempt=action.attempt, error=error)
 
 
-async def _store(hands: Hands, job: ZeroTrainingJob, key: str, text: str) -> None:
+async def _store(hands: ActionContext, job: ZeroTrainingJob, key: str, text: str) -> None:
     item = failures_config_map(job, {key: text})
     found = await hands.find_or_make(job, item)
     if found is not None:

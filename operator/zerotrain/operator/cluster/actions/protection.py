@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import PATHS, Hands
+from zerotrain.operator.cluster.actions.context import PATHS, ActionContext
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.reconcile import Protection, ProtectWorkers, UnprotectWorkers
 from zerotrain.operator.resources.budget import budget_name, disruption_budget
@@ -12,13 +12,13 @@ KIND = "PodDisruptionBudget"
 RESOURCE = "poddisruptionbudgets"
 
 
-async def protect(hands: Hands, body: Json, action: ProtectWorkers) -> None:
+async def protect(hands: ActionContext, body: Json, action: ProtectWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
     await hands.ensure(job, disruption_budget(job, action.attempt, action.workers))
     hands.memories.of(job.uid).protection = Protection(attempt=action.attempt, exists=True)
 
 
-async def unprotect(hands: Hands, body: Json, action: UnprotectWorkers) -> None:
+async def unprotect(hands: ActionContext, body: Json, action: UnprotectWorkers) -> None:
     """Delete the attempt's budget, unless the object of that name has another owner."""
     meta = body["metadata"]
     name = budget_name(meta["name"], action.attempt)

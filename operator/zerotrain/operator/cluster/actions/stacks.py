@@ -12,11 +12,11 @@ from functools import partial
 
 from zerotrain.contract.channel_token import derive
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
+from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.asking import in_turn
 from zerotrain.operator.cluster.channel import ChannelError, Lane, Worker, share_of
 from zerotrain.operator.cluster.errors import ApiError
+from zerotrain.operator.cluster.worker_poller import in_turn
 from zerotrain.operator.reconcile import CollectStacks, StackSource, StacksView
 from zerotrain.operator.resources.stacks import stacks_config_map
 
@@ -27,7 +27,7 @@ MAX_JOBS = 8
 slot."""
 
 
-async def collect(hands: Hands, body: Json, action: CollectStacks) -> None:
+async def collect(hands: ActionContext, body: Json, action: CollectStacks) -> None:
     """Start the collection unless it runs or MAX_JOBS others do."""
     running = hands.memories.collections
     job = ZeroTrainingJob.parse(body)
@@ -37,7 +37,7 @@ async def collect(hands: Hands, body: Json, action: CollectStacks) -> None:
     task.add_done_callback(lambda _: running.pop(job.uid, None))
 
 
-async def _collect(hands: Hands, job: ZeroTrainingJob, action: CollectStacks) -> None:
+async def _collect(hands: ActionContext, job: ZeroTrainingJob, action: CollectStacks) -> None:
     at = hands.api.time.now()
     ask = partial(_ask, hands, job, action.attempt)
     texts = await in_turn(ask, action.sources, most=share_of(Lane.STACKS))
@@ -53,7 +53,7 @@ async def _collect(hands: Hands, job: ZeroTrainingJob, action: CollectStacks) ->
         hands.memories.of(job.uid).stacks = StacksView(attempt=action.attempt, at=at, config_map=name)
 
 
-async def _ask(hands: Hands, job: ZeroTrainingJob, attempt: int, source: StackSource) -> str:
+async def _ask(hands: ActionContext, job: ZeroTrainingJob, attempt: int, source: StackSource) -> str:
     worker = Worker(namespace=job.namespace, pod=source.pod, ip=source.pod_ip)
     try:
         return await hands.channel.stacks(worker, token=derive(hands.operator_key, job.uid, attempt))

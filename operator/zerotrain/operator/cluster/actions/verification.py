@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import Hands
+from zerotrain.operator.cluster.actions.context import ActionContext
 from zerotrain.operator.cluster.actions.workers import create_pod
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.reconcile import CreateVerification
 from zerotrain.operator.resources.verification import verification_pod
 
 
-async def create(hands: Hands, body: Json, action: CreateVerification) -> None:
+async def create(hands: ActionContext, body: Json, action: CreateVerification) -> None:
     """Create the pod. The job's NetworkPolicy exists since its first attempt. Raises ActionRefused,
     ApiError."""
     job = ZeroTrainingJob.parse(body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.operator.cluster.actions.hands import Hands
+from zerotrain.operator.cluster.actions.context import ActionContext
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import Forbidden, NotFound
 from zerotrain.operator.reconcile import AskStorageClass, StorageClassView
@@ -11,7 +11,7 @@ from zerotrain.operator.resources.storage_class import declared_encryption
 PATH = "/apis/storage.k8s.io/v1/storageclasses"
 
 
-async def read_class(hands: Hands, body: Json, action: AskStorageClass) -> None:
+async def read_class(hands: ActionContext, body: Json, action: AskStorageClass) -> None:
     """Read the StorageClass into memory for the next pass. A rejection or a missing object is recorded as the
     result, too."""
     name, encryption, problem = action.name, None, None
@@ -33,7 +33,7 @@ async def read_class(hands: Hands, body: Json, action: AskStorageClass) -> None:
     )
 
 
-async def _class_of_claim(hands: Hands, namespace: str, claim: str) -> str:
+async def _class_of_claim(hands: ActionContext, namespace: str, claim: str) -> str:
     """Return the StorageClass that the claim names; empty if it names none: then an administrator made its
     volume by hand. Everything else in the claim is set by a tenant and not trusted."""
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"

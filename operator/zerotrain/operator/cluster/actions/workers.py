@@ -7,10 +7,10 @@ import logging
 from datetime import timedelta
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import (
+from zerotrain.operator.cluster.actions.context import (
     PATHS,
     SHARED_S,
-    Hands,
+    ActionContext,
     Unfinished,
     delete_options,
     name_taken,
@@ -39,7 +39,7 @@ LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that have not ended, as judged by the API server at the request."""
 
 
-async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
+async def create(hands: ActionContext, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
     is_over, is_busy = turn(), since_now(SHARED_S)
     if await _ensure_shared(hands, job, action.attempt) and is_busy():
@@ -52,7 +52,7 @@ async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
         raise Unfinished(made)
 
 
-async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
+async def keep_shared(hands: ActionContext, body: Json, action: KeepShared) -> None:
     """Restore the shared objects, with one request for each object that exists."""
     job = ZeroTrainingJob.parse(body)
     objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
@@ -62,7 +62,7 @@ async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
     hands.memories.of(job.uid).shared_at = hands.api.time.now()
 
 
-async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> None:
+async def delete_attempt(hands: ActionContext, body: Json, action: DeleteWorkers) -> None:
     meta = body["metadata"]
     selector = f"{LABEL_JOB_UID}={meta['uid']},{LABEL_ATTEMPT}={action.attempt}"
     if action.spared is not None:
@@ -78,7 +78,7 @@ async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> Non
     await hands.api.call(request)
 
 
-async def delete_pods(hands: Hands, body: Json, action: DeletePods) -> None:
+async def delete_pods(hands: ActionContext, body: Json, action: DeletePods) -> None:
     places = asyncio.Semaphore(DELETIONS)
 
     async def delete(name: str, uid: str) -> None:
@@ -88,7 +88,7 @@ async def delete_pods(hands: Hands, body: Json, action: DeletePods) -> None:
     await together(*(delete(name, uid) for name, uid in action.names_uids))
 
 
-async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bool:
+async def _ensure_shared(hands: ActionContext, job: ZeroTrainingJob, attempt: int) -> bool:
     """Create the shared objects of the attempt. Return whether this was the first time for the attempt."""
     memory = hands.memories.of(job.uid)
     objects = shared_objects(job, attempt, hands.operator_key, hands.options)
@@ -104,13 +104,13 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bo
     return first
 
 
-async def create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
+async def create_pod(hands: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
     """Create a pod of the job as soon as it gets a slot. Raises as `_create_pod`."""
     async with hands.creations.one(job.namespace):
         await _create_pod(hands, job, pod)
 
 
-async def _create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
+async def _create_pod(hands: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
     """Create a pod of the job, or find the one that was created before. Raises ActionRefused, ApiError."""
     try:
         made = await hands.post(pod)
@@ -124,7 +124,7 @@ async def _create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
     hands.store.put(made, now=hands.api.time.now())
 
 
-async def _delete(hands: Hands, body: Json, name: str, uid: str, grace_s: int) -> None:
+async def _delete(hands: ActionContext, body: Json, name: str, uid: str, grace_s: int) -> None:
     path = f"{PATHS['Pod'].format(namespace=body['metadata']['namespace'])}/{name}"
     options = {**delete_options(grace_s), "preconditions": {"uid": uid}}
     try:

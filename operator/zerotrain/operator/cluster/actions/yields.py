@@ -6,10 +6,10 @@ import logging
 import time
 
 from zerotrain.contract.channel_token import derive
-from zerotrain.operator.cluster.actions.hands import Hands
+from zerotrain.operator.cluster.actions.context import ActionContext
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.asking import in_turn
 from zerotrain.operator.cluster.channel import ChannelError, Lane, Worker, share_of
+from zerotrain.operator.cluster.worker_poller import in_turn
 from zerotrain.operator.reconcile import RequestYield, YieldState
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ PATIENCE_S = 5.0
 """Seconds after which an error ends the requests: as long as one call may take."""
 
 
-async def request(hands: Hands, body: Json, action: RequestYield) -> None:
+async def request(hands: ActionContext, body: Json, action: RequestYield) -> None:
     """Request a yield of all workers, and keep the answer, or why there is none, in memory for the next pass.
 
     All workers must accept. One that does not accept is no reason to leave out the others: ranks that were
@@ -42,7 +42,7 @@ async def request(hands: Hands, body: Json, action: RequestYield) -> None:
     hands.memories.of(meta["uid"]).yielding = state
 
 
-async def _ask(hands: Hands, worker: Worker, attempt: int, token: str) -> ChannelError | None:
+async def _ask(hands: ActionContext, worker: Worker, attempt: int, token: str) -> ChannelError | None:
     try:
         await hands.channel.request_yield(worker, attempt=attempt, token=token)
     except ChannelError as error:

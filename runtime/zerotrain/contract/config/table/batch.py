@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status
 
 BATCH: tuple[Key, ...] = (
     Key(
         path="train_batch_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=None,
         minimum=1,
         exact=True,
@@ -16,7 +16,7 @@ BATCH: tuple[Key, ...] = (
     ),
     Key(
         path="train_micro_batch_size_per_gpu",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=None,
         minimum=1,
         exact=True,
@@ -25,7 +25,7 @@ BATCH: tuple[Key, ...] = (
     ),
     Key(
         path="gradient_accumulation_steps",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=None,
         minimum=1,
         exact=True,
@@ -34,7 +34,7 @@ BATCH: tuple[Key, ...] = (
     ),
     Key(
         path="managed_gradient_accumulation",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         effect="true: engine.step() after every backward, and the engine counts micro-batches; false: every "
         "engine.step() updates, after as many backwards as the caller likes. Losses are divided by "
@@ -42,7 +42,7 @@ BATCH: tuple[Key, ...] = (
     ),
     Key(
         path="gradient_clipping",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         minimum=0.0,
         auto="max_grad_norm",
@@ -51,13 +51,13 @@ BATCH: tuple[Key, ...] = (
     ),
     Key(
         path="dataloader_drop_last",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Drop the last incomplete batch of an epoch when the engine builds the loader.",
     ),
     Key(
         path="uneven_inputs",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="error",
         choices=(
             Choice(value="error", note="The ranks that wait end with an error that names the others."),
@@ -80,7 +80,7 @@ _NO_GROUP = (
 ACTIVATIONS: tuple[Key, ...] = (
     Key(
         path="activation_checkpointing.partition_activations",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note=_NO_GROUP,
@@ -89,32 +89,32 @@ ACTIVATIONS: tuple[Key, ...] = (
     ),
     Key(
         path="activation_checkpointing.contiguous_memory_optimization",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Copy kept inputs into one buffer per size.",
     ),
     Key(
         path="activation_checkpointing.number_checkpoints",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=None,
         minimum=1,
         effect="Inputs that such a buffer holds; another one follows when it is full. Absent = it doubles.",
     ),
     Key(
         path="activation_checkpointing.cpu_checkpointing",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Keep inputs in host memory, pinned where there is CUDA.",
     ),
     Key(
         path="activation_checkpointing.synchronize_checkpoint_boundary",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Wait for the device before and after each checkpointed part.",
     ),
     Key(
         path="activation_checkpointing.profile",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Print the forward and the recomputation time of each part on rank 0.",
     ),
@@ -123,7 +123,7 @@ ACTIVATIONS: tuple[Key, ...] = (
 LOGGING: tuple[Key, ...] = (
     Key(
         path="steps_per_print",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=None,
         minimum=0,
         effect="Steps between the engine's log lines on rank 0: step, skipped steps, rate, norm, loss scale, "
@@ -131,14 +131,14 @@ LOGGING: tuple[Key, ...] = (
     ),
     Key(
         path="wall_clock_breakdown",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="A further line with the mean time of each phase: forward, backward, reduce, optimizer, "
         "gather, and the wait for collectives. Every 10 steps where steps_per_print is absent.",
     ),
     Key(
         path="memory_breakdown",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="A further line with the peak of the engine's buffers in each phase. Every 10 steps where "
         "steps_per_print is absent.",
@@ -153,11 +153,11 @@ LOGGING: tuple[Key, ...] = (
             effect="No effect.",
         )
         for name, kind, default, note in (
-            ("dump_state", Kind.BOOL, False, "Use `zerotrain config show`."),
-            ("log_level", Kind.TEXT, None, "The level is the program's."),
-            ("vocabulary_size", Kind.INT, None, "The model knows its vocabulary."),
-            ("disable_allgather", Kind.BOOL, False, "Updated parameters are always gathered."),
-            ("disable_python_gc", Kind.BOOL, False, "Python's collector is the program's: gc.disable()."),
+            ("dump_state", KeyKind.BOOL, False, "Use `zerotrain config show`."),
+            ("log_level", KeyKind.TEXT, None, "The level is the program's."),
+            ("vocabulary_size", KeyKind.INT, None, "The model knows its vocabulary."),
+            ("disable_allgather", KeyKind.BOOL, False, "Updated parameters are always gathered."),
+            ("disable_python_gc", KeyKind.BOOL, False, "Python's collector is the program's: gc.disable()."),
         )
     ),
 )

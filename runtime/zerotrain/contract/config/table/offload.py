@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status
 
 _Z = "zero_optimization"
 
@@ -10,7 +10,7 @@ _Z = "zero_optimization"
 def _device(block: str, what: str, effect: str) -> Key:
     return Key(
         path=f"{_Z}.{block}.device",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="none",
         choices=(
             Choice(value="none", note="Stays on the accelerator."),
@@ -21,7 +21,7 @@ def _device(block: str, what: str, effect: str) -> Key:
     )
 
 
-def _offload(block: str, name: str, kind: Kind, default: object, effect: str, **more: object) -> Key:
+def _offload(block: str, name: str, kind: KeyKind, default: object, effect: str, **more: object) -> Key:
     return Key(
         path=f"{_Z}.{block}.{name}",
         kind=kind,
@@ -52,13 +52,13 @@ OFFLOAD: tuple[Key, ...] = (
         "Optimizer states",
         "Where optimizer states live and the update runs, at any stage.",
     ),
-    _offload("offload_optimizer", "nvme_path", Kind.TEXT, None, _PATH),
-    _offload("offload_optimizer", "pin_memory", Kind.BOOL, True, _PIN),
-    _offload("offload_optimizer", "buffer_count", Kind.INT, 4, "DeepSpeed: staging buffers.", **_HINT),
+    _offload("offload_optimizer", "nvme_path", KeyKind.TEXT, None, _PATH),
+    _offload("offload_optimizer", "pin_memory", KeyKind.BOOL, True, _PIN),
+    _offload("offload_optimizer", "buffer_count", KeyKind.INT, 4, "DeepSpeed: staging buffers.", **_HINT),
     _offload(
         "offload_optimizer",
         "pipeline_read",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "Read the next tile during the update; always so here.",
         **_PIPELINED,
@@ -66,7 +66,7 @@ OFFLOAD: tuple[Key, ...] = (
     _offload(
         "offload_optimizer",
         "pipeline_write",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "Write the last tile during the update; always so here.",
         **_PIPELINED,
@@ -74,7 +74,7 @@ OFFLOAD: tuple[Key, ...] = (
     _offload(
         "offload_optimizer",
         "fast_init",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "DeepSpeed: skip the first write of zero states.",
         status=Status.ACCEPTED,
@@ -83,7 +83,7 @@ OFFLOAD: tuple[Key, ...] = (
     _offload(
         "offload_optimizer",
         "ratio",
-        Kind.FLOAT,
+        KeyKind.FLOAT,
         1.0,
         "Fraction of the states that is offloaded, at any stage (DeepSpeed: stage 3); the rest stays on the "
         "accelerator, whole units of it, those that forward uses first.",
@@ -93,7 +93,7 @@ OFFLOAD: tuple[Key, ...] = (
     _offload(
         "offload_optimizer",
         "just_in_time",
-        Kind.BOOL,
+        KeyKind.BOOL,
         None,
         "Update in the background after step() returned, each unit before its next forward, with the same "
         "bits; absent = where it pays (on CUDA or nvme at stages 0 and 3, or with one rank). Not a key of "
@@ -102,7 +102,7 @@ OFFLOAD: tuple[Key, ...] = (
     _offload(
         "offload_optimizer",
         "super_offload",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "DeepSpeed's SuperOffload.",
         status=Status.NOT_RUN,
@@ -112,7 +112,7 @@ OFFLOAD: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.offload_optimizer.cpuadam_cores_perc",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.8,
         minimum=0.0,
         maximum=1.0,
@@ -122,28 +122,28 @@ OFFLOAD: tuple[Key, ...] = (
     _offload(
         "offload_optimizer",
         "convert_grad_on_cpu",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "DeepSpeed: where gradients change dtype.",
         status=Status.ACCEPTED,
         note="The update reads gradients in the dtype they arrive in.",
     ),
     _device("offload_param", "Parameter shards", "Where parameter shards live; cpu or nvme need stage 3."),
-    _offload("offload_param", "nvme_path", Kind.TEXT, None, _PATH),
-    _offload("offload_param", "pin_memory", Kind.BOOL, True, _PIN),
-    _offload("offload_param", "buffer_count", Kind.INT, 5, "DeepSpeed: staging buffers.", **_HINT),
-    _offload("offload_param", "buffer_size", Kind.INT, 100_000_000, "DeepSpeed: their elements.", **_HINT),
+    _offload("offload_param", "nvme_path", KeyKind.TEXT, None, _PATH),
+    _offload("offload_param", "pin_memory", KeyKind.BOOL, True, _PIN),
+    _offload("offload_param", "buffer_count", KeyKind.INT, 5, "DeepSpeed: staging buffers.", **_HINT),
+    _offload("offload_param", "buffer_size", KeyKind.INT, 100_000_000, "DeepSpeed: their elements.", **_HINT),
     _offload(
         "offload_param",
         "max_in_cpu",
-        Kind.INT,
+        KeyKind.INT,
         1_000_000_000,
         "With nvme: elements of a rank's shards that stay in host memory, whole units of them.",
         minimum=0,
     ),
     Key(
         path=f"{_Z}.spill.encryption",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default=None,
         choices=(
             Choice(
@@ -159,7 +159,7 @@ OFFLOAD: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.spill.max_bytes",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=None,
         minimum=1,
         effect="Largest spill of one rank; a worker's NVMe volume, divided by its ranks, bounds it as well. "
@@ -167,14 +167,14 @@ OFFLOAD: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.spill.paths",
-        kind=Kind.TEXTS,
+        kind=KeyKind.TEXTS,
         default=None,
         effect="Folders, best one per drive, over which the spill is striped, in place of nvme_path. Not a "
         "key of DeepSpeed.",
     ),
     Key(
         path=f"{_Z}.zenflow",
-        kind=Kind.OBJECT,
+        kind=KeyKind.OBJECT,
         default=None,
         status=Status.NOT_RUN,
         postponed="ZenFlow",
@@ -189,14 +189,14 @@ _RING = "The engine keeps one ring per folder, submits in batches and takes comp
 AIO: tuple[Key, ...] = (
     Key(
         path="aio.block_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=1_048_576,
         minimum=4096,
         effect="Bytes of one request of the NVMe tier.",
     ),
     Key(
         path="aio.queue_depth",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=32,
         minimum=1,
         maximum=4096,
@@ -205,7 +205,7 @@ AIO: tuple[Key, ...] = (
     *(
         Key(
             path=f"aio.{name}",
-            kind=Kind.BOOL if isinstance(default, bool) else Kind.INT,
+            kind=KeyKind.BOOL if isinstance(default, bool) else KeyKind.INT,
             default=default,
             minimum=None if isinstance(default, bool) else 1,
             status=Status.ACCEPTED,
@@ -220,7 +220,7 @@ AIO: tuple[Key, ...] = (
     ),
     Key(
         path="aio.use_gds",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note="States pass through host memory, where they are opened and updated.",
@@ -228,7 +228,7 @@ AIO: tuple[Key, ...] = (
     ),
     Key(
         path="aio.thread_count",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=1,
         minimum=1,
         status=Status.ACCEPTED,

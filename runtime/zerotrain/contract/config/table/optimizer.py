@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status
 
 _ADAM = ("AdamW", "Adam")
 _ADAM_LIKE = (*_ADAM, "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion", "Muon", "MuAdam", "MuAdamW")
@@ -22,7 +22,7 @@ _NOT_RUN = {
 OPTIMIZER: tuple[Key, ...] = (
     Key(
         path="optimizer.type",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default=None,
         effect="The optimizer that the engine builds; absent = the caller's.",
         choices=(
@@ -62,7 +62,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.lr",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=1e-3,
         minimum=0.0,
         auto="learning_rate",
@@ -70,7 +70,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.betas",
-        kind=Kind.FLOATS,
+        kind=KeyKind.FLOATS,
         default=[0.9, 0.999],
         minimum=0.0,
         maximum=1.0,
@@ -81,7 +81,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.eps",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=1e-8,
         minimum=0.0,
         only=(*_ADAM_LIKE, "Adagrad"),
@@ -91,7 +91,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.weight_decay",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         minimum=0.0,
         auto="weight_decay",
@@ -99,28 +99,28 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.adam_w_mode",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         only=_ADAM,
         effect="Adam only: decouple weight decay from the gradient. AdamW always does.",
     ),
     Key(
         path="optimizer.params.bias_correction",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         only=(*_ADAM, *_LAMB, *_ONE_BIT),
         effect="Correct the moments' start at zero.",
     ),
     Key(
         path="optimizer.params.amsgrad",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         only=_ADAM,
         effect="AMSGrad: divide by the largest second moment so far; a third fp32 state.",
     ),
     Key(
         path="optimizer.params.torch_adam",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         only=(*_ADAM, "Adagrad", "Lion"),
         effect="true: torch's arithmetic, operation by operation; false: on CPU the native one-pass kernel, "
@@ -130,7 +130,7 @@ OPTIMIZER: tuple[Key, ...] = (
     *(
         Key(
             path=f"optimizer.params.{name}",
-            kind=Kind.BOOL,
+            kind=KeyKind.BOOL,
             default=default,
             status=Status.ACCEPTED,
             off=(True, False),
@@ -146,7 +146,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.fp32_optimizer_states",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         only=_ADAM,
         status=Status.NOT_RUN,
@@ -156,7 +156,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.max_grad_norm",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         minimum=0.0,
         status=Status.ACCEPTED,
@@ -165,7 +165,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.momentum",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         minimum=0.0,
         maximum=1.0,
@@ -175,77 +175,77 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.dampening",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         only=("SGD", "MuSGD"),
         effect="Dampening of the momentum.",
     ),
     Key(
         path="optimizer.params.nesterov",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         only=("SGD", "MuSGD", "Muon"),
         effect="Nesterov momentum.",
     ),
     Key(
         path="optimizer.params.max_coeff",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=10.0,
         only=_LAMB,
         effect="Largest trust ratio.",
     ),
     Key(
         path="optimizer.params.min_coeff",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.01,
         only=_LAMB,
         effect="Smallest trust ratio.",
     ),
     Key(
         path="optimizer.params.eps_inside_sqrt",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         only=(*_LAMB, *_ONE_BIT),
         effect="Add eps under the root.",
     ),
     Key(
         path="optimizer.params.lr_decay",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         only=("Adagrad",),
         effect="Decay of the learning rate.",
     ),
     Key(
         path="optimizer.params.initial_accumulator_value",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         only=("Adagrad",),
         effect="Start of the sum of squares.",
     ),
     Key(
         path="optimizer.params.muon_lr",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=None,
         only=("Muon",),
         effect="Learning rate of the matrices.",
     ),
     Key(
         path="optimizer.params.adam_lr",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=None,
         only=("Muon",),
         effect="Learning rate of the rest.",
     ),
     Key(
         path="optimizer.params.ns_method",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default=None,
         only=("Muon",),
         effect="Method of orthogonalisation.",
     ),
     Key(
         path="optimizer.params.freeze_step",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=100_000,
         minimum=1,
         only=("OneBitAdam", "OneBitLamb"),
@@ -254,7 +254,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.cuda_aware",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         only=_ONE_BIT,
         status=Status.ACCEPTED,
@@ -263,7 +263,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.comm_backend_name",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="nccl",
         only=_ONE_BIT,
         status=Status.ACCEPTED,
@@ -272,7 +272,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.params.var_freeze_step",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=100_000,
         minimum=1,
         only=("ZeroOneAdam",),
@@ -281,7 +281,7 @@ OPTIMIZER: tuple[Key, ...] = (
     *(
         Key(
             path=f"optimizer.params.{name}",
-            kind=Kind.INT,
+            kind=KeyKind.INT,
             default=default,
             minimum=1,
             only=("ZeroOneAdam",),
@@ -296,7 +296,7 @@ OPTIMIZER: tuple[Key, ...] = (
     *(
         Key(
             path=f"optimizer.params.{name}",
-            kind=Kind.FLOAT,
+            kind=KeyKind.FLOAT,
             default=default,
             only=("OneBitLamb",),
             effect="Trust ratio of 1-bit Lamb.",
@@ -310,7 +310,7 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="optimizer.legacy_fusion",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note="There is one fused update.",
@@ -318,13 +318,13 @@ OPTIMIZER: tuple[Key, ...] = (
     ),
     Key(
         path="zero_allow_untested_optimizer",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Allow any element-wise torch optimizer, by its class name or given to initialize.",
     ),
     Key(
         path="zero_force_ds_cpu_optimizer",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         status=Status.ACCEPTED,
         note="The engine's own update is used wherever the states are.",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status
 
 
 def _not_run_block(path: str, what: str, way_out: str = "", *, postponed: bool = False) -> Key:
     return Key(
         path=path,
-        kind=Kind.OBJECT,
+        kind=KeyKind.OBJECT,
         default=None,
         off=({}, {"enabled": False}),
         status=Status.NOT_RUN,
@@ -19,7 +19,7 @@ def _not_run_block(path: str, what: str, way_out: str = "", *, postponed: bool =
     )
 
 
-def _part(path: str, kind: Kind, default: object, needs: str, effect: str) -> Key:
+def _part(path: str, kind: KeyKind, default: object, needs: str, effect: str) -> Key:
     return Key(path=path, kind=kind, default=default, needs=needs, effect=effect)
 
 
@@ -28,7 +28,7 @@ _WRITER = "Files are written by every rank at once, synced, and become visible b
 CHECKPOINT: tuple[Key, ...] = (
     Key(
         path="checkpoint.tag_validation",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="Warn",
         choices=(Choice(value="Ignore"), Choice(value="Warn"), Choice(value="Fail")),
         status=Status.ACCEPTED,
@@ -37,7 +37,7 @@ CHECKPOINT: tuple[Key, ...] = (
     ),
     Key(
         path="checkpoint.load_universal",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note="Every checkpoint loads with any number of ranks.",
@@ -45,7 +45,7 @@ CHECKPOINT: tuple[Key, ...] = (
     ),
     Key(
         path="checkpoint.use_node_local_storage",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.NOT_RUN,
         note="A checkpoint must be readable by all ranks, so that a job can come back on other nodes.",
@@ -54,7 +54,7 @@ CHECKPOINT: tuple[Key, ...] = (
     ),
     Key(
         path="checkpoint.writer.decoupled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="A save returns when the state is copied to host memory; a thread writes the copy while "
         "training goes on.",
@@ -69,14 +69,14 @@ CHECKPOINT: tuple[Key, ...] = (
             effect="How DeepSpeed writes files.",
         )
         for name, kind, default in (
-            ("parallel_write.pipeline_stage", Kind.BOOL, False),
-            ("checkpoint_serialization", Kind.BOOL, True),
-            ("writer.type", Kind.TEXT, None),
-            ("writer.io_buffer_size", Kind.INT, 67_108_864),
-            ("writer.io_buffer_double", Kind.BOOL, True),
-            ("writer.show_statistics", Kind.BOOL, False),
-            ("writer.data_parallel", Kind.TEXT, None),
-            ("writer.io_multiplier", Kind.INT, 1),
+            ("parallel_write.pipeline_stage", KeyKind.BOOL, False),
+            ("checkpoint_serialization", KeyKind.BOOL, True),
+            ("writer.type", KeyKind.TEXT, None),
+            ("writer.io_buffer_size", KeyKind.INT, 67_108_864),
+            ("writer.io_buffer_double", KeyKind.BOOL, True),
+            ("writer.show_statistics", KeyKind.BOOL, False),
+            ("writer.data_parallel", KeyKind.TEXT, None),
+            ("writer.io_multiplier", KeyKind.INT, 1),
         )
     ),
     _not_run_block(
@@ -90,7 +90,7 @@ _RESIZE = "The batch of a step is fixed; a job is resized by changing its number
 ELASTICITY: tuple[Key, ...] = (
     Key(
         path="elasticity.enabled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.NOT_RUN,
         note=_RESIZE,
@@ -100,16 +100,16 @@ ELASTICITY: tuple[Key, ...] = (
     *(
         _part(f"elasticity.{name}", kind, default, "elasticity.enabled", "Part of elasticity.")
         for name, kind, default in (
-            ("max_train_batch_size", Kind.INT, 2000),
-            ("micro_batch_sizes", Kind.INTS, [2, 4, 6]),
-            ("min_gpus", Kind.INT, 1),
-            ("max_gpus", Kind.INT, 10_000),
-            ("min_time", Kind.INT, 0),
-            ("version", Kind.FLOAT, 0.2),
-            ("prefer_larger_batch", Kind.BOOL, True),
-            ("ignore_non_elastic_batch_info", Kind.BOOL, False),
-            ("num_gpus_per_node", Kind.INT, 1),
-            ("model_parallel_size", Kind.INT, 1),
+            ("max_train_batch_size", KeyKind.INT, 2000),
+            ("micro_batch_sizes", KeyKind.INTS, [2, 4, 6]),
+            ("min_gpus", KeyKind.INT, 1),
+            ("max_gpus", KeyKind.INT, 10_000),
+            ("min_time", KeyKind.INT, 0),
+            ("version", KeyKind.FLOAT, 0.2),
+            ("prefer_larger_batch", KeyKind.BOOL, True),
+            ("ignore_non_elastic_batch_info", KeyKind.BOOL, False),
+            ("num_gpus_per_node", KeyKind.INT, 1),
+            ("model_parallel_size", KeyKind.INT, 1),
         )
     ),
 )
@@ -117,10 +117,10 @@ ELASTICITY: tuple[Key, ...] = (
 _METRICS = "Metrics are exported in Prometheus format at the worker's /metrics; nothing is sent elsewhere."
 
 
-def _monitor(block: str, parts: tuple[tuple[str, Kind, object], ...]) -> tuple[Key, ...]:
+def _monitor(block: str, parts: tuple[tuple[str, KeyKind, object], ...]) -> tuple[Key, ...]:
     switch = Key(
         path=f"{block}.enabled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note=_METRICS,
@@ -131,7 +131,7 @@ def _monitor(block: str, parts: tuple[tuple[str, Kind, object], ...]) -> tuple[K
     )
 
 
-_TEXT = Kind.TEXT
+_TEXT = KeyKind.TEXT
 
 MONITORS: tuple[Key, ...] = (
     *_monitor("tensorboard", (("output_path", _TEXT, ""), ("job_name", _TEXT, "DeepSpeedJobName"))),
@@ -140,13 +140,13 @@ MONITORS: tuple[Key, ...] = (
     *_monitor(
         "comet",
         (
-            ("samples_log_interval", Kind.INT, 100),
+            ("samples_log_interval", KeyKind.INT, 100),
             ("project", _TEXT, None),
             ("workspace", _TEXT, None),
             ("api_key", _TEXT, None),
             ("experiment_name", _TEXT, None),
             ("experiment_key", _TEXT, None),
-            ("online", Kind.BOOL, None),
+            ("online", KeyKind.BOOL, None),
             ("mode", _TEXT, None),
         ),
     ),
@@ -158,7 +158,7 @@ _TIMES = "Seconds and bytes of every collective and phase are always measured: s
 PROFILERS: tuple[Key, ...] = (
     Key(
         path="comms_logger.enabled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note=_TIMES,
@@ -167,15 +167,15 @@ PROFILERS: tuple[Key, ...] = (
     *(
         _part(f"comms_logger.{name}", kind, default, "comms_logger.enabled", "No effect.")
         for name, kind, default in (
-            ("verbose", Kind.BOOL, False),
-            ("prof_all", Kind.BOOL, True),
-            ("debug", Kind.BOOL, False),
-            ("prof_ops", Kind.TEXTS, None),
+            ("verbose", KeyKind.BOOL, False),
+            ("prof_all", KeyKind.BOOL, True),
+            ("debug", KeyKind.BOOL, False),
+            ("prof_ops", KeyKind.TEXTS, None),
         )
     ),
     Key(
         path="flops_profiler.enabled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note="There is no FLOP counter; tokens per second are in the log and in /metrics.",
@@ -184,17 +184,17 @@ PROFILERS: tuple[Key, ...] = (
     *(
         _part(f"flops_profiler.{name}", kind, default, "flops_profiler.enabled", "No effect.")
         for name, kind, default in (
-            ("profile_step", Kind.INT, 1),
-            ("module_depth", Kind.INT, -1),
-            ("top_modules", Kind.INT, 1),
-            ("detailed", Kind.BOOL, True),
-            ("output_file", Kind.TEXT, None),
-            ("recompute_fwd_factor", Kind.FLOAT, 0.0),
+            ("profile_step", KeyKind.INT, 1),
+            ("module_depth", KeyKind.INT, -1),
+            ("top_modules", KeyKind.INT, 1),
+            ("detailed", KeyKind.BOOL, True),
+            ("output_file", KeyKind.TEXT, None),
+            ("recompute_fwd_factor", KeyKind.FLOAT, 0.0),
         )
     ),
     Key(
         path="timers",
-        kind=Kind.OBJECT,
+        kind=KeyKind.OBJECT,
         default=None,
         status=Status.ACCEPTED,
         note=_TIMES,
@@ -206,7 +206,7 @@ PROFILERS: tuple[Key, ...] = (
 COMPILE: tuple[Key, ...] = (
     Key(
         path="compile.deepcompile",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.NOT_RUN,
         note="DeepCompile is not part of this version.",
@@ -216,28 +216,28 @@ COMPILE: tuple[Key, ...] = (
     *(
         _part(f"compile.{name}", kind, default, "compile.deepcompile", "Part of DeepCompile.")
         for name, kind, default in (
-            ("free_activation", Kind.BOOL, False),
-            ("free_activation_threshold", Kind.INT, 10_485_760),
-            ("offload_activation", Kind.BOOL, False),
-            ("offload_activation_pin_memory", Kind.BOOL, True),
-            ("autoep_non_moe", Kind.BOOL, False),
-            ("offload_opt_states", Kind.BOOL, False),
-            ("offload_parameters", Kind.BOOL, False),
-            ("double_buffer", Kind.BOOL, True),
-            ("symmetric_memory", Kind.BOOL, False),
-            ("debug_log", Kind.BOOL, False),
-            ("sync_before_reduce", Kind.BOOL, False),
-            ("sync_after_reduce", Kind.BOOL, False),
-            ("sync_before_allgather", Kind.BOOL, False),
-            ("sync_after_allgather", Kind.BOOL, False),
-            ("keep_int_input_tensors", Kind.BOOL, True),
-            ("keep_all_input_tensors", Kind.BOOL, False),
-            ("passes", Kind.TEXTS, None),
+            ("free_activation", KeyKind.BOOL, False),
+            ("free_activation_threshold", KeyKind.INT, 10_485_760),
+            ("offload_activation", KeyKind.BOOL, False),
+            ("offload_activation_pin_memory", KeyKind.BOOL, True),
+            ("autoep_non_moe", KeyKind.BOOL, False),
+            ("offload_opt_states", KeyKind.BOOL, False),
+            ("offload_parameters", KeyKind.BOOL, False),
+            ("double_buffer", KeyKind.BOOL, True),
+            ("symmetric_memory", KeyKind.BOOL, False),
+            ("debug_log", KeyKind.BOOL, False),
+            ("sync_before_reduce", KeyKind.BOOL, False),
+            ("sync_after_reduce", KeyKind.BOOL, False),
+            ("sync_before_allgather", KeyKind.BOOL, False),
+            ("sync_after_allgather", KeyKind.BOOL, False),
+            ("keep_int_input_tensors", KeyKind.BOOL, True),
+            ("keep_all_input_tensors", KeyKind.BOOL, False),
+            ("passes", KeyKind.TEXTS, None),
         )
     ),
     Key(
         path="graph_harvesting",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note="No CUDA graphs are captured.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Key, Kind, Status
+from zerotrain.contract.config.keys import Key, KeyKind, Status
 
 _SHARD_INSTEAD = "let ZeRO stage 3 shard the model instead"
 
@@ -12,7 +12,7 @@ def _degree(path: str, feature: str, *, default: int = 1, postponed: bool = True
     own = ", or pass initialize(mpu=...), an object that supplies the groups" if mpu else ""
     return Key(
         path=path,
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=default,
         off=(0, 1),
         minimum=0,
@@ -41,23 +41,23 @@ PARALLEL: tuple[Key, ...] = (
             effect="Part of tensor parallelism.",
         )
         for name, kind, default in (
-            ("tp.tp_grain_size", Kind.INT, 1),
-            ("tp_overlap_comm", Kind.BOOL, False),
-            ("dtype", Kind.TEXT, None),
-            ("partition_config", Kind.OBJECT, None),
-            ("preset_model", Kind.TEXT, None),
-            ("injection_policy_tuple", Kind.TEXTS, None),
-            ("keep_module_on_host", Kind.BOOL, False),
-            ("kernel_inject", Kind.BOOL, False),
-            ("replace_with_kernel_inject", Kind.BOOL, False),
-            ("vocab_parallel_lm_head", Kind.BOOL, None),
-            ("vocab_parallel_ce_backend", Kind.TEXT, "torch"),
+            ("tp.tp_grain_size", KeyKind.INT, 1),
+            ("tp_overlap_comm", KeyKind.BOOL, False),
+            ("dtype", KeyKind.TEXT, None),
+            ("partition_config", KeyKind.OBJECT, None),
+            ("preset_model", KeyKind.TEXT, None),
+            ("injection_policy_tuple", KeyKind.TEXTS, None),
+            ("keep_module_on_host", KeyKind.BOOL, False),
+            ("kernel_inject", KeyKind.BOOL, False),
+            ("replace_with_kernel_inject", KeyKind.BOOL, False),
+            ("vocab_parallel_lm_head", KeyKind.BOOL, None),
+            ("vocab_parallel_ce_backend", KeyKind.TEXT, "torch"),
         )
     ),
     _degree("pipeline_parallel.pp_size", "Pipeline parallelism"),
     Key(
         path="pipeline",
-        kind=Kind.OBJECT,
+        kind=KeyKind.OBJECT,
         default=None,
         status=Status.ACCEPTED,
         note="Only a pipeline module would read it.",
@@ -65,7 +65,7 @@ PARALLEL: tuple[Key, ...] = (
     ),
     Key(
         path="expert_parallel",
-        kind=Kind.OBJECT,
+        kind=KeyKind.OBJECT,
         default=None,
         off=({}, {"enabled": False}),
         status=Status.NOT_RUN,
@@ -77,7 +77,7 @@ PARALLEL: tuple[Key, ...] = (
     _degree("sequence_parallel_size", "Sequence parallelism", postponed=False),
     Key(
         path="use_data_before_expert_parallelism",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note="There is no expert parallelism here.",

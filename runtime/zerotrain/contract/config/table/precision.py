@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status
 
 DTYPES = (
     Choice(value="fp32"),
@@ -16,14 +16,14 @@ DTYPES = (
 PRECISION: tuple[Key, ...] = (
     Key(
         path="bf16.enabled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         auto="bf16",
         effect="Parameters, activations and gradients in bf16; master weights and optimizer states in fp32.",
     ),
     Key(
         path="bf16.immediate_grad_update",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         needs="bf16.enabled",
         status=Status.ACCEPTED,
@@ -33,14 +33,14 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="bf16.check_grad_overflow",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         needs="bf16.enabled",
         effect="Skip a step whose gradients are not finite; false = apply it. Always on in fp16 and fp32.",
     ),
     Key(
         path="bf16.auto_cast",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         needs="bf16.enabled",
         effect="Cast fp32 arguments of the model to bf16, nested ones too; false = they arrive as they are. "
@@ -48,7 +48,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="bf16.store_param_remainders",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=None,
         needs="bf16.enabled",
         effect="The bf16 weight is the upper half of the fp32 master weight and 16 bits of remainder are its "
@@ -59,7 +59,7 @@ PRECISION: tuple[Key, ...] = (
     *(
         Key(
             path=f"bf16.{name}",
-            kind=Kind.BOOL,
+            kind=KeyKind.BOOL,
             default=False,
             needs="bf16.enabled",
             status=Status.NOT_RUN,
@@ -74,21 +74,21 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.enabled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         auto="fp16",
         effect="Parameters, activations and gradients in fp16 with loss scaling; states in fp32.",
     ),
     Key(
         path="fp16.auto_cast",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         needs="fp16.enabled",
         effect="Cast fp32 arguments of the model to fp16, nested ones too; false = they arrive as they are.",
     ),
     Key(
         path="fp16.loss_scale",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         minimum=0.0,
         needs="fp16.enabled",
@@ -96,7 +96,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.initial_scale_power",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=16,
         minimum=0,
         needs="fp16.enabled",
@@ -104,7 +104,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.loss_scale_window",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=1000,
         minimum=1,
         needs="fp16.enabled",
@@ -112,7 +112,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.hysteresis",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=2,
         minimum=1,
         needs="fp16.enabled",
@@ -121,14 +121,14 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.consecutive_hysteresis",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         needs="fp16.enabled",
         effect="A good step refills the hysteresis.",
     ),
     Key(
         path="fp16.min_loss_scale",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=1.0,
         minimum=0.0,
         needs="fp16.enabled",
@@ -136,7 +136,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.raise_error_at_min_scale",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         needs="fp16.enabled",
         effect="Stop with an error when the scale would have to fall below the smallest; false = go on "
@@ -144,7 +144,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.fp16_master_weights_and_grads",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         needs="fp16.enabled",
         status=Status.NOT_RUN,
@@ -154,7 +154,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="fp16.fused_mode",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=True,
         needs="fp16.enabled",
         status=Status.ACCEPTED,
@@ -163,7 +163,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="data_types.grad_accum_dtype",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="fp32",
         choices=(
             Choice(value="fp32"),
@@ -182,7 +182,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="data_types.param_dtype",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default=None,
         choices=DTYPES,
         status=Status.ACCEPTED,
@@ -191,7 +191,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="data_types.buffer_dtype",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default=None,
         choices=DTYPES,
         effect="Cast the model's floating-point buffers to this dtype; absent = they keep theirs. Running "
@@ -199,7 +199,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="data_types.keep_in_fp32_modules",
-        kind=Kind.TEXTS,
+        kind=KeyKind.TEXTS,
         default=None,
         off=([],),
         status=Status.ACCEPTED,
@@ -209,7 +209,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="communication_data_type",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default=None,
         choices=DTYPES,
         effect="Gradients wider than this are narrowed for the wire; they are always summed in fp32. "
@@ -218,7 +218,7 @@ PRECISION: tuple[Key, ...] = (
     Key(
         path="seq_parallel_comm_data_type",
         aliases=("seq_parallel_communication_data_type",),
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="fp32",
         choices=DTYPES,
         status=Status.ACCEPTED,
@@ -227,14 +227,14 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="prescale_gradients",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Divide gradients by the number of ranks before they travel, not after the sum. Of use only "
         "where fp16 on the wire overflows: sums are fp32 here.",
     ),
     Key(
         path="gradient_predivide_factor",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=1.0,
         minimum=1e-6,
         effect="Divide gradients by this before they travel, and by the rest after the sum; without effect "
@@ -242,7 +242,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="gradient_allreduce_op",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="mean",
         choices=(
             Choice(value="mean"),
@@ -252,7 +252,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="sparse_gradients",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
         note="Gradients of embeddings are dense.",
@@ -260,14 +260,14 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="torch_autocast.enabled",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         effect="Run forward under torch.autocast; parameters, gradients and states stay fp32, and what "
         "autocast made of the weights lives until backward, at stage 3 too.",
     ),
     Key(
         path="torch_autocast.dtype",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="bf16",
         needs="torch_autocast.enabled",
         choices=(
@@ -280,7 +280,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="torch_autocast.lower_precision_safe_modules",
-        kind=Kind.TEXTS,
+        kind=KeyKind.TEXTS,
         default=None,
         needs="torch_autocast.enabled",
         status=Status.ACCEPTED,
@@ -289,7 +289,7 @@ PRECISION: tuple[Key, ...] = (
     ),
     Key(
         path="amp",
-        kind=Kind.OBJECT,
+        kind=KeyKind.OBJECT,
         default=None,
         off=({"enabled": False},),
         status=Status.NOT_RUN,

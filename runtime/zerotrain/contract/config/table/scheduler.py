@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status
 
 _WARMUP = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
 SCHEDULER: tuple[Key, ...] = (
     Key(
         path="scheduler.type",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default=None,
         effect="Learning-rate schedule; absent = constant.",
         choices=(
@@ -28,7 +28,7 @@ SCHEDULER: tuple[Key, ...] = (
     ),
     Key(
         path="scheduler.params.warmup_min_lr",
-        kind=Kind.FLOAT_OR_FLOATS,
+        kind=KeyKind.FLOAT_OR_FLOATS,
         default=0.0,
         minimum=0.0,
         only=("WarmupLR", "WarmupDecayLR"),
@@ -37,7 +37,7 @@ SCHEDULER: tuple[Key, ...] = (
     ),
     Key(
         path="scheduler.params.warmup_max_lr",
-        kind=Kind.FLOAT_OR_FLOATS,
+        kind=KeyKind.FLOAT_OR_FLOATS,
         default=None,
         minimum=0.0,
         only=("WarmupLR", "WarmupDecayLR"),
@@ -47,7 +47,7 @@ SCHEDULER: tuple[Key, ...] = (
     ),
     Key(
         path="scheduler.params.warmup_num_steps",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=1000,
         minimum=0,
         only=_WARMUP,
@@ -57,7 +57,7 @@ SCHEDULER: tuple[Key, ...] = (
     ),
     Key(
         path="scheduler.params.warmup_type",
-        kind=Kind.TEXT,
+        kind=KeyKind.TEXT,
         default="log",
         only=_WARMUP,
         choices=(Choice(value="log"), Choice(value="linear")),
@@ -65,7 +65,7 @@ SCHEDULER: tuple[Key, ...] = (
     ),
     Key(
         path="scheduler.params.total_num_steps",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=None,
         minimum=1,
         only=("WarmupDecayLR", "WarmupCosineLR"),
@@ -75,7 +75,7 @@ SCHEDULER: tuple[Key, ...] = (
     ),
     Key(
         path="scheduler.params.warmup_min_ratio",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=0.0,
         minimum=0.0,
         maximum=1.0,
@@ -84,7 +84,7 @@ SCHEDULER: tuple[Key, ...] = (
     ),
     Key(
         path="scheduler.params.cos_min_ratio",
-        kind=Kind.FLOAT,
+        kind=KeyKind.FLOAT,
         default=1e-4,
         minimum=0.0,
         maximum=1.0,
@@ -101,18 +101,30 @@ SCHEDULER: tuple[Key, ...] = (
             effect=effect,
         )
         for name, kind, default, minimum, effect in (
-            ("cycle_min_lr", Kind.FLOAT_OR_FLOATS, None, 0.0, "Rate at both ends of the cycle; needed."),
-            ("cycle_max_lr", Kind.FLOAT_OR_FLOATS, None, 0.0, "Rate at its top; needed."),
-            ("decay_lr_rate", Kind.FLOAT, 0.0, 0.0, "After the cycle: rate / (1 + this per decay step)."),
-            ("cycle_first_step_size", Kind.INT, 2000, 1, "Updates of the rise."),
-            ("cycle_second_step_size", Kind.INT, None, 0, "Updates of the fall; absent = as the rise."),
-            ("cycle_first_stair_count", Kind.INT, 0, 0, "Stairs of the rise; 0 = smooth."),
-            ("cycle_second_stair_count", Kind.INT, None, 0, "Stairs of the fall; absent = as the rise."),
-            ("decay_step_size", Kind.INT, 0, 0, "Updates of one decay step; 0 = no decay."),
-            ("cycle_momentum", Kind.BOOL, True, None, "Cycle the first beta too; the second is 0.99 then."),
-            ("cycle_min_mom", Kind.FLOAT_OR_FLOATS, 0.8, 0.0, "First beta at the top of the cycle."),
-            ("cycle_max_mom", Kind.FLOAT_OR_FLOATS, 0.9, 0.0, "First beta at its ends."),
-            ("decay_mom_rate", Kind.FLOAT, 0.0, None, "After the cycle: beta * (1 + this per decay step)."),
+            ("cycle_min_lr", KeyKind.FLOAT_OR_FLOATS, None, 0.0, "Rate at both ends of the cycle; needed."),
+            ("cycle_max_lr", KeyKind.FLOAT_OR_FLOATS, None, 0.0, "Rate at its top; needed."),
+            ("decay_lr_rate", KeyKind.FLOAT, 0.0, 0.0, "After the cycle: rate / (1 + this per decay step)."),
+            ("cycle_first_step_size", KeyKind.INT, 2000, 1, "Updates of the rise."),
+            ("cycle_second_step_size", KeyKind.INT, None, 0, "Updates of the fall; absent = as the rise."),
+            ("cycle_first_stair_count", KeyKind.INT, 0, 0, "Stairs of the rise; 0 = smooth."),
+            ("cycle_second_stair_count", KeyKind.INT, None, 0, "Stairs of the fall; absent = as the rise."),
+            ("decay_step_size", KeyKind.INT, 0, 0, "Updates of one decay step; 0 = no decay."),
+            (
+                "cycle_momentum",
+                KeyKind.BOOL,
+                True,
+                None,
+                "Cycle the first beta too; the second is 0.99 then.",
+            ),
+            ("cycle_min_mom", KeyKind.FLOAT_OR_FLOATS, 0.8, 0.0, "First beta at the top of the cycle."),
+            ("cycle_max_mom", KeyKind.FLOAT_OR_FLOATS, 0.9, 0.0, "First beta at its ends."),
+            (
+                "decay_mom_rate",
+                KeyKind.FLOAT,
+                0.0,
+                None,
+                "After the cycle: beta * (1 + this per decay step).",
+            ),
         )
     ),
     *(
@@ -125,15 +137,21 @@ SCHEDULER: tuple[Key, ...] = (
             effect=effect,
         )
         for name, kind, default, minimum, effect in (
-            ("lr_range_test_min_lr", Kind.FLOAT_OR_FLOATS, 1e-3, 0.0, "Rate at the start."),
-            ("lr_range_test_step_size", Kind.INT, 2000, 1, "Updates of one step of the test."),
-            ("lr_range_test_step_rate", Kind.FLOAT, 1.0, None, "Rise per step, as a part of the first rate."),
-            ("lr_range_test_staircase", Kind.BOOL, False, None, "Rise at whole steps alone."),
+            ("lr_range_test_min_lr", KeyKind.FLOAT_OR_FLOATS, 1e-3, 0.0, "Rate at the start."),
+            ("lr_range_test_step_size", KeyKind.INT, 2000, 1, "Updates of one step of the test."),
+            (
+                "lr_range_test_step_rate",
+                KeyKind.FLOAT,
+                1.0,
+                None,
+                "Rise per step, as a part of the first rate.",
+            ),
+            ("lr_range_test_staircase", KeyKind.BOOL, False, None, "Rise at whole steps alone."),
         )
     ),
     Key(
         path="scheduler.params.last_batch_iteration",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=-1,
         minimum=-1,
         status=Status.ACCEPTED,

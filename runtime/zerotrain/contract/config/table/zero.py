@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, KeyKind, Status
 
 _Z = "zero_optimization"
 _NO_COPY = "A unit's gathered buffer is its weights: nothing is copied into buckets."
 
 
-def _accepted(name: str, kind: Kind, default: object, note: str, effect: str, **more: object) -> Key:
+def _accepted(name: str, kind: KeyKind, default: object, note: str, effect: str, **more: object) -> Key:
     return Key(
         path=f"{_Z}.{name}",
         kind=kind,
@@ -25,7 +25,7 @@ def _accepted(name: str, kind: Kind, default: object, note: str, effect: str, **
 STAGE: tuple[Key, ...] = (
     Key(
         path=f"{_Z}.stage",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=0,
         effect="What is sharded over the ranks.",
         choices=(
@@ -37,21 +37,21 @@ STAGE: tuple[Key, ...] = (
     ),
     _accepted(
         "contiguous_gradients",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "Gradients always live in one buffer per unit.",
         "Gradients live in one buffer per unit; always so here.",
     ),
     _accepted(
         "reduce_scatter",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "Sharded gradients are always reduced by reduce-scatter.",
         "Reduce sharded gradients by reduce-scatter; always so here.",
     ),
     Key(
         path=f"{_Z}.reduce_bucket_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=500_000_000,
         minimum=0,
         auto="reduce_bucket_size",
@@ -60,49 +60,49 @@ STAGE: tuple[Key, ...] = (
     ),
     _accepted(
         "use_multi_rank_bucket_allreduce",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         _NO_COPY,
         "DeepSpeed: merge the buckets of several ranks.",
     ),
     _accepted(
         "allgather_partitions",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "Updated parameters are gathered by all-gather.",
         "Gather updated parameters by all-gather; always so here.",
     ),
     Key(
         path=f"{_Z}.allgather_bucket_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=500_000_000,
         minimum=0,
         effect="Stages 1 and 2: elements of updated units that are gathered at once; at least one unit.",
     ),
     Key(
         path=f"{_Z}.overlap_comm",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=None,
         effect="Reduce gradients while backward goes on (stages 0 and 1: in the last micro-batch of a step); "
         "absent = true at stage 3, false below.",
     ),
     _accepted(
         "load_from_fp32_weights",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "Master weights always come from the checkpoint's fp32.",
         "Restore master weights from fp32; always so here.",
     ),
     _accepted(
         "elastic_checkpoint",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "Every checkpoint loads with any number of ranks.",
         "DeepSpeed: an older form of that.",
     ),
     _accepted(
         "sub_group_size",
-        Kind.INT,
+        KeyKind.INT,
         1_000_000_000,
         "The step updates one unit's shard at a time.",
         "DeepSpeed, stage 3: elements updated at once.",
@@ -113,7 +113,7 @@ STAGE: tuple[Key, ...] = (
 STAGE3: tuple[Key, ...] = (
     Key(
         path=f"{_Z}.prefetch_bucket_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=50_000_000,
         minimum=0,
         aliases=("stage3_prefetch_bucket_size",),
@@ -123,7 +123,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.param_persistence_threshold",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=100_000,
         minimum=0,
         aliases=("stage3_param_persistence_threshold",),
@@ -133,7 +133,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.model_persistence_threshold",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=sys.maxsize,
         minimum=0,
         aliases=("stage3_model_persistence_threshold",),
@@ -141,7 +141,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.max_live_parameters",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=1_000_000_000,
         minimum=0,
         aliases=("stage3_max_live_parameters",),
@@ -149,7 +149,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.max_reuse_distance",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=1_000_000_000,
         minimum=0,
         aliases=("stage3_max_reuse_distance",),
@@ -158,7 +158,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.gather_16bit_weights_on_model_save",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         aliases=("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"),
         status=Status.ACCEPTED,
@@ -167,7 +167,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.module_granularity_threshold",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=0,
         minimum=0,
         aliases=("stage3_module_granularity_threshold",),
@@ -175,7 +175,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.use_all_reduce_for_fetch_params",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         aliases=("stage3_use_all_reduce_for_fetch_params",),
         status=Status.ACCEPTED,
@@ -184,7 +184,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.allgather_sequential",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         aliases=("stage3_allgather_sequential",),
         status=Status.ACCEPTED,
@@ -193,7 +193,7 @@ STAGE3: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.partition_stream_chunk_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=0,
         minimum=0,
         aliases=("stage3_partition_stream_chunk_size",),
@@ -206,36 +206,36 @@ STAGE3: tuple[Key, ...] = (
 REST: tuple[Key, ...] = (
     _accepted(
         "ignore_unused_parameters",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "Parameters without a gradient are always allowed; their gradient counts as zero.",
         "Allow parameters without a gradient; always so here.",
     ),
     _accepted(
         "compute_grad_norm",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "The norm comes with the test for finite gradients, in one pass, and is always computed.",
         "DeepSpeed, stages 1 and 2: compute the norm where nothing is clipped.",
     ),
     _accepted(
         "parameter_alignment",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "Parameters always start on 16 bytes within their unit.",
         "DeepSpeed, stages 1 and 2: align parameters to 16 bytes.",
     ),
-    _accepted("legacy_stage1", Kind.BOOL, False, "There is one stage 1.", "No effect."),
+    _accepted("legacy_stage1", KeyKind.BOOL, False, "There is one stage 1.", "No effect."),
     _accepted(
         "round_robin_gradients",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "Every rank owns an equal part of every unit already.",
         "DeepSpeed: spread copies to the host over the ranks.",
     ),
     Key(
         path=f"{_Z}.zero_hpz_partition_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=1,
         minimum=0,
         off=(0,),
@@ -246,7 +246,7 @@ REST: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.zero_quantized_weights",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         note="Blocks of 256 elements, an fp32 scale each. Masters, checkpoints and exports stay exact. No "
         "effect below stage 3.",
@@ -254,7 +254,7 @@ REST: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.zero_quantized_nontrainable_weights",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         status=Status.NOT_RUN,
         note="Frozen parameters are stored in compute precision; zero_quantized_weights gathers them as "
@@ -264,7 +264,7 @@ REST: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.zero_quantized_gradients",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         note="Two hops, within nodes and then between them, with fp32 sums in between; blocks of 256 "
         "elements, an fp32 scale each. No effect below stage 2.",
@@ -272,7 +272,7 @@ REST: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.zeropp_loco_param",
-        kind=Kind.OBJECT,
+        kind=KeyKind.OBJECT,
         default=None,
         needs=f"{_Z}.zero_quantized_gradients",
         note="err_beta (0.8): share of the old error that is kept; reset_T (1024): reductions of a unit "
@@ -281,7 +281,7 @@ REST: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.mics_shard_size",
-        kind=Kind.INT,
+        kind=KeyKind.INT,
         default=-1,
         minimum=-1,
         off=(0,),
@@ -293,38 +293,40 @@ REST: tuple[Key, ...] = (
     ),
     Key(
         path=f"{_Z}.mics_hierarchical_params_gather",
-        kind=Kind.BOOL,
+        kind=KeyKind.BOOL,
         default=False,
         needs=f"{_Z}.mics_shard_size",
         effect="Part of MiCS.",
     ),
     _accepted(
         "memory_efficient_linear",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "Linear layers keep no gathered weights in any case.",
         "DeepSpeed, stage 3: its own linear function.",
     ),
     _accepted(
         "pipeline_loading_checkpoint",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "Every rank reads only its own intervals.",
         "DeepSpeed, stage 3: load tensor by tensor.",
     ),
     _accepted(
         "override_module_apply",
-        Kind.BOOL,
+        KeyKind.BOOL,
         True,
         "Nothing of torch is patched.",
         "DeepSpeed: patch Module.apply.",
         off=(False,),
     ),
-    _accepted("log_trace_cache_warnings", Kind.BOOL, False, "There is no trace to invalidate.", "No effect."),
-    _accepted("enable_sanity_checks", Kind.BOOL, False, "Its checks are always on.", "No effect."),
+    _accepted(
+        "log_trace_cache_warnings", KeyKind.BOOL, False, "There is no trace to invalidate.", "No effect."
+    ),
+    _accepted("enable_sanity_checks", KeyKind.BOOL, False, "Its checks are always on.", "No effect."),
     _accepted(
         "save_muon_momentum_buffer_in_memory",
-        Kind.BOOL,
+        KeyKind.BOOL,
         False,
         "Muon is not part of this version.",
         "No effect.",
@@ -332,7 +334,7 @@ REST: tuple[Key, ...] = (
     *(
         Key(
             path=f"{_Z}.leaf_module.{name}",
-            kind=Kind.TEXTS,
+            kind=KeyKind.TEXTS,
             default=None,
             effect=f"Modules, by {what}, that are one unit with all that is in them. Without it a block of a "
             "ModuleList is one.",

@@ -17,15 +17,15 @@ from torch import nn
 from zerotrain.runtime.deepspeed.absent import attributes_of
 from zerotrain.runtime.deepspeed.utils import groups, init_on_device, timer, zero_to_fp32
 from zerotrain.runtime.deepspeed.utils.init_on_device import OnDevice
-from zerotrain.runtime.zero import fragments, leaves
-from zerotrain.runtime.zero.fragments import get_full_fp32 as safe_get_full_fp32_param
-from zerotrain.runtime.zero.fragments import get_full_grad as safe_get_full_grad
-from zerotrain.runtime.zero.fragments import get_local_fp32 as safe_get_local_fp32_param
-from zerotrain.runtime.zero.fragments import get_local_grad as safe_get_local_grad
-from zerotrain.runtime.zero.fragments import set_full_fp32 as safe_set_full_fp32_param
-from zerotrain.runtime.zero.fragments import set_full_grad as safe_set_full_grad
-from zerotrain.runtime.zero.fragments import set_local_fp32 as safe_set_local_fp32_param
-from zerotrain.runtime.zero.fragments import set_local_grad as safe_set_local_grad
+from zerotrain.runtime.zero import leaves, state_access
+from zerotrain.runtime.zero.state_access import get_full_fp32 as safe_get_full_fp32_param
+from zerotrain.runtime.zero.state_access import get_full_grad as safe_get_full_grad
+from zerotrain.runtime.zero.state_access import get_local_fp32 as safe_get_local_fp32_param
+from zerotrain.runtime.zero.state_access import get_local_grad as safe_get_local_grad
+from zerotrain.runtime.zero.state_access import set_full_fp32 as safe_set_full_fp32_param
+from zerotrain.runtime.zero.state_access import set_full_grad as safe_set_full_grad
+from zerotrain.runtime.zero.state_access import set_local_fp32 as safe_set_local_fp32_param
+from zerotrain.runtime.zero.state_access import set_local_grad as safe_set_local_grad
 
 __all__ = [
     "OnDevice",
@@ -62,22 +62,22 @@ logger = logging.getLogger("zerotrain")
 
 def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor:
     """Call `zerotrain.runtime.get_full_optimizer_state`."""
-    return fragments.get_full_optimizer_state(param, optim_state_key)
+    return state_access.get_full_optimizer_state(param, optim_state_key)
 
 
 def safe_set_full_optimizer_state(param: nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
     """Call `zerotrain.runtime.set_full_optimizer_state`, with the key last."""
-    fragments.set_full_optimizer_state(param, optim_state_key, value)
+    state_access.set_full_optimizer_state(param, optim_state_key, value)
 
 
 def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor:
     """Call `zerotrain.runtime.get_local_optimizer_state`."""
-    return fragments.get_local_optimizer_state(param, optim_state_key)
+    return state_access.get_local_optimizer_state(param, optim_state_key)
 
 
 def safe_set_local_optimizer_state(param: nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
     """Call `zerotrain.runtime.set_local_optimizer_state`, with the key last."""
-    fragments.set_local_optimizer_state(param, optim_state_key, value)
+    state_access.set_local_optimizer_state(param, optim_state_key, value)
 
 
 def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.deepspeed.absent import attributes_of
-from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.running import cores
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 # DeepSpeed's own names begin like this; scripts and libraries call them nevertheless.
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 __getattr__ = attributes_of(__name__)
 
 
-def _divided() -> tuple[Core, ModelParallel] | None:
+def _divided() -> tuple[ShardedModel, ModelParallel] | None:
     """Return an open engine that was given an mpu, and its groups; None without one."""
     found = ((core, core.comm.model_parallel) for core in cores())
     return next(((core, parallel) for core, parallel in found if parallel is not None), None)

@@ -1,0 +1,334 @@
+"""Common base of all actions: the API client, the pods in memory, and the creation or lookup of objects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from zerotrain.contract.text import one_line
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Request
+from zerotrain.operator.cluster.channel import WorkerChannel
+from zerotrain.operator.cluster.creations import Creations
+from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
+from zerotrain.operator.cluster.job_state import JobStates
+from zerotrain.operator.cluster.store import PodStore, owner_key
+from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID, Reason
+from zerotrain.operator.reconcile import Problem
+from zerotrain.operator.resources import ResourceOptions
+from zerotrain.operator.resources.security import IPC_LOCK
+
+log = logging.getLogger(__name__)
+
+PATHS = {
+    "Pod": "/api/v1/namespaces/{namespace}/pods",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
+}
+
+
+_OF_OTHERS = {"PodGroup": Reason.GANG_MISSING, "Workload": Reason.QUEUE_MISSING}
+"""Kinds whose APIs are installed and removed with other software, and the reason to give when they are
+missing."""
+
+_EXCEEDED = "exceeded quota"
+
+
+class ActionRefused(Exception):
+    """Error of an action that the API server rejects; the pass ends and the job's conditions say why."""
+
+    def __init__(self, reason: Reason, message: str, *, lasting: bool = False) -> None:
+        """`lasting`: only a change by a user or administrator can help."""
+        message = one_line(message)
+        super().__init__(message)
+        self.problem = Problem(reason=str(reason), message=message, lasting=lasting)
+
+    @property
+    def may_exist(self) -> bool:
+        """Return whether the object may exist in spite of the rejection: quotas are checked before the
+        storage, and a full quota also rejects what exists already."""
+        return self.problem.reason == Reason.QUOTA_EXCEEDED
+
+
+class Unfinished(Exception):
+    """Error of an action that would delay other jobs too long: the job's next pass continues it.
+
+    `made`: number of pods that were created by then.
+    """
+
+    def __init__(self, made: int) -> None:
+        super().__init__(f"{made} pods were let in, and more are left")
+        self.made = made
+
+
+TURN_S = 0.25
+"""Seconds for which one pass may create pods. Otherwise a job of thousands of pods would not notice a
+failure, a suspension or its own deletion before the last of them."""
+
+
+SHARED_S = 0.1
+"""Seconds of creating the shared objects after which the API server counts as busy: the first pods would take
+as long again, and a pass of their own creates them."""
+
+
+def turn() -> Callable[[], bool]:
+    """Return a function that tells whether TURN_S seconds have passed since now."""
+    return since_now(TURN_S)
+
+
+def since_now(seconds: float) -> Callable[[], bool]:
+    """Return a function that tells whether `seconds` have passed since now."""
+    now_s = asyncio.get_running_loop().time
+    until = now_s() + seconds
+    return lambda: now_s() >= until
+
+
+async def together(*acts: Awaitable[None]) -> None:
+    """Run all of them at once, each to its end, then raise the first error.
+
+    `asyncio.gather` alone raises at once and leaves the others behind: they would run concurrently with the
+    job's next pass, or after a replica that ends has released its lease.
+    """
+    for outcome in await asyncio.gather(*acts, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionContext:
+    """Context of all actions."""
+
+    api: Api
+    store: PodStore
+    memories: JobStates
+    channel: WorkerChannel
+    options: ResourceOptions
+    operator_key: bytes
+    creations: Creations
+
+    async def ensure(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Create the object, or check that the existing one belongs to this job and update it."""
+        if item["kind"] == "Secret":
+            await self._ensure_secret(job, item)
+            return
+        found = await self.find_or_make(job, item)
+        if found is not None:
+            await self._update(item, found)
+
+    async def find_or_make(self, job: ZeroTrainingJob, item: Json) -> Json | None:
+        """Create the object and return None, or return the existing one of this job by its name."""
+        try:
+            await self.post(item)
+        except AlreadyExists:
+            return await self._read(job, item)
+        except ActionRefused as refusal:
+            if not refusal.may_exist:
+                raise
+            try:
+                return await self._read(job, item)
+            except NotFound:
+                raise refusal from None
+        return None
+
+    async def keep(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Recreate an object of the running attempt if it was deleted, and restore it if it was changed."""
+        try:
+            if item["kind"] != "Secret":
+                await self._update(item, await self._read(job, item))
+                return
+            await self.post(item)
+        except AlreadyExists:
+            return
+        except ActionRefused as refusal:
+            # The attempt's pods were created after it: most likely it exists. The next check tries again.
+            if not refusal.may_exist:
+                raise
+            return
+        except NotFound:
+            await self.ensure(job, item)
+        log.warning("%s/%s: %s was gone and is made again", job.namespace, job.name, item["kind"])
+
+    async def remove(self, path: str, *, kind: str, job_uid: str) -> None:
+        """Delete the object, unless the one of that name has another owner or has been replaced by now."""
+        try:
+            found = await self.api.call(Request(method="GET", path=path, kind=kind))
+            if owned(found, job_uid):
+                options = {**delete_options(None), "preconditions": {"uid": found["metadata"]["uid"]}}
+                await self.api.call(Request(method="DELETE", path=path, kind=kind, body=options))
+        except (NotFound, Conflict):
+            log.debug("%s is gone already, or is another one by now", path)
+
+    async def _ensure_secret(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Create a Secret. Secrets are never read: their name identifies the job's UID, attempt and spec."""
+        memory, name = self.memories.of(job.uid), item["metadata"]["name"]
+        try:
+            await self.post(item)
+        except AlreadyExists:
+            pass
+        except ActionRefused as refusal:
+            if not refusal.may_exist or not (memory.secret == name or self._has_pods(job, item)):
+                raise
+            return
+        memory.secret = name
+
+    def _has_pods(self, job: ZeroTrainingJob, secret: Json) -> bool:
+        """Return whether pods of the Secret's attempt exist: none is created before it."""
+        pods, _ = self.store.of_job(owner_key(job.namespace, job.uid))
+        return any(str(pod.attempt) == secret["metadata"]["labels"][LABEL_ATTEMPT] for pod in pods)
+
+    async def _read(self, job: ZeroTrainingJob, item: Json) -> Json:
+        """Return the existing object. Raises ActionRefused if it belongs to another owner."""
+        found = await self.api.call(Request(method="GET", path=path_of(item), kind=kind_of(item)))
+        if not owned(found, job.uid):
+            raise name_taken({"kind": item["kind"], **found})
+        return found
+
+    async def _update(self, item: Json, found: Json) -> None:
+        """Update an existing object."""
+        patch: Json = {}
+        if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
+            patch = {"data": _replacing(found.get("data") or {}, item["data"])}
+        elif item["kind"] == "NetworkPolicy" and found.get("spec") != item["spec"]:
+            # The installation's networks have changed, or a user has opened the policy.
+            patch = {"spec": _replacing(found.get("spec") or {}, item["spec"])}
+        if patch:
+            await self.merge(item, patch)
+
+    async def merge(self, item: Json, patch: Json) -> None:
+        """Merge the patch into the existing object."""
+        path, kind = path_of(item), kind_of(item)
+        await self.api.call(
+            Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH)
+        )
+
+    async def post(self, item: Json) -> Json:
+        """Create the object; return what was sent with the metadata that it got. Raises AlreadyExists,
+        ActionRefused, ApiError."""
+        try:
+            request = Request(
+                method="POST", path=collection(item), kind=kind_of(item), body=item, answer=Answer.METADATA
+            )
+            made = await self.api.call(request)
+            return {**item, "metadata": made.get("metadata", item["metadata"])}
+        except Forbidden as error:
+            raise _refusal(error, item) from error
+        except (AlreadyExists, Conflict):
+            raise
+        except NotFound as error:
+            if item["kind"] not in _OF_OTHERS:
+                raise
+            # It was served before, so its API was removed or upgraded. The next pass repeats the discovery.
+            self.memories.apis = None
+            raise ActionRefused(_OF_OTHERS[item["kind"]], f"{item['apiVersion']} is gone: {error}") from error
+        except ApiError as error:
+            if error.status in (400, 422):
+                raise ActionRefused(Reason.API_REFUSED, str(error), lasting=True) from error
+            raise
+
+
+def _refusal(error: Forbidden, item: Json) -> ActionRefused:
+    """Return the error for a rejection by the API server's own admission, with a way out. Its text is cut to
+    begin with the cause: the pod that is rejected first differs from pass to pass."""
+    told = str(error)
+    if "ephemeral-storage" in told:
+        told += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
+    if _EXCEEDED in told:
+        return ActionRefused(Reason.QUOTA_EXCEEDED, told[told.index(_EXCEEDED) :])
+    if "violates PodSecurity" not in told:
+        return ActionRefused(Reason.API_REFUSED, told, lasting=True)
+    way_out = "Take out of the job what it names, or let the namespace allow it"
+    if IPC_LOCK in told:
+        way_out = (
+            "spec.resources.rdma needs IPC_LOCK, which the level privileged alone allows. Make the job anew "
+            "without it, or let the namespace allow it"
+        )
+    said, namespace = told[told.index("violates PodSecurity") :], item["metadata"]["namespace"]
+    label = f"pod-security.kubernetes.io/enforce={_least_level(said)}"
+    command = f"kubectl label namespace {namespace} {label} --overwrite"
+    return ActionRefused(Reason.POD_SECURITY, f"{said}. {way_out}: {command}", lasting=True)
+
+
+_BEYOND_BASELINE = (
+    IPC_LOCK,
+    "host namespaces",
+    "hostPath volume",
+    "hostPort",
+    "hostProcess",
+    "non-default capabilities",
+    "privileged (",
+    "/proc mount",
+    "procMount",
+    "forbidden sysctls",
+    "seLinux",
+    "forbidden AppArmor",
+)
+"""Settings that the level baseline forbids as well, in the wording of Pod Security's checks."""
+
+
+def _least_level(said: str) -> str:
+    """Return the strictest level that admits the pods which this message rejects."""
+    is_restricted = said.startswith('violates PodSecurity "restricted')
+    return (
+        "baseline" if is_restricted and not any(word in said for word in _BEYOND_BASELINE) else "privileged"
+    )
+
+
+def _replacing(found: Json, wanted: Json) -> Json:
+    """Return the merge patch that makes `found` equal to `wanted`: null removes a key that would stay."""
+    patch: Json = {key: None for key in found if key not in wanted}
+    for key, value in wanted.items():
+        present = found.get(key)
+        nested = isinstance(present, dict) and isinstance(value, dict)
+        patch[key] = _replacing(present or {}, value) if nested else value
+    return patch
+
+
+def collection(item: Json) -> str:
+    return _path(item).format(namespace=item["metadata"]["namespace"])
+
+
+def path_of(item: Json) -> str:
+    return f"{collection(item)}/{item['metadata']['name']}"
+
+
+def kind_of(item: Json) -> str:
+    return _path(item).rsplit("/", 1)[-1]
+
+
+def _path(item: Json) -> str:
+    """Return the collection's path. The API version tells apart kinds that several schedulers and queues
+    share by name."""
+    other = f"/apis/{item['apiVersion']}/namespaces/{{namespace}}/{item['kind'].lower()}s"
+    return PATHS.get(item["kind"], other)
+
+
+def owned(item: Json, job_uid: str) -> bool:
+    owners = item["metadata"].get("ownerReferences", ())
+    return any(owner.get("uid") == job_uid for owner in owners)
+
+
+def name_taken(item: Json) -> ActionRefused:
+    meta, kind = item["metadata"], item.get("kind") or "object"
+    labels = meta.get("labels") or {}
+    name, uid = labels.get(LABEL_JOB), labels.get(LABEL_JOB_UID)
+    if name and uid and not meta.get("ownerReferences"):
+        # `kubectl delete --cascade=orphan` leaves such objects. Deleting a NetworkPolicy exposes the pods
+        # that it protects.
+        told = (
+            f"{kind} {meta['name']} is left over from an earlier job {name} (uid {uid}), whose pods may "
+            f"still run: end them (kubectl delete pods -l {LABEL_JOB_UID}={uid}), then delete it"
+        )
+        return ActionRefused(Reason.NAME_TAKEN, told, lasting=True)
+    leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
+    told = f"{kind} {meta['name']} belongs to somebody else{leaving}"
+    return ActionRefused(Reason.NAME_TAKEN, told, lasting=not meta.get("deletionTimestamp"))
+
+
+def delete_options(grace_s: int | None) -> Json:
+    options: Json = {"propagationPolicy": "Background"}
+    return options if grace_s is None else {**options, "gracePeriodSeconds": grace_s}

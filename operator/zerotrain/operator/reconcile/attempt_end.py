@@ -1,0 +1,244 @@
+"""The end of an attempt or of the job: the record in status, the charge to a budget, the one event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from zerotrain.operator.api import Phase, RestartCause, YieldReason, YieldRequest
+from zerotrain.operator.api.failures import FailureAction
+from zerotrain.operator.api.status import Restart
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.failure_policy import (
+    Budget,
+    Decision,
+    Evidence,
+    FailureClass,
+    Ruled,
+    RuleMatch,
+    decide,
+    rule_match_of,
+)
+from zerotrain.operator.reconcile import egress, exclusions, records, sizing
+from zerotrain.operator.reconcile.attempts import (
+    MOVED_JUDGEMENT,
+    OVER,
+    YIELDED_JUDGEMENT,
+    AttemptView,
+    Failure,
+    Worker,
+    WorkerState,
+)
+from zerotrain.operator.reconcile.budgets import charge, history_of
+from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.nodes import lost_at
+from zerotrain.operator.reconcile.progress import newest_step, trained_nothing, unsaved_steps
+
+
+def complete(draft: Draft, told: str = "") -> None:
+    draft.set(phase=Phase.COMPLETED, completion_time=draft.stamp)
+    progress = draft.status.progress
+    steps = f" after {progress.step} steps" if progress.step else ""
+    if idle := trained_nothing(draft.status):
+        steps = f" without training a step: {idle}"
+    draft.emit(Reason.COMPLETED, f"attempt {draft.status.attempt} completed the job{steps}{told}")
+
+
+def fail(draft: Draft, reason: Reason, message: str) -> None:
+    draft.set(phase=Phase.FAILED, completion_time=draft.stamp, next_attempt_time=None)
+    draft.failed = (reason, message)
+    draft.emit(reason, message, warning=True)
+
+
+def is_permanent(draft: Draft, failure: Failure) -> bool:
+    """Return whether the job ends with this failure, whatever is left of the budgets."""
+    ruling = _ruling(draft, failure)
+    if ruling is not None:
+        return ruling.action is FailureAction.FAIL_JOB
+    return failure.judgement.verdict is Ruled.FAIL
+
+
+def settled_at(
+    draft: Draft, view: AttemptView, failure: Failure, *, settle: timedelta, sync: timedelta
+) -> datetime | None:
+    """Return the time until which surer evidence may still arrive; None if waiting cannot make the failure
+    clearer."""
+    if view.all_in(OVER) or not failure.accuses:
+        return None
+    pod = failure.worker.pod
+    if pod is None:
+        return draft.observed.synced_at + sync if draft.observed.synced_at is not None else None
+    if failure.judgement.evidence < Evidence.UNCLEAR or pod.ended_seen_at is None:
+        return None
+    return max(pod.ended_seen_at + settle, _silence_ends(draft, view, since=pod.ended_seen_at))
+
+
+def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> datetime:
+    """Return the time at which the first node that became silent counts as lost.
+
+    Only nodes that have not been heard from since a peer's end are considered: collectives time out sooner
+    than the control plane. The result is at most nodeNotReadySeconds after `since`, and `since` itself if
+    there is no such node.
+    """
+    signs = draft.signs()
+    holding = {
+        worker.pod.node for worker in view.workers if worker.pod and worker.fate is WorkerState.RUNNING
+    }
+    due = [
+        at
+        for name, node in draft.observed.nodes.items()
+        if name in holding and signs.heard.get(name, since) <= since
+        if (at := lost_at(node, signs)) is not None
+    ]
+    limit = since + timedelta(seconds=draft.job.spec.failure_policy.node_not_ready_seconds)
+    return min([*due, limit]) if due else since
+
+
+def after_failure(draft: Draft, failure: Failure) -> None:
+    """Record the failure, charge it, and decide between another attempt and the end of the job."""
+    ruling = _ruling(draft, failure)
+    decision = _decide(draft, failure.judgement, ruling)
+    told = records.describe(draft, failure)
+    if (way_out := egress.hint(draft, records.facts_of(draft, failure).texts)) is not None:
+        told = f"{told}; {way_out}"
+    cause = failure.judgement.cause if decision.restart else None
+    records.record(draft, failure, cause=cause, ruling=ruling, action=decision.action)
+    if not decision.restart:
+        fail(draft, decision.reason or Reason.PERMANENT_FAILURE, f"{told}; {decision.message}")
+        return
+    said = _carry_out(draft, failure, decision.action)
+    if ruling is not None:
+        said = (f"failurePolicy.rules[{ruling.index}] says {ruling.action}", *said)
+    _restart(draft, failure.judgement, decision)
+    told = "; ".join((told, *said))
+    _announce(draft, failure.judgement.reason, told, decision, warning=True)
+
+
+def after_expiry(draft: Draft, names: Sequence[str]) -> None:
+    """Start a new attempt, without charge to a budget.
+
+    Pods of the present attempt wait for a node and cannot use one whose exclusion is over.
+    """
+    draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
+    attempt, nodes = draft.status.attempt, ", ".join(names)
+    message = f"attempt {attempt} waits for a node and {nodes} may be used again; attempt {attempt + 1} may"
+    draft.emit(Reason.EXCLUSION_EXPIRED, message)
+
+
+def after_yield(draft: Draft, view: AttemptView) -> None:
+    """Start another attempt after the ranks stopped though the job was not suspended.
+
+    After a yield a durable checkpoint exists at one step. For a user program that ended with 0 when its pod
+    was to go, it is not known what it saved.
+    """
+    decision = _decide(draft, YIELDED_JUDGEMENT)
+    if decision.hold_off_s and (first := _unprovoked(view)) is not None:
+        # Programs with other conventions also end with 75; one that does so every time must end the job.
+        judgement = replace(YIELDED_JUDGEMENT, cause=RestartCause.APP)
+        told = "ended with code 75 (yielded) though nobody asked it to, and no step was gained"
+        after_failure(draft, Failure(worker=first, judgement=judgement, told=told))
+        return
+    _restart(draft, YIELDED_JUDGEMENT, decision)
+    stopped = view.indices(WorkerState.YIELDED, WorkerState.STOPPED)
+    names = f"{', '.join(str(index) for index in stopped[:5])}{', ...' if len(stopped) > 5 else ''}"
+    told = f"attempt {view.number} yielded (workers {names})"
+    if view.count(WorkerState.STOPPED):
+        told += "; code 0 of a program whose pod was to go does not say that it is done"
+    _announce(draft, YIELDED_JUDGEMENT.reason, told, decision, warning=False)
+
+
+def _unprovoked(view: AttemptView) -> Worker | None:
+    """Return the first worker that yielded, if no worker is known to have been told to stop; None
+    otherwise."""
+    if any(_was_told_to_go(worker, view) for worker in view.workers):
+        return None
+    return next((worker for worker in view.workers if worker.fate is WorkerState.YIELDED), None)
+
+
+def _was_told_to_go(worker: Worker, view: AttemptView) -> bool:
+    pod = worker.pod
+    if pod is None or all(pod is not item for item in view.present):
+        return True  # deleted
+    return worker.fate is WorkerState.LOST or bool(pod.deletion_at or pod.disruption or pod.pod_reason)
+
+
+def after_move(draft: Draft, request: YieldRequest) -> None:
+    """Start another attempt after the ranks stopped to continue on other nodes, or in another size.
+
+    It starts at once, unless one drain follows another and no step is gained in between.
+    """
+    attempt, decision = draft.status.attempt, Decision(restart=True)
+    if request.reason is YieldReason.DRAIN:
+        decision = _decide(draft, MOVED_JUDGEMENT)
+        _restart(draft, MOVED_JUDGEMENT, decision)
+    else:
+        draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
+    told = f"attempt {attempt} {'yielded' if request.joined else 'ended before its ranks had met'}"
+    if request.joined and unsaved_steps(draft.status):
+        told = f"attempt {attempt} stopped at step {draft.status.progress.step} without saving it"
+    _announce(draft, Reason.YIELDED, told, decision, warning=False)
+
+
+def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[str, ...]:
+    """Do what the action requires besides the restart, and return its description."""
+    if action is FailureAction.SHRINK_AND_RESTART:
+        why_not = sizing.shrink(draft, str(failure.judgement.reason))
+        return (f"the size stays: {why_not}",) if why_not is not None else ()
+    if action is not FailureAction.REPLACE_NODE_AND_RESTART:
+        return ()
+    node = failure.worker.pod.node if failure.worker.pod is not None else None
+    if node is None:
+        return ("there is no node to replace",)
+    entry = exclusions.exclude(draft, node, str(failure.judgement.reason))
+    return (f"the job keeps off {node} until {entry.until:%Y-%m-%d %H:%M:%S} UTC",)
+
+
+def _ruling(draft: Draft, failure: Failure) -> RuleMatch | None:
+    rules = draft.job.spec.failure_policy.rules
+    return rule_match_of(rules, records.facts_of(draft, failure)) if rules else None
+
+
+def _decide(draft: Draft, judgement: FailureClass, ruling: RuleMatch | None = None) -> Decision:
+    return decide(
+        judgement,
+        history_of(draft.status.restarts),
+        _budget(draft),
+        step=newest_step(draft.status),
+        now=draft.now,
+        ruling=ruling,
+    )
+
+
+def _budget(draft: Draft) -> Budget:
+    policy = draft.job.spec.failure_policy
+    return Budget(
+        max_restarts=policy.max_restarts,
+        window_s=policy.window_seconds,
+        max_infra_restarts=policy.max_infrastructure_restarts,
+        max_idle_restarts=policy.max_restarts_without_progress,
+    )
+
+
+def _restart(draft: Draft, judgement: FailureClass, decision: Decision) -> None:
+    entry = Restart(
+        time=draft.stamp,
+        cause=judgement.cause,
+        attempt=draft.status.attempt,
+        reason=str(judgement.reason),
+        step=newest_step(draft.status),
+        charged=decision.charged,
+    )
+    due = draft.now + timedelta(seconds=decision.hold_off_s) if decision.hold_off_s else None
+    draft.set(
+        phase=Phase.RESTARTING,
+        restarts=charge(draft.status.restarts, entry, budget=_budget(draft), now=draft.now),
+        next_attempt_time=due,
+    )
+
+
+def _announce(draft: Draft, reason: Reason, told: str, decision: Decision, *, warning: bool) -> None:
+    last = draft.status.checkpoint.last
+    source = f"from the checkpoint of step {last.step}" if last is not None else "from the start"
+    when = f" in {decision.hold_off_s:.0f} s" if decision.hold_off_s else ""
+    draft.emit(reason, f"{told}; attempt {draft.status.attempt + 1} goes on {source}{when}", warning=warning)

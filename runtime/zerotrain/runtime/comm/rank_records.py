@@ -1,0 +1,96 @@
+"""Messages between the ranks' watchdogs in the store: the ranks' progress and their processes. Used by
+`watchdog.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from zerotrain.contract.strict_json import strict_json
+from zerotrain.runtime.comm.fd_exchange import host_key
+from zerotrain.runtime.comm.mismatch import ENDED, NOTHING, Progress
+
+
+class Notes:
+    """Progress of this rank and of the others, in the store."""
+
+    def __init__(self, store: Any, *, rank: int, world_size: int, every: float) -> None:
+        """Publish this rank's process. `every`: seconds between two writes that are not urgent."""
+        self._store, self._rank, self._world_size, self._every = store, rank, world_size, every
+        self._published: Progress | None = None
+        self._published_at = 0.0
+        self._host = host_key().hex()
+        self._processes: dict[int, tuple[str, int]] = {}
+        """Host and pid of the ranks' processes that were looked up."""
+        with suppress(RuntimeError, OSError):
+            store.set(_process_key(rank), json.dumps([self._host, os.getpid()]))
+
+    def publish(self, mine: Progress) -> None:
+        """Write this rank's progress."""
+        self._store.set(_key(self._rank), mine.to_json())
+        self._published, self._published_at = mine, time.monotonic()
+
+    def keep_up(self, mine: Progress, *, is_urgent: bool) -> None:
+        """Write the progress if it changed and is urgent, or if the last write is long ago. The end of the
+        data is urgent."""
+        before = self._published
+        if mine == before:
+            return
+        told = None if before is None else before.batches
+        ended = mine.batches is not None and mine.batches[2] and mine.batches != told
+        if is_urgent or ended or time.monotonic() - self._published_at >= self._every:
+            self.publish(mine)
+
+    def of_others(self) -> dict[int, Progress]:
+        """Return the progress of the other ranks. A rank whose process is gone has ended."""
+        found = {}
+        for rank in range(self._world_size):
+            if rank == self._rank:
+                continue
+            theirs = NOTHING
+            if self._store.check([_key(rank)]):
+                theirs = Progress.from_json(self._store.get(_key(rank)).decode())
+            if not theirs.end and self._has_ended(rank):
+                theirs = replace(theirs, end=ENDED)
+            if theirs is not NOTHING:
+                found[rank] = theirs
+        return found
+
+    def _has_ended(self, rank: int) -> bool:
+        """Return whether the rank's process was on this host and is gone."""
+        if rank not in self._processes:
+            if not self._store.check([_process_key(rank)]):
+                return False
+            host, pid = strict_json(self._store.get(_process_key(rank)).decode())
+            self._processes[rank] = str(host), int(pid)
+        host, pid = self._processes[rank]
+        return host == self._host and _is_gone(pid)
+
+
+def _is_gone(pid: int) -> bool:
+    """Return whether a process has ended; True also for a zombie that its parent has not reaped."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:  # the kernel or a seccomp filter does not allow the check
+        return False
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(descriptor)
+
+
+def _key(rank: int) -> str:
+    return f"zerotrain-watchdog/{rank}"
+
+
+def _process_key(rank: int) -> str:
+    return f"zerotrain-process/{rank}"

@@ -1,0 +1,92 @@
+"""Rendezvous in the store for engine calls that all ranks must make together, before any data is sent.
+
+Otherwise a rank that saves a checkpoint alone would send the sizes of its files to ranks that expect weights.
+The watchdog watches this wait like those for collectives, so both sides get an error that says which rank
+called what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from zerotrain.runtime.comm.errors import CommError
+from zerotrain.runtime.comm.mismatch import CALL
+from zerotrain.runtime.comm.watchdog import own_store
+from zerotrain.runtime.comm.work import Ready
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.comm.group import Comm
+
+_LOOK_AFTER = timedelta(milliseconds=200)
+"""Time that a wait in the store lasts before the watchdog is checked; then the wait starts again."""
+
+
+class Meeting(Ready):
+    """Handle whose wait ends when every rank has arrived."""
+
+    def __init__(
+        self, store: Any, *, number: int, world_size: int, timeout: timedelta, check: Callable[[], None]
+    ) -> None:
+        """Announce this rank. `check` is called repeatedly during a wait, and may raise."""
+        super().__init__(self._until_all)
+        self._store = store
+        self._all = f"zerotrain-meeting/{number}/all"
+        self._timeout, self._check = timeout, check
+        self._is_over: bool = store.add(f"zerotrain-meeting/{number}", 1) == world_size
+        if self._is_over:
+            store.set(self._all, "1")
+
+    def is_completed(self) -> bool:
+        """Return whether every rank is known to have arrived."""
+        return self._is_over
+
+    def _until_all(self) -> None:
+        """Block until every rank has arrived. Raises CommError."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not self._is_over:
+            asked = time.monotonic()
+            try:
+                self._store.wait([self._all], _LOOK_AFTER)
+                self._is_over = True
+            except RuntimeError as error:
+                self._check()
+                if time.monotonic() > deadline:
+                    raise CommError(
+                        f"the other ranks did not come within {self._timeout.total_seconds():.0f} s"
+                    ) from None
+                if time.monotonic() - asked < _LOOK_AFTER.total_seconds() / 2:
+                    raise CommError("the store of the ranks is gone, with the rank that kept it") from error
+
+
+class Meetings:
+    """Meetings of one `Comm`, in the same order on every rank."""
+
+    def __init__(self, comm: Comm, *, store_name: str) -> None:
+        self._comm = comm
+        self._store_name = store_name
+        self._store: Any = None
+        self._met = 0
+
+    def __call__(self, what: str) -> None:
+        """Wait until every rank has called the engine's method `what`. Raises CommError.
+
+        Called before data is sent, so that a rank that called it alone, and the ranks that did something
+        else, all get an error.
+        """
+        comm = self._comm
+        if comm.world_size == 1:
+            return
+        if self._store is None:
+            self._store = own_store(self._store_name)
+        self._met += 1
+        meeting = Meeting(
+            self._store,
+            number=self._met,
+            world_size=comm.world_size,
+            timeout=comm.timeout,
+            check=comm.check,
+        )
+        comm.watch(meeting, f"{CALL}{what}").wait()

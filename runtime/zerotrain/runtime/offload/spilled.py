@@ -1,0 +1,243 @@
+"""States in the spill store: sealed chunks on disk, processed through a ring of tiles.
+
+A chunk holds the arrays of 16,384 elements one after another, so that a tile is opened, updated and sealed
+before it leaves the caches. Called through `tiers.StateTiers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from zerotrain.contract.memory.inputs import CHUNK_NUMEL
+from zerotrain.runtime.offload.states import REMAINDER, STORED_DTYPES, Block, Encoding, UnitStates, UnitUpdate
+from zerotrain.runtime.spill.chunks import Record
+from zerotrain.runtime.spill.store import SpillStore
+from zerotrain.runtime.spill.tile_pipeline import Tile
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
+from zerotrain.runtime.zero.rounding import split
+from zerotrain.runtime.zero.state import MASTER
+from zerotrain.runtime.zero.unit import Unit
+
+_WINDOW_CHUNKS = 64
+"""Number of chunks that are in memory at a time when states are read or written outside of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLayout:
+    """Layout of a record's elements in its chunks: the arrays of `names`, in order, one after another."""
+
+    names: tuple[str, ...]
+    numel: int
+
+    @property
+    def width(self) -> int:
+        """Bytes per element."""
+        return sum(_dtype(name).itemsize for name in self.names)
+
+    @property
+    def chunk_bytes(self) -> tuple[int, ...]:
+        """Bytes of every chunk."""
+        starts = range(0, self.numel, CHUNK_NUMEL)
+        return tuple(min(CHUNK_NUMEL, self.numel - start) * self.width for start in starts)
+
+    @property
+    def dtypes(self) -> str:
+        """The sealer's names of the dtypes, in the order of `names`, separated by commas."""
+        return ",".join("i16" if name == REMAINDER else "f32" for name in self.names)
+
+    def chunks(self, data: torch.Tensor, first: int) -> Iterator[tuple[int, int, dict[str, torch.Tensor]]]:
+        """Yield `(start, stop, arrays by name)` of the chunks from `first` on in `data`, which is 1-D
+        uint8."""
+        offset = 0
+        while offset < data.numel():
+            start = first * CHUNK_NUMEL
+            count = min(CHUNK_NUMEL, self.numel - start)
+            arrays = {}
+            for name in self.names:
+                size = count * _dtype(name).itemsize
+                arrays[name] = data[offset : offset + size].view(_dtype(name))
+                offset += size
+            yield start, start + count, arrays
+            first += 1
+
+
+class _Window:
+    """Consecutive chunks of one record in memory, read or about to be written. A chunk has all kinds side by
+    side, and callers go through a unit one kind after the other."""
+
+    def __init__(self, states: SpillStates, first: int, last: int) -> None:
+        self.states, self.first, self.last = states, first, last
+        self.data = states.spill_store.read_chunks(states.record, first, last)
+        self._arrays = {start: arrays for start, _, arrays in states.layout.chunks(self.data, first)}
+        self.is_changed = False
+
+    def arrays(self, chunk: int) -> tuple[dict[str, torch.Tensor], int]:
+        """Return the arrays of a chunk, and its first element."""
+        start = chunk * CHUNK_NUMEL
+        return self._arrays[start], start
+
+    def flush(self) -> None:
+        """Write the chunks if they were changed."""
+        if self.is_changed:
+            self.states.spill_store.write_chunks(self.states.record, self.first, self.last, self.data)
+            self.is_changed = False
+
+
+class WindowCache:
+    """The single window that is in memory, for all units of a tier."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+        self._window: _Window | None = None
+
+    def get(self, states: SpillStates, chunk: int) -> _Window:
+        """Return the window around a chunk."""
+        found = self._window
+        if found is None or found.states is not states or not found.first <= chunk < found.last:
+            self.close()
+            first = chunk - chunk % _WINDOW_CHUNKS
+            last = min(first + _WINDOW_CHUNKS, len(states.layout.chunk_bytes))
+            found = self._window = _Window(states, first, last)
+            self._ledger.add(MemoryKind.RING, found.data.nbytes)
+        return found
+
+    def close(self) -> None:
+        """Write the window back and release its memory. Called before a step and before a record's
+        removal."""
+        if (window := self._window) is not None:
+            window.flush()
+            self._window = None
+            self._ledger.add(MemoryKind.RING, -window.data.nbytes)
+
+
+class SpillStates(UnitStates):
+    """States of one unit in one record of the spill store."""
+
+    is_spilled = True
+
+    def __init__(
+        self,
+        unit: Unit,
+        kinds: tuple[str, ...],
+        encoding: Encoding,
+        *,
+        spill_store: SpillStore,
+        record: Record,
+        layout: ChunkLayout,
+        cache: WindowCache,
+    ) -> None:
+        """Take `record`, a record of the spill_store for `layout`, without contents so far."""
+        super().__init__(unit, kinds, encoding)
+        self.spill_store, self.record, self.layout = spill_store, record, layout
+        self._cache = cache
+
+    def load(self, name: str, start: int, stop: int) -> torch.Tensor:
+        values = torch.empty(stop - start, dtype=_dtype(name))
+        position = 0
+        for _, arrays, low, high in self._chunks(start, stop):
+            values[position : position + high - low] = arrays[name][low:high]
+            position += high - low
+        return values
+
+    def store(self, name: str, start: int, values: torch.Tensor) -> None:
+        position = 0
+        for window, arrays, low, high in self._chunks(start, start + values.numel()):
+            arrays[name][low:high].copy_(values[position : position + high - low])
+            position += high - low
+            window.is_changed = True
+
+    @torch.no_grad()
+    def take_initial(self, initial: torch.Tensor) -> None:
+        """Write every chunk once: the master's part of it, and zeros."""
+        with self.spill_store.sweep(self.record.tiles(), writes=True, reads=False) as sweep:
+            for tile in sweep:
+                tile.data.zero_()
+                for start, stop, arrays in self.layout.chunks(tile.data, tile.ref.first):
+                    if self.encoding is Encoding.FULL:
+                        arrays[MASTER].copy_(initial[start:stop])
+                    elif self.encoding is Encoding.SPLIT:
+                        arrays[REMAINDER].copy_(split(initial[start:stop])[1])
+                tile.seal()
+
+    def update(self, update: UnitUpdate, tiles: Iterator[Tile]) -> None:
+        """Update every tile of the record; `tiles` come from a sweep that goes on with the next unit's."""
+        with self.weights_to_update(self.device) as weights:
+            bound = update.bind(weights, self.encoding)
+            for _ in self.record.tiles():
+                tile = next(tiles)
+                if bound.task is not None:
+                    tile.update(bound.task)
+                    continue
+                tile.open()
+                for start, stop, arrays in self.layout.chunks(tile.data, tile.ref.first):
+                    bound(self._block(start, stop, arrays, weights[start:stop]))
+                tile.seal()
+
+    def _block(self, start: int, stop: int, arrays: dict[str, torch.Tensor], weights: torch.Tensor) -> Block:
+        is_master = self.encoding is Encoding.WEIGHT
+        return Block(
+            start=start,
+            stop=stop,
+            master=weights if is_master else arrays.get(MASTER),
+            remainder=arrays.get(REMAINDER),
+            by_kind={kind: arrays[kind] for kind in self.kinds},
+            weight=None if is_master else weights,
+        )
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[_Window, dict[str, torch.Tensor], int, int]]:
+        """Yield `(window, arrays, low, high)`: elements `[low, high)` of the chunk's arrays are next."""
+        while start < stop:
+            chunk = start // CHUNK_NUMEL
+            window = self._cache.get(self, chunk)
+            arrays, first = window.arrays(chunk)
+            low, high = start - first, min(stop - first, CHUNK_NUMEL)
+            yield window, arrays, low, high
+            start = first + high
+
+
+class StateRecords:
+    """The records of one engine's states in a spill store that engines may share, and their accounting."""
+
+    def __init__(self, spill_store: SpillStore, ledger: MemoryLedger) -> None:
+        self._spill_store, self._ledger = spill_store, ledger
+        self.cache = WindowCache(ledger)
+        self._ring_bytes = 0
+
+    def add(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding, numel: int) -> SpillStates:
+        """Allocate a record for the states of a unit, without contents. Raises SpillDoesNotFit."""
+        first = encoding.stored
+        layout = ChunkLayout(kinds if first is None else (first, *kinds), numel)
+        tag_bytes = self._spill_store.memory.tags
+        record = self._spill_store.add(unit.name, layout.chunk_bytes, layout=layout.dtypes)
+        self._spill_store.allocate()
+        self._count(record.num_bytes, self._spill_store.memory.tags - tag_bytes)
+        return SpillStates(
+            unit,
+            kinds,
+            encoding,
+            spill_store=self._spill_store,
+            record=record,
+            layout=layout,
+            cache=self.cache,
+        )
+
+    def forget(self, states: SpillStates) -> None:
+        """Release the record of these states."""
+        self.cache.close()
+        tag_bytes = self._spill_store.memory.tags
+        self._spill_store.forget(states.record)
+        self._count(-states.record.num_bytes, self._spill_store.memory.tags - tag_bytes)
+
+    def _count(self, file_bytes: int, tag_bytes: int) -> None:
+        self._ledger.add(MemoryKind.SPILL, file_bytes)
+        self._ledger.add(MemoryKind.TAGS, tag_bytes)
+        ring_bytes = self._spill_store.memory.ring
+        self._ledger.add(MemoryKind.RING, ring_bytes - self._ring_bytes)
+        self._ring_bytes = ring_bytes
+
+
+def _dtype(name: str) -> torch.dtype:
+    return STORED_DTYPES.get(name, torch.float32)

@@ -1,0 +1,113 @@
+"""Execution of a step's update: at once, or in the background of the next forward pass (docs/adr/0016).
+
+Called by `StepPipeline` when the ranks have agreed that the step counts and on the factor of its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+
+import torch
+
+from zerotrain.runtime.offload.transfer import DeviceLink
+from zerotrain.runtime.offload.updater import Updater
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.optim.update import JointUpdate, Update
+from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.pending import publish_all
+from zerotrain.runtime.zero.sharded_model import ShardedModel, publication_order, update_order
+
+
+class Updating:
+    """The updates of one engine's steps."""
+
+    def __init__(
+        self,
+        core: ShardedModel,
+        optimizer: ZeroOptimizer,
+        *,
+        updater: Updater | None,
+        link: DeviceLink | None,
+    ) -> None:
+        """Connect the engine's parts. `updater` None: updates are over when `start` returns. `link` None:
+        states and weights are in the same memory."""
+        self._core = core
+        self._optimizer = optimizer
+        self.updater = updater
+        self._link = link
+
+    @torch.no_grad()
+    def start(self, grad_scale: float) -> float:
+        """Update every unit and bring replicas up to date; return the seconds spent on the latter. Where
+        updates run in the background, replicas follow when they are used."""
+        core = self._core
+        self._optimizer.book.make_deferred()  # no hook saw a backward pass if the model was not entered
+        trained = [unit for unit in core.units if unit.layout.trainable]
+        core.writes.take_private_pages(trained)  # counted writes were settled with the step's record
+        try:
+            if self.updater is not None:
+                self._update_in_background(self.updater, grad_scale)
+                return 0.0
+            self._update_now(list(core.gradients.values()), grad_scale)
+            began = perf_counter()
+            publish_all(trained, most_numel=core.updates.publish_numel)
+            return perf_counter() - began
+        except BaseException as error:
+            core.updates.fail(error)  # some units are updated, so no valid state can be saved
+            raise
+
+    def close(self) -> None:
+        """End the thread of the updates and release the buffers of their copies."""
+        if self.updater is not None:
+            self.updater.close()
+        if self._link is not None:
+            self._link.close()
+
+    def _update_now(self, parts: Sequence[UnitGradients], grad_scale: float) -> None:
+        update = self._begin(parts, grad_scale)
+        try:
+            for name in update.order:
+                self._run(update, name)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one that counts
+                update.finish()
+            raise
+        update.finish()
+        if self._link is not None:
+            for name in update.order:
+                self._link.wait(name)
+
+    def _update_in_background(self, updater: Updater, grad_scale: float) -> None:
+        core = self._core
+        units = update_order(core)
+        parts = {unit.name: core.gradients[unit.name] for unit in units}
+        update = self._begin(list(parts.values()), grad_scale)
+
+        def run(name: str) -> None:
+            self._run(update, name)
+            if self._link is None:
+                parts[name].wipe()
+
+        on_wait = None if self._link is None else self._link.wait
+        tickets, stored = updater.submit(update.order, run, update.finish, on_wait)
+        core.updates.begin(
+            {unit: tickets[unit.name] for unit in units},
+            stored,
+            gradients=parts,
+            publication=publication_order(core),
+        )
+
+    def _begin(self, parts: Sequence[UnitGradients], grad_scale: float) -> Update | JointUpdate:
+        if self._link is not None:
+            states, device = self._optimizer.states, self._core.comm.device
+            leaving = [part for part in parts if states[part.unit.name].device.type != device.type]
+            self._link.begin(parts, leaving=leaving)
+        return self._optimizer.begin_update(parts, grad_scale=grad_scale)
+
+    def _run(self, update: Update | JointUpdate, name: str) -> None:
+        if self._link is None:
+            update.run(name)
+        else:
+            self._link.run(name, update.run)

@@ -1,0 +1,256 @@
+"""A namespace full of jobs in bad weather: puts all parts of the harness together, and judges at the end.
+
+Used by the command (`python -m tests.cluster.chaos`) and by the tests; both bring their own ways to die.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.chaos.awaits import is_burying
+from tests.cluster.chaos.fault_injector import FaultInjector, Temper, is_unread
+from tests.cluster.chaos.judge import FINISHED, Promises
+from tests.cluster.chaos.operator_run import Setup
+from tests.cluster.chaos.orphans import hung_attempts, orphans
+from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, Faults
+from tests.cluster.chaos.watch_recorder import WatchRecorder
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import KubeletDouble, ensure_node, kubelet
+from tests.operator.operator_process import KEY, write_kubeconfig
+from tests.support.crd import wait_established
+from tests.support.devcluster import PATIENCE_S, Cluster
+
+Json = dict[str, Any]
+
+NODES = ("double", "double-b")
+
+CRDS = Path(__file__).parents[2] / "operator" / "crds"
+KINDS_OF_OTHERS = (
+    "workloads.kueue.x-k8s.io",
+    "resourceflavors.kueue.x-k8s.io",
+    "podgroups.scheduling.x-k8s.io",
+)
+
+ENTITLED = ("is being terminated", "exceeded quota")
+"""Refusals with 403 that are no missing permission."""
+
+OWNED = (
+    "/api/v1/namespaces/{}/pods",
+    "/api/v1/namespaces/{}/services",
+    "/api/v1/namespaces/{}/configmaps",
+    "/api/v1/namespaces/{}/secrets",
+    "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+)
+
+OF_OTHERS = ("podgroups", "workloads")
+"""Kinds of schedulers and queues, in whichever of their API groups the cluster has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Everything but the operator."""
+
+    cluster: Cluster
+    namespace: str
+    folder: Path
+    chance: random.Random
+    api: KubeJson
+    proxy: FaultProxy
+    witness: WatchRecorder
+    double: KubeletDouble
+    gremlin: FaultInjector
+    kubeconfig: Path
+    """The operator's own rights, through the proxy."""
+
+    def setup(self, identity: str = "operator-under-test") -> Setup:
+        key = self.folder / "channel.key"
+        key.write_bytes(KEY)
+        return Setup(kubeconfig=self.kubeconfig, key_file=key, identity=identity)
+
+    def while_(
+        self, condition: Callable[[], bool], *, timeout_s: float, what: str | Callable[[], str]
+    ) -> None:
+        """Let things happen for as long as the condition holds. `what` may be asked when time is up."""
+        deadline = time.monotonic() + timeout_s
+        while condition():
+            self.gremlin.tick()
+            if time.monotonic() > deadline:
+                said = what if isinstance(what, str) else what()
+                raise TimeoutError(f"after {timeout_s:.0f} s: {said}")
+            time.sleep(0.01)
+
+    def pass_time(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self.while_(lambda: time.monotonic() < end, timeout_s=seconds + PATIENCE_S, what="time does not pass")
+
+    def finish(self, *, timeout_s: float = 2 * PATIENCE_S) -> None:
+        """Fair weather until every job has come to its end. An operator must be alive."""
+        self.proxy.weather = CALM
+        self.gremlin.rest()
+        deadline = time.monotonic() + timeout_s
+        while open_ := [job for job in self.gremlin.live_jobs() if not self._rests(job)]:
+            if time.monotonic() > deadline:
+                told = "\n".join(_told(job) + self._pods_of(job) for job in open_)
+                raise TimeoutError(f"{len(open_)} jobs do not end:\n{told}")
+            self.gremlin.attend(patience=0)
+            time.sleep(0.2)
+        for job in self.gremlin.live_jobs():
+            if _phase(job) in FINISHED:
+                self.gremlin.note_end(self.gremlin.lives[job["metadata"]["uid"]], _phase(job))
+
+    def judge(self, *, settle_s: float = PATIENCE_S) -> Promises:
+        """All complaints about what happened here."""
+        deadline = time.monotonic() + settle_s
+        while (left := self._orphans()) and time.monotonic() < deadline:
+            time.sleep(0.2)  # the garbage collector takes its time
+        self.witness.catch_up()
+        promises = Promises()
+        promises.read(self.witness.history())
+        promises.complaints += left
+        promises.complaints += [
+            f"not allowed by the role: {text}"
+            for text in self.proxy.forbidden
+            if not any(words in text for words in ENTITLED)
+        ]
+        wrong = [phase for phase in self.gremlin.ended if phase not in FINISHED]
+        promises.complaints += [f"a job ended as {phase} for no reason" for phase in wrong]
+        return promises
+
+    def _rests(self, job: Json) -> bool:
+        """Whether a job is where it is to be judged."""
+        sleeps = self.gremlin.lives[job["metadata"]["uid"]].sleeps
+        if is_unread(job) or job.get("status", {}).get("protectedAttempt") is not None:
+            return False  # its end is written before its budget goes
+        return _phase(job) in (FINISHED | {"Suspended"} if sleeps else FINISHED)
+
+    def _pods_of(self, job: Json) -> str:
+        """What its nodes know of a job that should have ended."""
+        uid = job["metadata"]["uid"]
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=zerotrain.dev/job-uid={uid}"
+        pods = [f"{pod['metadata']['name']} {pod['status']}" for pod in self.api.get(path)["items"]]
+        programs = [vars(training) for training in self.double.trainings() if training.job_uid == uid]
+        return "\n  ".join(["", *pods, *map(str, programs[-1:])])
+
+    def _orphans(self) -> list[str]:
+        objects: list[Json] = []
+        for path in (*OWNED, *_served(self.api)):
+            listed = self.api.get(path.format(self.namespace))
+            kind = listed["kind"].removesuffix("List")
+            objects += [{"kind": kind, **item} for item in listed["items"]]
+        return orphans(self.gremlin.live_jobs(), objects, hung_attempts(self.witness.history()))
+
+
+def _served(api: KubeJson) -> list[str]:
+    """Paths of the kinds that only some clusters have."""
+    found = []
+    for group in api.get("/apis")["groups"]:
+        for version in group["versions"]:
+            root = f"/apis/{version['groupVersion']}"
+            names = {item["name"] for item in api.get(root)["resources"]}
+            found += [f"{root}/namespaces/{{}}/{name}" for name in OF_OTHERS if name in names]
+    return found
+
+
+def _told(job: Json) -> str:
+    """One line about a job that should have ended."""
+    status = job.get("status", {})
+    said = [item for item in status.get("conditions", ()) if item["type"] in ("Reconciling", "PodsScheduled")]
+    words = "; ".join(f"{item['reason']} {item['message']}" for item in said)
+    what = {name: status.get(name) for name in ("phase", "attempt", "podsCreated", "yieldRequest")}
+    return f"{job['metadata']['name']}: {what} {words}"
+
+
+def _phase(job: Json) -> str:
+    return str(job.get("status", {}).get("phase", ""))
+
+
+@contextmanager
+def season(
+    cluster: Cluster,
+    operator_kubeconfig: Path,
+    folder: Path,
+    *,
+    seed: int,
+    weather: Faults = ROUGH,
+    temper: Temper | None = None,
+    steps: int = 60,
+) -> Iterator[Scenario]:
+    """A fresh namespace of the cluster; the operator's manifests must have been applied."""
+    chance, api = random.Random(seed), KubeJson(cluster)
+    cluster.kubectl("apply", "-f", str(CRDS))
+    wait_established(cluster, *KINDS_OF_OTHERS)
+    with ExitStack() as stack:
+        namespace = stack.enter_context(cluster.namespace())
+        double = stack.enter_context(kubelet(api, namespace, KEY, steps=steps))
+        double.nodes = _nodes(api)
+        proxy = FaultProxy(cluster, random.Random(chance.random()))
+        stack.callback(proxy.stop)
+        witness = WatchRecorder(cluster, namespace)
+        stack.callback(witness.stop)
+        proxy.weather = weather
+        yield Scenario(
+            cluster=cluster,
+            namespace=namespace,
+            folder=folder,
+            chance=chance,
+            api=api,
+            proxy=proxy,
+            witness=witness,
+            double=double,
+            gremlin=FaultInjector(api, namespace, double, random.Random(chance.random()), temper or Temper()),
+            kubeconfig=through(proxy, cluster, operator_kubeconfig, folder),
+        )
+
+
+def _nodes(api: KubeJson) -> tuple[str, ...]:
+    """Two, with room for everybody, so that one can be drained."""
+    room = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "ephemeral-storage": "4Ti"}
+    for name in NODES:
+        ensure_node(api, name)
+        api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": room, "capacity": room}})
+        api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": False}})
+    return NODES
+
+
+def through(proxy: FaultProxy, cluster: Cluster, kubeconfig: Path, folder: Path) -> Path:
+    """The same identity, by way of the proxy."""
+    token = json.loads(kubeconfig.read_text())["users"][0]["user"]["token"]
+    path = write_kubeconfig(cluster, token, folder / "through-proxy.kubeconfig")
+    config = json.loads(path.read_text())
+    config["clusters"][0]["cluster"] = {"server": proxy.url}
+    path.write_text(json.dumps(config))
+    return path
+
+
+class Errors(logging.Handler):
+    """Collects what the operator's own loggers say at ERROR: exceptions that no code of it expected."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not is_burying.get():
+            self.texts.append(self.format(record))
+
+
+@contextmanager
+def heard_errors() -> Iterator[list[str]]:
+    """What the operator in this process says at ERROR within the block; nothing of it is printed."""
+    heard, logger = Errors(), logging.getLogger("zerotrain.operator")
+    logger.addHandler(heard)
+    spreads, logger.propagate = logger.propagate, False
+    try:
+        yield heard.texts
+    finally:
+        logger.propagate = spreads
+        logger.removeHandler(heard)
