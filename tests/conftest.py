@@ -1,6 +1,6 @@
-"""Fixtures that every folder of tests may use: clusters, built and started on first use, and how ranks talk.
+"""Fixtures for every folder of tests: clusters, built and started on first use, and transports of ranks.
 
-`ZEROTRAIN_TEST_KUBECONFIG` puts a cluster that exists in the place of the ones started here.
+`ZEROTRAIN_TEST_KUBECONFIG` names an existing cluster that replaces the ones started here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.tools import prometheus as prometheus
 from tests.support.tools import promtool as promtool
 from tests.support.xdist_schedule import NODE_FILES, ByCluster, place
 
-# The same examples at every run, and no limits of time: what a busy machine does is no finding.
+# The same examples at every run, and no time limits: slowness of a busy machine is not a finding.
 settings.register_profile(
     "suite",
     max_examples=40,
@@ -49,8 +49,9 @@ _live_files = pytest.StashKey[frozenset[Path]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One record of the operators' requests, and one of what is built, for all workers of `pytest -n`, which
-    inherit the variables."""
+    """Share one record of the operators' requests, and one of the builds, among all workers of `pytest -n`,
+    which inherit the variables.
+    """
     if builds.FOLDER_VARIABLE not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="zerotrain-tests-")
         config.add_cleanup(folder.cleanup)
@@ -65,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(tier_guard)
 
 
-# After pytest_configure, in which pytest itself begins to listen.
+# Runs after pytest_configure, in which pytest itself begins to listen.
 def pytest_sessionstart() -> None:
     background.listen()
 
@@ -73,9 +74,10 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     background.forget()
-    # Numbers that a test draws without a seed are not those of whichever tests ran before it.
+    # Random numbers that a test draws without a seed must not depend on the tests before it.
     if (torch := sys.modules.get("torch")) is not None:
-        # torch.manual_seed notes a stack for every kind of device: a millisecond before each of 6,000 tests.
+        # torch.manual_seed records a stack for every kind of device: a millisecond before each of 6,000
+        # tests.
         torch.default_generator.manual_seed(0)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(0)
@@ -91,8 +93,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster | 
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a file of which `-m` selects no test, or another process runs them: torch alone takes
-    seconds."""
+    """Skip the import of a file of which `-m` selects no test, or which another process runs: torch alone
+    takes seconds.
+    """
     if not collection_path.match("test_*.py") or not collection_path.is_file():
         return None
     if not tiers.is_left_out(collection_path, config.option.markexpr) and _is_of_this_part(
@@ -114,10 +117,10 @@ def _is_of_this_part(file: Path, config: pytest.Config) -> bool:
     return file in config.stash[_part]
 
 
-# Before pytest takes away what `-m` and `-k` leave out: a test's tier is judged whether or not it runs.
+# Runs before pytest removes what `-m` and `-k` deselect: a test's tier is checked whether or not it runs.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Judge the tiers and order the files. Raises UsageError naming each file whose tier is wrong."""
+    """Check the tiers and order the files. Raises UsageError naming each file whose tier is wrong."""
     found = tiers.problems(items)
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.stash[_left_out]:
         found += tiers.too_many_slow(items)
@@ -144,13 +147,13 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 def _asks_for(item: pytest.Item) -> set[str]:
-    """What has to be built before this test."""
+    """Return the builds that this test needs."""
     asked = set(builds.needed(_fixtures(item)))
     return asked if existing() is None else asked - builds.CLUSTERS
 
 
 def _fill_hypothesis_tables() -> None:
-    """Have hypothesis make its tables of Unicode, which takes a second in a fresh clone, before any test."""
+    """Make hypothesis build its tables of Unicode, which takes a second in a fresh clone, before any test."""
 
     @settings(max_examples=1)
     @given(st.text())
@@ -168,10 +171,10 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         item.config.stash[_pool].close()
 
 
-# Before xdist reports what it found: no worker gets a test until all have.
+# Runs before xdist reports what it found: no worker gets a test until all have.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to build, in one process for all, and go on to the tests."""
+    """Start the builds, in one process for all, and go on to the tests."""
     if session.config.option.collectonly:
         return
     made = session.config.stash[_builds]
@@ -183,10 +186,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         made.start(list(dict.fromkeys(asked)))
 
 
-# Outside of pytest-timeout's watch, which begins in its own wrapper of this hook.
+# Runs outside of pytest-timeout's timer, which starts in its own wrapper of this hook.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Wait for what this test needs. A build that failed fails the test, in its fixture."""
+    """Wait for the builds that this test needs. A failed build fails the test, in its fixture."""
     for build in sorted(_asks_for(item)):
         item.config.stash[_builds].finish(build)
     return (yield)
@@ -194,7 +197,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def built(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Call it with the name of a fixture: raises ClusterError if what that needs could not be built."""
+    """Function of a fixture's name that raises ClusterError if a build that the fixture needs has failed."""
 
     def require(fixture: str) -> None:
         for build in builds.OF_FIXTURE[fixture]:
@@ -213,11 +216,11 @@ def devcluster(built: Callable[[str], None]) -> Devcluster:
 
 @pytest.fixture(scope="session")
 def node_tools(built: Callable[[str], None]) -> None:
-    """The programs of a node are built, without its host image."""
+    """Require the programs of a node, without its host image."""
     built("node_tools")
 
 
-# The fixtures of clusters are those of a file, and the pool outlives it.
+# The fixtures of clusters have module scope, and the pool outlives them.
 @pytest.fixture(scope="module")
 def control_plane(pytestconfig: pytest.Config, built: Callable[[str], None]) -> Cluster:
     """API server, etcd, controller-manager and scheduler; no node, so pods stay Pending."""
@@ -234,7 +237,7 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def simulated_cluster(pytestconfig: pytest.Config, built: Callable[[str], None]) -> Callable[[int], Cluster]:
-    """Call it with a number of nodes."""
+    """Function of a number of nodes that returns a simulated cluster."""
     built("simulated_cluster")
     return lambda num_nodes: pytestconfig.stash[_pool].get("simulated", "--nodes", str(num_nodes))
 
@@ -250,7 +253,7 @@ def node_cluster(pytestconfig: pytest.Config, built: Callable[[str], None]) -> C
         cluster = pytestconfig.stash[_pool].get("node", "--image", str(IMAGES / "host.tar"))
     except UnsupportedError as error:
         pytest.skip(str(error))
-    # An installation in a namespace that is still being deleted would be refused.
+    # The API server would reject an installation in a namespace that is still being deleted.
     wait_until(lambda: not _is_ending(cluster, "zerotrain-system"), "the last file's operator")
     return cluster
 
@@ -269,7 +272,7 @@ def node_namespace(node_cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(params=TRANSPORTS)
 def each_transport(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The test runs once per way in which ranks talk there: they share memory, and they send everything."""
+    """Run the test once per transport of the ranks: shared memory, and messages only."""
     from tests.support.ranks import use_transport  # imports torch, which most folders do without
 
     with use_transport(request.param):

@@ -1,4 +1,4 @@
-"""A build blocks only the tests that need it, fails only those, and shows how it goes."""
+"""A build blocks only the tests that need it, fails only those, and shows its progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.exit(name == "monitoring")
 
 
 class Site:
-    """A builder that builds nothing: it notes what it is asked for, and ends when it may."""
+    """A builder that builds nothing: it records requests, and ends when it may."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

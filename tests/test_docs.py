@@ -1,4 +1,4 @@
-"""What the documents say exists: links, make targets, and the job in the README."""
+"""References in the documents are valid: links, make targets, and the job in the README."""
 
 from __future__ import annotations
 

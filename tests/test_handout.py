@@ -1,4 +1,4 @@
-"""Which file a process of `pytest -n` gets next."""
+"""Order in which the processes of `pytest -n` get test files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 
 def tier_of(name: str) -> str:
-    """Of names such as `ranks-2`."""
+    """Return the tier in names such as `ranks-2`."""
     return "cluster" if name == LAST_FILE else name.partition("-")[0]
 
 
@@ -44,7 +44,7 @@ def test_cheap_files_come_first_and_the_nodes_together() -> None:
 
 
 class Process:
-    """What xdist knows of a worker: it keeps its last test until it gets more or is shut down."""
+    """xdist's view of a worker: it keeps its last test until it gets more or is shut down."""
 
     def __init__(self, name: str) -> None:
         self.name, self.queue, self.shutting_down = name, list[int](), False
@@ -65,7 +65,7 @@ class Process:
 
 
 class Config:
-    """What the scheduler reads of pytest's."""
+    """The part of pytest's configuration that the scheduler reads."""
 
     def __init__(self, root: Path, processes: int) -> None:
         self.rootpath, self.option, self._processes = root, self, processes
@@ -76,7 +76,7 @@ class Config:
 
 
 def session(root: Path, tests: list[str], *, processes: int, seed: int) -> list[tuple[str, str]]:
-    """Who ran which test, in the order of their ends; each test takes as long as chance wills."""
+    """Return (worker, test) in the order in which the tests end; each test takes a random time."""
     scheduler = ByCluster(Config(root, processes), None, built=lambda: True)
     workers = [Process(str(number)) for number in range(processes)]
     for worker in workers:

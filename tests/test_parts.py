@@ -1,4 +1,4 @@
-"""The parts of the unit tests are all of them, none twice, and each process collects its own alone."""
+"""The parts cover all unit tests, none twice, and each process collects only its own part."""
 
 from __future__ import annotations
 

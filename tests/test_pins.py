@@ -28,7 +28,7 @@ THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def entries(path: Path) -> list[str]:
-    """The lines of a requirements file, continued ones joined, without comments."""
+    """Return the lines of a requirements file, continued ones joined, without comments."""
     text = re.sub(r"\\\n\s*", "", path.read_text())
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
@@ -38,7 +38,7 @@ def requirements(path: Path) -> list[Requirement]:
 
 
 def on(python: str, extra: str = "") -> dict[str, str]:
-    """The environment of markers: Linux, on x86-64, with this Python."""
+    """Return the environment of markers: Linux, on x86-64, with this Python."""
     machine = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
     return {"python_version": python, "python_full_version": f"{python}.1", "extra": extra, **machine}
 
@@ -48,7 +48,7 @@ def applies(requirement: Requirement, python: str) -> bool:
 
 
 def pins(path: Path, python: str) -> dict[str, Version]:
-    """What is installed with this Python; a name that is pinned twice fails."""
+    """Return the versions that are installed with this Python; a name that is pinned twice fails."""
     found: dict[str, Version] = {}
     for requirement in requirements(path):
         if applies(requirement, python):
@@ -59,7 +59,7 @@ def pins(path: Path, python: str) -> dict[str, Version]:
 
 
 def declared() -> list[Requirement]:
-    """What pyproject.toml and constraints.in name themselves."""
+    """Return the requirements that pyproject.toml and constraints.in name themselves."""
     project = PROJECT["project"]
     extras = [text for extra in project["optional-dependencies"].values() for text in extra]
     named = [*project["dependencies"], *extras, *PROJECT["build-system"]["requires"]]
@@ -68,7 +68,7 @@ def declared() -> list[Requirement]:
 
 
 def needed(root: str, extras: tuple[str, ...]) -> Iterator[str]:
-    """Names of all installed distributions that this one needs here, by their own metadata."""
+    """Yield the names of all installed distributions that this one needs here, by their own metadata."""
     seen: set[tuple[str, str]] = set()
     waiting = [(root, extra) for extra in ("", *extras)]
     while waiting:
@@ -86,7 +86,7 @@ def needed(root: str, extras: tuple[str, ...]) -> Iterator[str]:
 
 
 def installed_pins() -> None:
-    """Skips where `make venv` took other versions than the pinned ones."""
+    """Skip the test where `make venv` took other versions than the pinned ones."""
     if not list(Path(sys.prefix).glob(".installed-pinned-*")):
         pytest.skip(f"{sys.prefix} was not made by `make venv` with PINNED=1: its versions are not the pins")
 
@@ -112,7 +112,9 @@ def test_every_pin_is_exact_and_of_no_place(path: Path) -> None:
 
 
 def test_constraints_hold_no_digests() -> None:
-    """pip would then want one of every requirement, and the project itself, a folder, can have none."""
+    """A single digest would make pip require one for every requirement, and the project itself, a folder, can
+    have none.
+    """
     assert "--hash" not in CONSTRAINTS.read_text()
 
 
@@ -145,7 +147,7 @@ def test_the_running_environment_is_the_pinned_one() -> None:
 
 @pytest.mark.parametrize("image", IMAGE_EXTRAS)
 def test_an_images_list_is_complete(image: str) -> None:
-    """Beside torch and what its build for CUDA brings, which have a list of their own."""
+    """Torch and what its build for CUDA brings have a list of their own."""
     installed_pins()
     cuda = set(pins(IMAGES / "torch-cuda.txt", THIS_PYTHON))
     wanted = set(needed("zerotrain", IMAGE_EXTRAS[image])) - cuda

@@ -30,7 +30,7 @@ TOP_LEVEL = {
 
 
 def tracked(*suffixes: str) -> list[Path]:
-    """Files of the repository, the new ones that git does not ignore included."""
+    """Return the files of the repository, including new ones that git does not ignore."""
     return [file for file in listing() if file.name.endswith(suffixes or "")]
 
 
@@ -46,7 +46,9 @@ def listing() -> tuple[Path, ...]:
 
 
 def is_ignored(path: Path, patterns: list[str], end: str) -> bool:
-    """By patterns of .gitignore: a name, with `/` in front of one at the top and behind one of a folder."""
+    """Return whether a pattern of .gitignore matches: a name, with a leading `/` for one at the top and a
+    trailing one for a folder.
+    """
     if path.name == ".git":
         return True
     names = {
@@ -83,7 +85,7 @@ def parsed(source: str) -> list[ast.AST]:
 
 
 def oversized_definitions(nodes: list[ast.AST], name: str) -> list[str]:
-    """Functions, parameter lists and classes above the limits; frozen records may have many fields."""
+    """Return functions, parameter lists and classes above the limits; frozen records may have many fields."""
     found = []
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -106,7 +108,7 @@ def oversized_definitions(nodes: list[ast.AST], name: str) -> list[str]:
 
 
 def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """A typer command's parameters are the options of the command line."""
+    """Return whether it is a typer command, whose parameters are the options of the command line."""
     return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
@@ -124,11 +126,11 @@ PARTS = sorted(
         if path.parts[len(ROOT.parts)] in SOURCE_ROOTS
     }
 )
-"""Folders of the product, so that no test looks at all of it."""
+"""Folders of the product, so that no single test checks all of it."""
 
 
 def part(parts: tuple[str, ...]) -> dict[str, str]:
-    """Text of the Python files of one of PARTS."""
+    """Return the text of the Python files of one of PARTS."""
     files = [path for path in tracked(".py") if path.parent.relative_to(ROOT).parts[:4] == parts]
     return {str(path.relative_to(ROOT)): path.read_text() for path in files}
 
@@ -136,7 +138,7 @@ def part(parts: tuple[str, ...]) -> dict[str, str]:
 @pytest.mark.unit
 @pytest.mark.parametrize("parts", PARTS, ids="/".join)
 def test_definitions_are_small_and_nothing_unsafe_is_loaded(parts: tuple[str, ...]) -> None:
-    """All that is to be seen in a file's syntax, which takes long to read."""
+    """One parse of each file serves all checks of its syntax, since parsing takes long."""
     found = []
     for name, text in part(parts).items():
         nodes = parsed(text)
@@ -176,12 +178,12 @@ def test_top_level_is_as_agreed() -> None:
 
 
 def last_name(node: ast.expr) -> str:
-    """Of `a.b.c`, c: to write out every expression takes long."""
+    """Return the last name of an expression, c of `a.b.c`: unparsing every expression takes long."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def unsafe_loads(nodes: list[ast.AST]) -> list[str]:
-    """Names of modules or calls that can run code while loading."""
+    """Return the names of modules or calls that can run code while loading."""
     found = []
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -208,7 +210,7 @@ JSON_READERS = {
 
 
 def bare_json_reads(nodes: list[ast.AST]) -> list[str]:
-    """Names by which JSON is read without bounds on size and depth."""
+    """Return the names by which JSON is read without bounds on size and depth."""
     found = []
     names = {"load", "loads", "JSONDecoder"}
     for node in nodes:
@@ -251,7 +253,8 @@ def test_the_pickle_check_sees_a_violation() -> None:
 
 
 ON_BUSY_MACHINES = {
-    # The kernel gives it to somebody else before a server binds it; tests/support/ports.py claims its ports.
+    # The kernel gives the port to another program before a server binds it; tests/support/ports.py claims its
+    # ports.
     r"\.bind\(\(\"127\.0\.0\.1\", 0\)\)": "take a port from tests.support.ports",
     r"assert \S*(monotonic|perf_counter|time)\(\) - \S+ <": "judge what happened, not how long it took",
 }

@@ -25,7 +25,7 @@ TRUE = "/bin/true"
 
 
 def nothing() -> None:
-    """What a process would do."""
+    """Do nothing, as the target of a process."""
 
 
 def spawn() -> None:
@@ -117,7 +117,9 @@ def test_a_test_that_takes_long_fails(spend: Callable[[float], None]) -> None:
 
 
 def spent(*, stalls: tuple[float, float] | None) -> float:
-    """Of a test that computes nothing and lasts an hour, while something waited for that many seconds."""
+    """Return the own time of a test that computes nothing and lasts an hour; `stalls` are the stall counter's
+    readings at its beginning and end, in seconds.
+    """
     wall = iter((0.0, 3600.0)).__next__
     time_of_test = OwnTime(wall, (lambda: None) if stalls is None else iter(stalls).__next__)
     return time_of_test.seconds()
@@ -132,7 +134,7 @@ def test_a_busy_machine_is_not_the_tests_own_time() -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("stalls", [(0.0, 100.0), (5.0, 5.0)])
 def test_an_idle_machine_shows_that_the_test_itself_waited(stalls: tuple[float, float]) -> None:
-    """For an event, a reply, or a sleep that is not counted."""
+    """The test waited for an event, a reply, or a sleep that is not counted."""
     assert spent(stalls=stalls) == 3600.0
 
 

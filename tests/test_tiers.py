@@ -28,11 +28,11 @@ def test_every_file_names_its_tier(folder: Path) -> None:
 
 
 def names_tiers(source: str) -> bool:
-    """Whether each test function of the text has one tier: its own, or that of the whole file."""
+    """Return whether each test function of the text has one tier: its own, or that of the whole file."""
     tree = ast.parse(source)
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     of_file = [tiers_in(node.value) for node in assigned if ast.unparse(node.targets[0]) == "pytestmark"]
-    # Those that pytest collects; to walk through the bodies of all functions takes longer than to read them.
+    # Only definitions that pytest collects: walking through the bodies of all functions takes long.
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     bodies = [tree.body, *(node.body for node in classes)]
     functions = [
@@ -99,7 +99,7 @@ def test_a_slow_test_has_a_quick_sibling() -> None:
 
 
 def test_this_session_judges_its_tests(request: pytest.FixtureRequest) -> None:
-    """As tests/conftest.py does before it runs them."""
+    """The session makes the same check in tests/conftest.py before it runs the tests."""
     assert problems(request.session.items) == []
     request.node.add_marker("cluster")
     try:
@@ -133,7 +133,7 @@ def named_by(markers: set[str]) -> Callable[..., bool]:
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_a_file_is_left_out_exactly_if_none_of_its_tests_could_be_selected(expression: str) -> None:
-    """Compared with pytest's own reading, test by test."""
+    """The result is compared with pytest's own reading, test by test."""
     compiled = Expression.compile(expression)
     for markers in FILE_MARKERS:
         others = sorted(markers.difference(TIERS))

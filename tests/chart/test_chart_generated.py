@@ -1,4 +1,4 @@
-"""The chart's copies of what lives elsewhere, and its values: one source, one schema, one table."""
+"""The chart's generated files and its values: one source, one schema, one table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_generated_files_are_what_the_generator_writes() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The chart in another folder, for edits."""
+    """Copy of the chart in another folder, for edits."""
     chart = tmp_path / "zerotrain"
     shutil.copytree(CHART, chart)
     monkeypatch.setattr(generate, "CHART", chart)
@@ -71,7 +71,7 @@ def test_a_rule_that_mixes_scopes_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Paths of all values; a map that a user fills is one."""
+    """Yield the paths of all values; a map that a user fills counts as one value."""
     for key, value in values.items():
         here = f"{path}.{key}" if path else key
         inner = _schema_at(here)

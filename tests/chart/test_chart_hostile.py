@@ -1,4 +1,4 @@
-"""Values that templates trip over: each is rendered to exactly what was given, or refused with its place."""
+"""Values that break templates: each is rendered exactly as given, or refused with its place."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ TEXTS = [
     "x" * 300,
 ]
 UNPRINTABLE = ["\x7f", "\x80", "\x85", "\x9f", "\ufffe", "\uffff"]
-"""helm's toYaml answers with nothing at all to these, or, the third, with a space."""
+"""Characters for which helm's toYaml returns nothing at all, or, for the third, a space."""
 
 
 class AsKubernetes(yaml.CSafeLoader):  # type: ignore[misc]
-    """Two texts are types in PyYAML and in no reader of Kubernetes."""
+    """YAML loader that reads `=` and `<<` as texts: PyYAML has types for them, no reader of Kubernetes
+    has.
+    """
 
 
 for _tag in ("value", "merge"):
@@ -66,7 +68,7 @@ def refusal(helm: Helm, values: dict[str, Any], release: str = RELEASE) -> str:
 
 
 def everywhere(texts: dict[str, str]) -> dict[str, Any]:
-    """Values with the texts in every place that takes any text."""
+    """Return values with the texts in every place that takes any text."""
     relabelings = [{"regex": text, "replacement": text, "sourceLabels": [text]} for text in texts.values()]
     return {
         "operator": {
@@ -88,7 +90,7 @@ def everywhere(texts: dict[str, str]) -> dict[str, Any]:
 
 
 def found_again(manifests: Manifests, count: int) -> dict[str, Any]:
-    """The same values, read from what was rendered."""
+    """Return the same values, read from the rendered manifests."""
     pod = named(manifests, "Deployment")["spec"]["template"]
     (worker,) = named(manifests, "PodMonitor")["spec"]["podMetricsEndpoints"]
     (own,) = named(manifests, "ServiceMonitor")["spec"]["endpoints"]
@@ -135,7 +137,7 @@ def test_any_text_is_rendered_as_it_is(renderer: Helm) -> None:
 @pytest.mark.tools
 @pytest.mark.parametrize("text", ["", "a\n", "a\n\n", "\n", "  lead", "trail  "])
 def test_what_ends_a_block_keeps_its_end(renderer: Helm, text: str) -> None:
-    """The last entry, after which the template goes on."""
+    """The text is the last entry of its block, after which the template goes on."""
     given = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "last"}, "zzz": text}
     values = everywhere({"z": text})
     manifests = render(renderer, {**values, "extraObjects": [given]})
@@ -157,7 +159,7 @@ def test_what_helm_would_drop_is_refused(text: str) -> None:
 
 @pytest.mark.tools
 def test_helm_drops_what_the_schema_refuses(renderer: Helm) -> None:
-    """Why it does: without the schema the whole map goes, and nothing is said."""
+    """The schema refuses such values because helm alone would drop the whole map silently."""
     values = {"operator": {"podAnnotations": {"a": "b", "k": "\x7f"}}}
     (deployment,) = (item for item in render(renderer, values, checked=False) if item["kind"] == "Deployment")
     assert not deployment["spec"]["template"]["metadata"]["annotations"]
@@ -181,11 +183,11 @@ PLAIN_AND_ODD = {
     "plaino": "0o7",
     "plainp": "on",
 }
-"""A name -> one that YAML takes for a number, a date, a truth or nothing unless it is quoted."""
+"""Name -> one that YAML reads as a number, a date, a boolean or null unless it is quoted."""
 
 
 def names(*, odd: bool) -> dict[str, Any]:
-    """Values with a name of their own in every place that takes one."""
+    """Return values with a name of their own in every place that takes one."""
     values = {
         "watch": {"namespaces": ["plaina", "plainb"]},
         "monitoring": {"prometheusNamespace": "plainc", "namespace": "plaind"},
@@ -207,7 +209,7 @@ def names(*, odd: bool) -> dict[str, Any]:
 
 
 def renamed(value: Any) -> Any:
-    """The same with the odd names, in keys and in texts."""
+    """Return the same value with the odd names, in keys and in texts."""
     text = json.dumps(value)
     return json.loads(re.sub("plain[a-p]", lambda found: PLAIN_AND_ODD[found[0]], text))
 
@@ -218,7 +220,7 @@ def comparable(manifests: Manifests) -> list[str]:
 
 @pytest.mark.tools
 def test_names_stay_texts_whatever_they_look_like(renderer: Helm) -> None:
-    """Structure and types do not depend on how releases, namespaces, Secrets and labels are called."""
+    """Structure and types do not depend on the names of releases, namespaces, Secrets and labels."""
     plain = Helm(program=renderer.program, home=renderer.home, namespace="plaina")
     odd = Helm(program=renderer.program, home=renderer.home, namespace=PLAIN_AND_ODD["plaina"])
     for release in ("plainb", "plaine", "plainf", "plainp"):
@@ -234,7 +236,7 @@ def test_the_entry_of_the_own_secret_is_a_text(renderer: Helm) -> None:
 
 
 def texts_of(value: Any, key: str) -> Iterator[Any]:
-    """Everything called so, at every depth."""
+    """Yield every value under this key, at every depth."""
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if name == key:
             yield inner

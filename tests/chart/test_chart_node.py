@@ -1,4 +1,6 @@
-"""A release beside a job that trains: the operator is upgraded, removed, installed anew; its pods go on."""
+"""A release beside a job that trains: the operator is upgraded, removed and installed anew; the pods go
+on.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ JOB: dict[str, Any] = {
     },
 }
 
-# Six rollouts of real pods beside a training: a minute on a quiet machine, more on a crowded one.
+# Six rollouts of real pods during a training: a minute on an idle machine, more on a busy one.
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(900)]
 
 
@@ -64,7 +66,7 @@ class TrainingJob:
 
     @property
     def pods(self) -> dict[str, str]:
-        """Name and UID of the pods that run."""
+        """Return name and UID of the running pods."""
         items = self._cluster.get("pods", "-n", self._namespace, "-l", "zerotrain.dev/job=gpt")["items"]
         return {
             item["metadata"]["name"]: item["metadata"]["uid"]
@@ -76,14 +78,14 @@ class TrainingJob:
         return int(self.status.get("progress", {}).get("step", 0))
 
     def step_of_pod(self) -> int:
-        """Asked of the worker itself, through the API server: no operator is needed."""
+        """Return the step from the worker itself, through the API server: no operator is needed."""
         (name,) = self.pods
         path = f"/api/v1/namespaces/{self._namespace}/pods/{name}:{WORKER_HTTP_PORT}/proxy/progress"
         report = json.loads(self._cluster.kubectl("get", "--raw", path).stdout)
         return int(max(rank["step"] for rank in report["ranks"]))
 
     def goes_on(self, *, by_status: bool = True) -> None:
-        """Wait until steps are made that were not made before."""
+        """Wait until the job makes new steps."""
         step = self.step_of_status if by_status else self.step_of_pod
         before = step()
         wait_until(lambda: step() > before, f"a step after {before}", timeout_s=180, every_s=0.5)
@@ -120,7 +122,7 @@ def test_a_job_trains_on_through_upgrade_rollback_uninstall_and_a_new_installati
     assert job.pods == pods
     assert job.status["attempt"] == 1
 
-    # The pods obey only who knows the key that they were started under.
+    # The pods obey only requests that are signed with the key that they were started under.
     node_cluster.kubectl(
         "patch", "ztj", "gpt", "-n", node_namespace, "--type=merge", "-p", '{"spec": {"suspend": true}}'
     )

@@ -34,5 +34,7 @@ def test_an_archive_depends_on_the_files_alone(helm: Path, tmp_path: Path) -> No
 
 
 def without_key(manifests: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The key is another one each time that there is no cluster to look for it in."""
+    """Return the manifests without the key, which is a new one each time that helm has no cluster to look it
+    up in.
+    """
     return [item for item in manifests if item["kind"] != "Secret"]

@@ -21,7 +21,7 @@ NAMESPACE = "zerotrain-system"
 KEY = "zerotrain-operator-key"
 KUSTOMIZE = REPOSITORY / "deploy" / "kustomize"
 RELEASE_LIMIT_BYTES = 1 << 20
-"""Of a Secret, and so of a release's record: chart, values and manifests in one."""
+"""Size limit of a Secret, and so of a release's record: chart, values and manifests in one."""
 
 JOB: dict[str, Any] = {
     "apiVersion": "zerotrain.dev/v1alpha1",
@@ -42,14 +42,14 @@ pytestmark = pytest.mark.tools
 
 @pytest.fixture(scope="module")
 def cluster(devcluster: Devcluster) -> Iterator[Cluster]:
-    """One of its own: an empty one, where nothing of ours was ever installed."""
+    """Empty cluster of the file's own, on which the product was never installed."""
     with devcluster.lease("control-plane") as found:
         yield found
 
 
 @pytest.fixture
 def release(helm: Path, cluster: Cluster, tmp_path: Path) -> Iterator[Helm]:
-    """Helm for a release that is not there yet; whatever it leaves is removed afterwards."""
+    """Helm for a release that does not exist yet; whatever it leaves is removed afterwards."""
     tool = Helm(program=helm, home=tmp_path, namespace=NAMESPACE, kubeconfig=cluster.kubeconfig)
     yield tool
     tool.attempt("uninstall", RELEASE, "--ignore-not-found")
@@ -114,7 +114,7 @@ def test_without_keep_the_custom_resource_goes_with_the_release(cluster: Cluster
 def test_an_older_chart_leaves_a_newer_custom_resource_in_place(
     cluster: Cluster, release: Helm, tmp_path: Path
 ) -> None:
-    """docs/upgrading.md: the way back, and why it is not `helm rollback`."""
+    """The way back in docs/upgrading.md keeps the newer custom resource; `helm rollback` does not."""
     newer = tmp_path / "zerotrain"
     shutil.copytree(CHART, newer)
     crd = newer / "files" / "crds" / f"zerotrain.dev_{CRD_NAME.split('.')[0]}.yaml"
@@ -134,7 +134,7 @@ def test_an_older_chart_leaves_a_newer_custom_resource_in_place(
 
 
 def test_another_entry_of_the_key_is_refused(cluster: Cluster, release: Helm) -> None:
-    """The Secret is there and keeps its entry; the operator would wait for one that never comes."""
+    """The Secret exists and keeps its entry; the operator would wait for one that never comes."""
     release.install()
     first = key(cluster)
     refused = release.attempt("upgrade", RELEASE, CHART, values={"channelKey": {"entry": "token"}})
@@ -165,7 +165,7 @@ def test_a_record_of_the_release_fits_its_secret(cluster: Cluster, release: Helm
     release.install("--values", str(CHART / "ci" / "everything-values.yaml"))
     records = cluster.get("secrets", "-n", NAMESPACE, "--field-selector", "type=helm.sh/release.v1")["items"]
     assert max(len(json.dumps(record)) for record in records) < 0.75 * RELEASE_LIMIT_BYTES
-    # The API server of the Prometheus operator's own kinds took every field, and dropped none.
+    # The API server accepted every field of the Prometheus operator's kinds, and dropped none.
     monitor = cluster.get("podmonitor", "zerotrain-workers", "-n", NAMESPACE)
     assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -194,7 +194,7 @@ def test_a_record_of_the_release_fits_its_secret(cluster: Cluster, release: Helm
 
 
 def refused(cluster: Cluster, calls: set[Call], namespace: str | None) -> set[Call]:
-    """Of these requests, those that the operator's account may not make there."""
+    """Return those of the requests that the operator's account may not make in the namespace."""
     user = f"system:serviceaccount:{NAMESPACE}:zerotrain-operator"
     order = sorted(calls)
     reviews = []
@@ -260,13 +260,13 @@ def test_who_may_edit_a_namespace_may_edit_its_jobs(cluster: Cluster, release: H
             words = ("auth", "can-i", verb, "ztj", "-n", name, f"--as={user}")
             return cluster.kubectl(*words, check=False).stdout.strip() == "yes"
 
-        # The built-in roles follow a moment later.
+        # The built-in roles are aggregated a moment later.
         wait_until(lambda: may("edit", "create") and may("view", "list"), "the roles to be aggregated")
         assert not may("view", "create")
 
 
 def test_an_installation_of_the_manifests_becomes_a_release(cluster: Cluster, release: Helm) -> None:
-    """As docs/install.md says: jobs and key stay, the Deployment is made anew for its selector."""
+    """The steps of docs/install.md keep jobs and key; the Deployment is made anew for its selector."""
     cluster.kubectl("apply", "-k", str(KUSTOMIZE))
     try:
         cluster.kubectl("create", "secret", "generic", KEY, "-n", NAMESPACE, "--from-literal=key=" + "k" * 64)

@@ -1,5 +1,6 @@
-"""What the chart renders: valid for every Kubernetes it names, restricted, and the same operator that
-deploy/kustomize installs."""
+"""The rendered chart: valid for every Kubernetes it names, restricted, and the same operator that
+deploy/kustomize installs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.tools
 CI = sorted((CHART / "ci").glob("*-values.yaml"))
 KUSTOMIZE = REPOSITORY / "deploy" / "kustomize"
 KUBERNETES = tuple(f"1.{minor}" for minor in range(29, 38))
-"""From the oldest that Chart.yaml allows to the newest whose schemas are there."""
+"""Versions from the oldest that Chart.yaml allows to the newest whose schemas are available."""
 
 Manifests = list[dict[str, Any]]
 
@@ -50,8 +51,10 @@ def rendered(renderer: Helm) -> dict[str, Manifests]:
 
 @pytest.fixture(scope="module")
 def validator() -> Iterator[Any]:
-    """kubernetes_validate, whose import takes seconds. It parses its files anew for every object, which is
-    nearly all the time that it takes: here, once."""
+    """kubernetes_validate, whose import takes seconds.
+
+    It parses its files anew for every object, which takes nearly all of its time; here they are parsed once.
+    """
     import kubernetes_validate  # type: ignore[import-untyped]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -61,27 +64,31 @@ def validator() -> Iterator[Any]:
 
 
 def ours(manifests: Manifests) -> Manifests:
-    """Without the objects of the Prometheus operator, which a real API server judges elsewhere."""
+    """Return the manifests without the Prometheus operator's objects, which a real API server validates
+    elsewhere.
+    """
     return [item for item in manifests if item["apiVersion"] != MONITORING_API]
 
 
 @pytest.mark.parametrize("version", [KUBERNETES[0], KUBERNETES[-1]])
 def test_helm_lints_every_example_for(version: str, renderer: Helm) -> None:
-    """The oldest and the newest: what asks for the version takes each of its ways."""
+    """The oldest and the newest version take both branches of each version check."""
     for path in CI:
         renderer.run("lint", CHART, "--strict", "--kube-version", version, "--values", path)
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_example_is_valid_for(version: str, rendered: dict[str, Manifests], validator: Any) -> None:
-    """Strictly: no unknown field. Objects that several examples share are judged once."""
+    """Validation is strict: unknown fields are errors. Objects that several examples share are validated
+    once.
+    """
     distinct = {json.dumps(item, sort_keys=True): item for found in rendered.values() for item in ours(found)}
     assert len(distinct) > 30
     for item in distinct.values():
         if item["kind"] == "CustomResourceDefinition" and version != KUBERNETES[-1]:
             continue  # long, and the same API since 1.16
         if item["kind"] in POLICY and version == "1.29":
-            continue  # left out there, as another test sees
+            continue  # left out there, as another test checks
         validator.validate(item, version, strict=True)
 
 
@@ -117,7 +124,7 @@ def test_a_kubernetes_that_is_too_old_is_refused(renderer: Helm) -> None:
 
 
 def policy_level(manifests: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """The Pod Security level that policy-guard finds."""
+    """Return the Pod Security level that policy-guard finds."""
     source, report = folder / "manifests.yaml", folder / "report.json"
     source.write_text(yaml.dump_all(manifests))
     guard = Path(sys.executable).parent / "policy-guard"
@@ -151,8 +158,9 @@ def container(deployment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A Deployment's pod without what the two ways of installing may differ in: labels, and how the image,
-    the account and the key are called."""
+    """Return a Deployment's pod without what the two ways of installing may differ in: labels, and the names
+    of the image, the account and the key.
+    """
     spec = json.loads(json.dumps(manifest["spec"]["template"]["spec"]))
     del spec["containers"][0]["image"], spec["volumes"][0]["secret"]["secretName"]
     given = {"ZEROTRAIN_OPERATOR_LEASE", "ZEROTRAIN_OPERATOR_MONITORING_NAMESPACE"}
@@ -179,7 +187,7 @@ def rules(roles: Sequence[Mapping[str, Any]], folder: Path) -> set[Call]:
 
 
 def test_the_roles_grant_what_kustomize_grants(rendered: dict[str, Manifests], tmp_path: Path) -> None:
-    """Those are tested against every request of the operator, both ways."""
+    """Another test compares the roles of kustomize with every request of the operator, both ways."""
     wanted = granted([KUSTOMIZE / "cluster_role.yaml", KUSTOMIZE / "lease_role.yaml"])
     roles = [item for item in rendered["default"] if item["kind"] in ("ClusterRole", "Role")]
     people = [role for role in roles if role["metadata"]["labels"]["app.kubernetes.io/component"] == "api"]

@@ -1,4 +1,6 @@
-"""Tenants who forge metrics, and several releases beside each other: whose alerts are about whom."""
+"""Tenants that forge metrics, and several releases in one cluster: which jobs each release's alerts are
+about.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def groups(manifests: Manifests) -> list[dict[str, Any]]:
 def test_the_pod_monitor_bounds_and_drops_as_the_servers_beside_a_cluster_do(
     helm: Path, tmp_path: Path
 ) -> None:
-    """What those do is seen with a real Prometheus in tests/monitoring."""
+    """A real Prometheus shows the effect of these settings in tests/monitoring."""
     mine = {"sourceLabels": ["__name__"], "regex": "mine", "action": "drop"}
     monitors = MONITORS | {"podMonitor": {"enabled": True, "metricRelabelings": [mine]}}
     monitor = named(release(helm, tmp_path, "a", **monitors), "PodMonitor")["spec"]

@@ -1,4 +1,4 @@
-"""values.schema.json: what is mistyped is refused, at every level, by helm itself."""
+"""values.schema.json: helm itself refuses every mistyped value, at every level."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def renderer(helm: Path, tmp_path: Path) -> Helm:
 
 
 def open_objects(schema: dict[str, Any], path: str = "$") -> Iterator[str]:
-    """Objects of the schema that have named keys and take others as well."""
+    """Yield the objects of the schema that have named keys and accept others as well."""
     if "properties" in schema and schema.get("additionalProperties") is not False:
         yield path
     for key, inner in [*schema.get("properties", {}).items(), *schema.get("$defs", {}).items()]:
@@ -39,7 +39,7 @@ def test_no_object_with_named_keys_takes_others() -> None:
 
 
 def free_objects(schema: dict[str, Any], path: str = "$") -> Iterator[str]:
-    """Objects of the schema that take any key."""
+    """Yield the objects of the schema that accept any key."""
     is_named = schema.keys() & {"properties", "patternProperties"}
     is_uniform = isinstance(schema.get("additionalProperties"), dict)
     if schema.get("type") == "object" and not is_named and not is_uniform:

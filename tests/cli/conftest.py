@@ -13,8 +13,9 @@ import typer.testing
 
 @pytest.fixture(scope="session", autouse=True)
 def one_tree_of_commands() -> Iterator[None]:
-    """Made at the first call: typer makes it anew for each, of the signatures of all commands, which takes
-    most of the time of nearly every call here."""
+    """Build the command tree once: typer builds it anew for each call, from the signatures of all commands,
+    which takes most of the time of nearly every call here.
+    """
     made = functools.cache(typer.main.get_command)
     with (
         mock.patch.object(typer.main, "get_command", made),

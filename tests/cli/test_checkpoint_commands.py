@@ -112,7 +112,9 @@ READERS = (
 @pytest.mark.ranks
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
 def test_a_volume_that_fails_is_no_damage(tmp_path: Path, command: list[str]) -> None:
-    """The kernel's own input/output error: a file of which no byte can be read is mounted over one."""
+    """The kernel gives its own input/output error: a file of which no byte can be read is mounted over
+    one.
+    """
     if reason := can_mount():
         pytest.skip(f"no private mount here: {reason}")
     path = save_at(tmp_path / "run", 1, step=1)

@@ -72,7 +72,7 @@ def answer(done: Done) -> dict[str, Any]:
 
 
 def run_files(file: Path, config: Path | None = None) -> dict[str, Any]:
-    """What the ranks of a local run read."""
+    """Return the files that the ranks of a local run read."""
     files = local_run(load_job(file), config=config).files
     assert set(files) == {"ds_config.json", "train.json"}
     return {name: json.loads(text) for name, text in files.items()}
@@ -265,7 +265,7 @@ def test_a_named_file_that_is_wrong(content: bytes | None, told: str, tmp_path: 
 def test_two_configurations_that_differ(
     documents: list[dict[str, Any]], place: str, command: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Which of them the workers would read is nothing to guess."""
+    """The command must not guess which of the two the workers would read."""
     (tmp_path / "ds.json").write_text(OTHER)
     done = zerotrain(*command, written(tmp_path, *documents), "--config", tmp_path / "ds.json")
     assert done.code == 64

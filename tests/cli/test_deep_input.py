@@ -1,5 +1,6 @@
-"""Files that nest without end, or hold numbers and characters that nothing can read: every command that takes
-a file ends with code 64 and says which one, and prints no traceback."""
+"""Files with very deep nesting, or with numbers and characters that no reader accepts: every command that
+takes a file ends with code 64, names the file, and prints no traceback.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.unit
 
 DEEP = 1200
 DEEP_YAML = 500
-"""Its reader takes several frames for each level."""
+"""Depth of YAML, whose reader takes several frames for each level."""
 
 HEAD = "apiVersion: zerotrain.dev/v1alpha1\nkind: ZeroTrainingJob\nmetadata: {name: deep}\nspec:\n"
 
 
 def chain(first: str, step: str) -> str:
-    """Aliases that name the one before."""
+    """Return a chain of aliases, each of which refers to the one before."""
     lines = [f"a0: &a0 {first}"] + [f"a{n}: &a{n} " + step.format(n - 1) for n in range(1, DEEP_YAML)]
     return "\n".join(lines)
 

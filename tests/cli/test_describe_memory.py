@@ -1,4 +1,6 @@
-"""What people are shown of a memory plan beside what was taken: margins, and the step by data sheet."""
+"""The memory plan beside the memory in use, as users are shown it: margins, and the step time by data
+sheet.
+"""
 
 from __future__ import annotations
 

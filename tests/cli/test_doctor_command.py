@@ -1,4 +1,6 @@
-"""`zerotrain doctor` and `env`: what they find is what is there; pods are restricted and go again."""
+"""`zerotrain doctor` and `env`: their findings match the machine; their pods are restricted and removed
+again.
+"""
 
 from __future__ import annotations
 
@@ -140,8 +142,10 @@ WISHES = pods.PodWishes(
 
 @pytest.mark.cluster
 def test_pods_and_policies_are_restricted_valid_and_go_again(control_plane: Cluster) -> None:
-    """In a namespace that enforces the restricted level, on a real API server; nothing runs there, so it ends
-    with the reason, and nothing is left."""
+    """The doctor's pods pass a namespace that enforces the restricted level, on a real API server.
+
+    Nothing runs there, so the command ends with the reason, and nothing is left.
+    """
     with control_plane.namespace() as namespace:
         client = Client.connect(control_plane.kubeconfig, None, namespace)
         label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}

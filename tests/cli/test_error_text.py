@@ -1,4 +1,4 @@
-"""Errors carry words of clusters, registries and files: none of them may drive the terminal."""
+"""Errors carry texts of clusters, registries and files: none of them may control the terminal."""
 
 from __future__ import annotations
 

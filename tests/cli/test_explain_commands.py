@@ -42,7 +42,7 @@ def explain(*words: str) -> Result:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Rules and runbooks as a wheel brings them along: in folders beside the package, no checkout."""
+    """Rules and runbooks as a wheel installs them: in folders beside the package, without a checkout."""
     for name, file, text in (("rules", "a.yaml", RULES), ("runbooks", "ZeroTrainJobStalled.md", RUNBOOK)):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(text)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ranks
 
 
 def command(*arguments: object) -> str:
-    """Output of a command that must succeed."""
+    """Return the output of a command that must succeed."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None:
         raise result.exception
@@ -34,7 +34,9 @@ def command(*arguments: object) -> str:
 
 
 def checkpoint(base: str, folder: str, stage: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Two checkpoints of a model in training, the second after a step; its masters."""
+    """Save two checkpoints of a model in training, the second after a step; return its parameters after that
+    step.
+    """
     rank, world_size = world()
     config = {
         "train_batch_size": world_size,
@@ -109,7 +111,7 @@ def checkpoint_of_a_large_model(folder: str) -> None:
 
 
 def grown_by_export(folder: str) -> int:
-    """Growth of resident memory while 67 MB are exported, after a first export."""
+    """Return the growth of resident memory while 67 MB are exported, after a first export."""
     request = Request(
         checkpoint=Path(folder),
         output=Path(folder, "out"),

@@ -30,7 +30,7 @@ TREE = dict(leaves(typer.main.get_command(app)))
 
 
 def problems_of(path: str, command: Any) -> list[str]:
-    """What a reader of --help would miss."""
+    """Return what a reader of --help would miss."""
     found = []
     example = (command.epilog or "").strip()
     if not example.startswith(f"Example: zerotrain {path}"):
@@ -67,7 +67,7 @@ def test_help_is_printed_and_its_example_is_understood(path: str) -> None:
     example = (TREE[path].epilog or "").removeprefix("Example: ").strip()
     assert f"Example: {' '.join(example.split())}" in text
     words = shlex.split(example)[1 + len(path.split()) :]
-    # Click itself reads the words: an option that does not exist, or a value of the wrong kind, ends here.
+    # Click itself reads the words: an option that does not exist, or a value of the wrong kind, fails here.
     assert TREE[path].make_context(path, words).command is TREE[path]
 
 
@@ -81,7 +81,7 @@ SHARED = {
     ExitCode.DOES_NOT_FIT: None,
     ExitCode.STORAGE_FAILED: None,
 }
-"""Codes that mean the same of a worker and of a command -> the name of the row, where it is another."""
+"""Codes with the same meaning for a worker and for a command -> name in CommandExit, where it differs."""
 
 
 def test_no_exit_code_means_two_things() -> None:
@@ -99,7 +99,7 @@ CODE_NAMES = {
 
 
 def codes_in(source: str) -> set[int]:
-    """Every exit code that a module names or writes as a number where a command ends."""
+    """Return every exit code that a module names or writes as a number where a command ends."""
     found = set[int]()
     tree = ast.parse(source)
     constants = {
@@ -124,7 +124,7 @@ def codes_in(source: str) -> set[int]:
 
 COMMANDS = Path(zerotrain_cli.__file__).parent
 OF_A_JOB = ("local", "run.py", "report")
-"""What knows the codes of workers: `run` ends with its job's, a report tells them."""
+"""Modules that use the codes of workers: `run` ends with its job's code, a report shows them."""
 
 
 def test_the_table_has_every_code_that_a_command_ends_with() -> None:
@@ -136,7 +136,7 @@ def test_the_table_has_every_code_that_a_command_ends_with() -> None:
     used = {code: path.name for path in files for code in codes_in(path.read_text())}
     rows = {row.code for row in COMMAND_EXITS}
     assert {code: name for code, name in used.items() if code not in rows | {0}} == {}
-    # And the other way round: Ctrl-C and wrong options are Python's and click's own ends.
+    # Every row is used, except for Ctrl-C and wrong options, which Python and click handle.
     assert rows - set(used) - {int(CommandExit.INTERRUPTED), int(CommandExit.USAGE)} == set()
 
 

@@ -1,5 +1,6 @@
 """Commands that read folders in which a training program writes: no file makes one of them wait, read without
-end, leave the folder, or send the terminal a command."""
+end, leave the folder, or send the terminal a command.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ LARGE_BYTES = 1 << 31
 
 
 def all_read(folder: Path, tmp_path: Path) -> list[Done]:
-    """Every command that reads a folder of checkpoints, on this one."""
+    """Run every command that reads a folder of checkpoints on this one."""
     return [
         zerotrain("checkpoint", "ls", folder),
         zerotrain("checkpoint", "ls", folder, "-o", "json"),
@@ -68,14 +69,14 @@ def test_a_record_is_a_regular_file_of_a_bounded_size(
     listed = json.loads(done[1].out)[0]
     assert listed["condition"] == "damaged"
     assert (word if name != "DAMAGED" else "marked as damaged") in listed["reason"]
-    if name != "DAMAGED":  # a mark of an earlier load; reading every byte tells better
+    if name != "DAMAGED":  # a mark of an earlier load; reading every byte is more reliable
         assert [item.code for item in done[2:6]] == [int(ExitCode.CHECKPOINT_UNUSABLE)] * 4
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("plant", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_a_tensor_file_is_a_regular_file(plant: Callable[[Path], None], tmp_path: Path) -> None:
-    """Its manifest says size 0, as the pipe has, so that looking at sizes does not help."""
+    """The manifest gives size 0, as the pipe has, so that a check of sizes does not help."""
     folder = tmp_path / "checkpoints"
     path = save_at(folder, 1, step=1)
     manifest = json.loads((path / "manifest.json").read_text())

@@ -1,4 +1,6 @@
-"""Commands that list jobs survive what somebody stored: all are listed, and what is unreadable says so."""
+"""Commands that list jobs survive malformed stored objects: all are listed, and unreadable ones are
+marked.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class ApiServer(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What commands import: help and looks at a cluster come at once, and without the runtime being installed."""
+"""Imports of commands: help and reads of a cluster start quickly, and work without the runtime installed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print("@@" + json.dumps([code or 0, found]))
 
 
 def run(*args: str, without: tuple[str, ...] = ()) -> tuple[int, list[str], str]:
-    """Exit code, modules and standard error of a command in an interpreter of its own."""
+    """Return exit code, modules and standard error of a command in an interpreter of its own."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(without), *args],
         capture_output=True,

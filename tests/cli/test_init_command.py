@@ -1,4 +1,6 @@
-"""`zerotrain init`: the written file is valid and planned; nothing is replaced, or asked off a terminal."""
+"""`zerotrain init`: the written file is valid and planned; it replaces nothing, and asks only on a
+terminal.
+"""
 
 from __future__ import annotations
 

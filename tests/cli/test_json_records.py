@@ -1,5 +1,6 @@
-"""What `-o json` and `-o yaml` print of plan, doctor, describe and checkpoint diff: every key at every depth,
-and its type. Programs rely on them, so a change of one is a decision made here."""
+"""Records that `-o json` and `-o yaml` print of plan, doctor, describe and checkpoint diff: every key at
+every depth, and its type. Programs rely on them, so a change of one is a decision made here.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ DIFF = {
 
 
 def shape(value: Any) -> Any:
-    """The types by key; of a list of records all their keys, of another list its types."""
+    """Return the types by key; for a list of records the union of their keys, for another list its types."""
     if isinstance(value, dict):
         return {key: shape(inner) for key, inner in value.items()}
     if not isinstance(value, list):
@@ -110,7 +111,7 @@ def shape(value: Any) -> Any:
 
 
 def printed(done: Done, form: str) -> Any:
-    """What a program reads, whatever the command ended with."""
+    """Return the record that a program reads, whatever exit code the command had."""
     assert done.err == ""
     return json.loads(done.out) if form == "json" else yaml.safe_load(done.out)
 

@@ -1,4 +1,6 @@
-"""The keys of what `-o json` prints: programs rely on them, so a change of one is a decision made here."""
+"""Keys of the records that `-o json` prints: programs rely on them, so a change of one is a decision made
+here.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ SHAPES: dict[tuple[str, ...], Any] = {
     ("version",): "kopf kubernetes python torch zerotrain",
     ("env",): "native module packages python system variables",
 }
-"""Command -> sorted keys of its record, in a list where it prints one of records."""
+"""Command -> sorted keys of its record, in a list where it prints a list of records."""
 
 
 def shape(value: Any) -> Any:
-    """The keys at the top; of a list those of its first record."""
+    """Return the top-level keys of a record; of a list, those of its first record."""
     return [shape(value[0])] if isinstance(value, list) else " ".join(sorted(value))
 
 

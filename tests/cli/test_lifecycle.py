@@ -1,4 +1,4 @@
-"""What `suspend`, `resume` and `scale` say before they change anything."""
+"""Messages of `suspend`, `resume` and `scale` before they change anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ranks
 
 
 def ask(folder: Path, *words: str, **status: Any) -> Done:
-    """A command about a job `gpt` of this status; the server refuses every change."""
+    """Run a command about a job `gpt` with this status; the server rejects every change."""
     raw = {**job_json({"metadata": {"name": "gpt", "namespace": "ml"}}), "status": status}
     with served(lambda path: (200, json.dumps(raw).encode()), folder) as kubeconfig:
         return zerotrain(*words, kubeconfig=kubeconfig)

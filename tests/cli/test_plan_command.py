@@ -1,4 +1,6 @@
-"""`zerotrain plan` and `explain memory`: verdict first, the numbers, what they rest on, exit codes."""
+"""`zerotrain plan` and `explain memory`: the verdict first, then the numbers, their sources, and exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def job_file(folder: Path, **spec: Any) -> Path:
 
 
 def plan(*args: str | Path) -> Result:
-    """In this process; errors come as exceptions."""
+    """Run `zerotrain plan` in this process; errors come as exceptions."""
     return CliRunner().invoke(app, ["plan", *map(str, args)])
 
 
@@ -86,7 +88,7 @@ def test_samples_of_a_factorys_model_are_as_long_as_the_job_says(tmp_path: Path)
 
 @pytest.mark.unit
 def test_a_job_that_does_not(tmp_path: Path) -> None:
-    """The way out comes right after the verdict, and the speed is that of the way out."""
+    """The proposal comes right after the verdict, and the speed is that of the proposal."""
     resources = {"gpus": {"count": 2, "memory": "40Gi"}, "memory": "512Gi"}
     done = plan(job_file(tmp_path, resources=resources), "--model-config", tmp_path, "--rate", "tflops=200")
     assert done.exit_code == 67
@@ -101,7 +103,7 @@ def test_a_job_that_does_not(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_the_way_out_costs_what_its_own_plan_says(tmp_path: Path) -> None:
-    """More workers have more samples in a step; where the batch cannot be shared, they are no way out."""
+    """Proposals have more workers, and so more samples in a step, only where the batch can be shared."""
     recompute = {"activation_checkpointing": {}, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     resources = {"gpus": {"count": 2, "memory": "40Gi"}, "memory": "32Gi"}
     small: dict[str, Any] = {"resources": resources, "nvme": {"size": "1Gi"}}
@@ -140,7 +142,7 @@ def test_json_for_programs(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_a_cost_needs_every_rate(tmp_path: Path) -> None:
-    """Between two workers the network counts: without its rate a cost would be too low."""
+    """Two workers need the network: without its rate a cost would be too low."""
     args = (job_file(tmp_path, workers=2), "--model-config", tmp_path, "--gpu", "H100", "--price", "24.80")
     assert "no cost: rates are missing" in plan(*args).output
     assert "per billion tokens" in plan(*args, "--rate", "network=50").output
@@ -202,7 +204,7 @@ def test_rates_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_products_are_measured_in_the_dtype_of_the_job(
     config: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A processor and a GPU are slower at fp32 than at bf16: `--probe` and the data sheet follow."""
+    """CPUs and GPUs are slower at fp32 than at bf16: `--probe` and the data sheet follow."""
     asked: list[str] = []
 
     def matmul(dtype: str) -> float:

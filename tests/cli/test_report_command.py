@@ -1,4 +1,4 @@
-"""`zerotrain report`: one page says what happened, loads nothing, and stays one whatever a job is called."""
+"""`zerotrain report`: one page that says what happened, loads nothing, and is robust to any name of a job."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def check_self_contained(text: str) -> None:
-    """No script, nothing that is fetched, no handler; links within the page alone."""
+    """Check that the page has no script, no handler and nothing to fetch, and only links within itself."""
     page = Page(text)
     assert not page.tags & {
         "script",

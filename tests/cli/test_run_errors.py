@@ -1,4 +1,4 @@
-"""What `zerotrain run` refuses, and how: code, cause, next step; nothing half-written."""
+"""Errors of `zerotrain run`: code, cause, next step; no half-written files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a local run makes is for its user alone, whatever the umask of the shell allows others."""
+"""Files of a local run are private to its user, whatever the umask of the shell allows others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOB = {
 
 
 def for_others(folder: Path) -> dict[str, str]:
-    """What anybody else may do with the folder and what is in it."""
+    """Return the permissions that other users have on the folder and on what is in it."""
     paths = [folder, *folder.rglob("*")]
     modes = {str(path): stat.S_IMODE(path.lstat().st_mode) for path in paths}
     return {name: oct(mode) for name, mode in modes.items() if mode & 0o077}

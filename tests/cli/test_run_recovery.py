@@ -27,7 +27,7 @@ WAITS = """
 while step == 10 and ATTEMPT == 1 and not (folder / "go").exists():
     time.sleep(0.02)
 """
-"""The first attempt goes on when the test has done what it wants to do to it."""
+"""Code that holds the first attempt until the test has done what it wants to do to it."""
 
 
 def test_job_runs_to_its_end_and_says_so(tmp_path: Path) -> None:

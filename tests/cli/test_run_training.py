@@ -1,4 +1,6 @@
-"""The whole of it without a cluster: job file, launcher, engine, checkpoint; a killed rank changes no bit."""
+"""A whole training without a cluster: job file, launcher, engine, checkpoint; a killed rank changes no
+bit.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ JOB: dict[str, Any] = {
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job on the source of one module of the standard library."""
+    """A job that trains on the source of one module of the standard library."""
     (tmp_path / "text.py").write_text(inspect.getsource(inspect))
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps(JOB))

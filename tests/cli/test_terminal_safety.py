@@ -1,4 +1,4 @@
-"""No command that reads a folder of checkpoints or a configuration gives a terminal its texts as they are."""
+"""Commands that read a folder of checkpoints or a configuration never pass its texts raw to a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_COLOUR = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
 
 
 def clean(done: Done) -> Done:
-    """Nothing that a terminal obeys is in what it printed."""
+    """Check that the output contains no control sequence."""
     for text in (done.out, done.err):
         assert FORBIDDEN.search(text) is None, repr(text)
     return done
@@ -55,7 +55,7 @@ def test_names_and_reasons_of_checkpoints(tmp_path: Path) -> None:
 
 
 def test_names_of_tensors(tmp_path: Path) -> None:
-    """As the manifest has them: those of a model's parameters are the program's own words."""
+    """Names of tensors come from the manifest; the training program chooses those of a model's parameters."""
     first = save_at(tmp_path / "first", 1, step=1)
     second = shutil.copytree(first, tmp_path / "second" / first.name)
     manifest = json.loads((second / "manifest.json").read_text())

@@ -1,5 +1,7 @@
-"""`zerotrain checkpoint verify FOLDER TAG` of a checkpoint that is not there: as bad as a damaged one, unless
-the volume failed or what is there may be another program's format, which both tell nothing."""
+"""`zerotrain checkpoint verify FOLDER TAG` of a checkpoint that is missing: as bad as a damaged one.
+
+The exceptions are a failed volume, and files that may be another program's format: both prove nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def _dangling(folder: Path) -> None:
 
 
 def _another_inside(folder: Path) -> None:
-    """A whole checkpoint one folder further down is not the one that was asked for."""
+    """Put a whole checkpoint one folder further down, which is not the one that was asked for."""
     shutil.rmtree(folder / TAG)
     save_at(folder / TAG, 1, step=7)
 
@@ -67,7 +69,7 @@ LOST: dict[Callable[[Path], None], str] = {
     _dangling: f"{{folder}} holds no {TAG}",
     _another_inside: f"{{folder}}/{TAG} holds neither manifest.json nor COMMIT",
 }
-"""How a checkpoint is lost -> what the last line of the answer says."""
+"""Function that loses a checkpoint -> text in the last line of the output."""
 
 
 def saved(tmp_path: Path) -> Path:
@@ -88,7 +90,7 @@ def test_a_checkpoint_that_is_gone_is_as_bad_as_a_damaged_one(
     first, *_, last = told.splitlines()
     assert (code, first) == (ExitCode.CHECKPOINT_UNUSABLE, f"{TAG}: missing")
     assert LOST[lose].format(folder=folder) in last
-    # The way out; the last line is all that the status of a job tells of it.
+    # The advice; the job's status shows only the last line.
     assert (f"zerotrain checkpoint ls {folder}" in last) is folder.exists()
     code, told = run("verify", folder, TAG, "-o", "json")
     assert (code, last.strip() in told) == (ExitCode.CHECKPOINT_UNUSABLE, True)
@@ -122,7 +124,7 @@ def test_what_may_be_another_format_is_not_called_gone(
     error = CliRunner().invoke(app, ["checkpoint", "verify", str(folder), name]).exception
     assert isinstance(error, CliError), error
     assert error.code == ExitCode.BAD_CONFIG
-    # The last line of what is printed, and all that the status of a job tells of it.
+    # The last line of the output, which is all that the job's status shows.
     assert f"check {folder / name} with the program that wrote it" in str(error.next_step)
     assert f"zerotrain checkpoint ls {folder}" in str(error.next_step)
     assert run("verify", folder, TAG)[0] == 0
@@ -141,7 +143,9 @@ def _without_records_and_told_so(path: Path) -> None:
 
 @pytest.mark.parametrize("lose", [_without_records, _without_records_and_told_so, shutil.rmtree])
 def test_one_of_ours_under_a_tag_is_as_bad_as_damaged(lose: Callable[[Path], None], tmp_path: Path) -> None:
-    """Its name could be anybody's; its files could not, and where nothing is left there is no format."""
+    """The tag could be any program's, but the files are ours; where no file is left there is no other
+    format.
+    """
     folder = saved(tmp_path)
     (folder / TAG).rename(folder / "best")
     assert run("verify", folder, "best")[0] == 0
@@ -159,7 +163,7 @@ CANNOT_TELL = (errno.EACCES, errno.ENAMETOOLONG)
 def test_where_it_cannot_be_told_whether_it_is_there_nothing_is_said_of_it(
     where: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The volume's root, the checkpoint's folder or a record in it answers any question with this error."""
+    """The volume's root, the checkpoint's folder or a record in it answers every `stat` with this error."""
     folder = saved(tmp_path)
     _volume_emptied(folder)
     refused, stat = Path(where.format(folder=folder, tag=TAG)), os.stat

@@ -1,4 +1,4 @@
-"""Commands without a cluster, given a file, folder or word that is not there: code, cause, what to do."""
+"""Commands without a cluster, given a file, folder or word that does not exist: code, cause, advice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 
 NONE = "none"
-"""No file, folder or word of this name is anywhere."""
+"""Name of no file, folder or word."""
 
 GIVEN = {
     "run": ("./none",),
@@ -42,10 +42,10 @@ GIVEN = {
 """Command -> its arguments, in an empty folder."""
 
 ANSWER = {"doctor", "config check"}
-"""What is wrong is a line of their tables, with the exit code that it has there."""
+"""Commands that report problems as rows of their tables, with the exit code of those."""
 
 NAMELESS = {"env", "version", "explain exit-codes"}
-"""Take no name of anything."""
+"""Commands that take no name of anything."""
 
 
 def test_no_command_is_left_out() -> None:

@@ -1,4 +1,6 @@
-"""Fixtures for the client and its commands against a real API server, a real operator, doubles of nodes."""
+"""Fixtures for the client and its commands against a real API server, a real operator and doubles of
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.support.devcluster import Cluster
 
 @pytest.fixture(scope="module")
 def operator_kubeconfig(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped manifests are applied; this kubeconfig has the rights of their ServiceAccount."""
+    """Kubeconfig with the rights of the operator's ServiceAccount, after the shipped manifests are
+    applied.
+    """
     return install(control_plane, tmp_path_factory.mktemp("operator"))
 
 
@@ -27,13 +31,13 @@ def running_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def api(control_plane: Cluster) -> KubeJson:
-    """Full rights, for the doubles."""
+    """Access to the API with full rights, for the doubles."""
     return KubeJson(control_plane)
 
 
 @pytest.fixture
 def nobody(control_plane: Cluster, namespace: str, tmp_path: Path) -> Path:
-    """A kubeconfig of somebody who may do nothing."""
+    """Kubeconfig of a user without any right."""
     control_plane.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
     token = control_plane.kubectl("create", "token", "nobody", "-n", namespace).stdout.strip()
     return write_kubeconfig(control_plane, token, tmp_path / "nobody.kubeconfig")

@@ -27,8 +27,9 @@ Command = Callable[..., Done]
 
 
 def log_of(worker: int, lines: int, *, stamped: bool = True) -> bytes:
-    """What a kubelet serves: its own times where they are asked for, the launcher's marks, a colour, and an
-    attack on the terminal."""
+    """Return a log as a kubelet serves it: timestamps if `stamped`, the launcher's marks, a colour, and an
+    attack on the terminal.
+    """
     text = "".join(
         (f"2026-03-01T10:00:{line:02d}.{worker}00000000Z " if stamped else "")
         + f"{f'[rank {rank}] ' if rank else ''}\x1b[32mline {line} of rank {rank}\x1b[0m\x1b]0;x\x07\n"
@@ -40,7 +41,7 @@ def log_of(worker: int, lines: int, *, stamped: bool = True) -> bytes:
 
 @pytest.fixture
 def node(control_plane: Cluster, api: KubeJson) -> Iterator[tuple[str, KubeletLogs]]:
-    """A node of the test's own that serves logs."""
+    """Node of the test's own that serves logs."""
     name = f"double-{secrets.token_hex(3)}"
     with served_logs(control_plane, api, name) as logs:
         yield name, logs
@@ -55,7 +56,7 @@ def double(api: KubeJson, namespace: str, node: tuple[str, KubeletLogs]) -> Iter
 
 @pytest.fixture
 def run(control_plane: Cluster, namespace: str) -> Command:
-    """`zerotrain ... -n NAMESPACE`."""
+    """Runner of `zerotrain ... -n NAMESPACE`."""
 
     def command(*args: str | Path) -> Done:
         return zerotrain(*args, "-n", namespace, kubeconfig=control_plane.kubeconfig)

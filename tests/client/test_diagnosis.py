@@ -1,4 +1,4 @@
-"""What `describe` says about a job: every kind of trouble has its words and something to do."""
+"""Diagnosis of `describe`: every kind of trouble has an explanation and advice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def look(
 
 
 def text_of(found: Diagnosis) -> str:
-    """Everything that is said."""
+    """Return the whole text of a diagnosis."""
     lines = [found.headline, *found.situation]
     for item in found.happenings:
         lines += [item.title, *item.details]

@@ -1,4 +1,4 @@
-"""What `describe` advises about pods that are refused, do not start or do not go."""
+"""Advice of `describe` about pods that are refused, do not start or do not terminate."""
 
 from __future__ import annotations
 

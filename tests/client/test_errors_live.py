@@ -1,4 +1,4 @@
-"""Every command about a cluster when something is wrong: the code, the cause and what to do next."""
+"""Every command about a cluster when something is wrong: the code, the cause and the next step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ABOUT_A_JOB = {
     "report": ("report", JOB),
 }
 OTHERS = {"submit", "doctor"}
-"""What takes a cluster and no job's name: rows of their own in `all_commands`."""
+"""Commands that take a cluster but no job's name; they have rows of their own in `all_commands`."""
 IN_PODS = ("doctor", "--pod", "--image", "example.org/zerotrain:1", "--timeout", "1")
 
 
@@ -54,13 +54,13 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(control_plane: Cluster, namespace: str) -> str:
-    """A namespace of a cluster that knows jobs."""
+    """Namespace of a cluster with the CRD installed."""
     install_crd(control_plane)
     return namespace
 
 
 def write(path: Path, server: str, **user: str) -> Path:
-    """A kubeconfig that trusts nobody in particular."""
+    """Write a kubeconfig without a certificate authority."""
     config = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -74,7 +74,9 @@ def write(path: Path, server: str, **user: str) -> Path:
 
 
 def judge(done: Done, code: CommandExit, *words: str) -> None:
-    """It fails with the code, says these words, and what to do; no traceback, nothing for a pipe."""
+    """Check that the command failed with the code, these words and a next step, without traceback or standard
+    output.
+    """
     assert done.code == code, f"{done.code}: {done.out}{done.err}"
     assert f"error ({int(code)}):" in done.err
     assert "next:" in done.err
@@ -93,7 +95,7 @@ def all_commands(job_file: Path) -> dict[str, tuple[str, ...]]:
 
 
 def with_a_cluster(group: Any, before: str = "") -> set[str]:
-    """The commands that take --kubeconfig, by their words."""
+    """Return the commands that take --kubeconfig, by their words."""
     found: set[str] = set()
     for name, command in group.commands.items():
         words = f"{before} {name}".strip()
@@ -179,7 +181,7 @@ def test_with_a_token_that_nobody_knows(control_plane: Cluster, served: str, tmp
 def test_where_zerotrain_is_not_installed(
     control_plane: Cluster, namespace: str, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group that the real API server does not serve, as ours is where the CRD is missing."""
+    """The real API server does not serve this group, as it does not serve ours where the CRD is missing."""
     monkeypatch.setattr(reading, "GROUP", "zerotrain.example.org")
     for command in about_jobs(job_file).values():
         done = zerotrain(*command, "-n", namespace, kubeconfig=control_plane.kubeconfig)
@@ -206,7 +208,7 @@ def test_a_wrong_field_is_refused_here_and_there(control_plane: Cluster, served:
 
 @pytest.fixture
 def expired_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Where somebody speaks TLS with a certificate whose time is over; its authority's file."""
+    """URL of a TLS server whose certificate has expired, and the file of that certificate."""
     cert_file, key_file = certificate(tmp_path, "server", days=-1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert_file, key_file)

@@ -26,7 +26,7 @@ DIAL = (500, b"dial tcp 10.0.0.7:10250: i/o timeout \x1b]0;owned\x07")
 
 
 class Logs:
-    """An API server with one job of two workers; each open of a log takes the pod's next answer."""
+    """API server with one job of two workers; each request for a log takes the pod's next answer."""
 
     def __init__(self) -> None:
         self.job = job()
@@ -57,7 +57,7 @@ class Logs:
         return 200, json.dumps(self.job.raw).encode()
 
     def pods_answer(self, watches: bool) -> tuple[int, bytes]:
-        """A watch tells of every pod as it is now, half a second later, and ends."""
+        """Return the list of pods, or, for a watch, one event per pod half a second later."""
         self.looks.append("watch" if watches else "list")
         if not watches:
             items = [item.raw for item in self.pods]
@@ -76,7 +76,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Logs, Path]]:
 
 
 def lines(*numbers: int) -> bytes:
-    """Two lines have the time of one second, as the API server's `sinceTime` knows seconds alone."""
+    """Return log lines, two for each second, because the API server's `sinceTime` has a resolution of one
+    second.
+    """
     return b"".join(
         f"2026-03-01T10:00:{number // 2:02d}.{number % 2}00000000Z line {number}\n".encode()
         for number in numbers
@@ -128,7 +130,7 @@ def test_a_follower_opens_a_log_again_and_repeats_no_line(
     assert [line.text for line in found if line.worker == 0] == [f"line {number}" for number in range(4)]
     assert [line.text for line in found if line.worker == 1] == ["line 9"]
     assert len(heard) == (cut[0] != 200)
-    # Between its first look and its last one a follower lists no pods.
+    # A follower lists pods only in its first look and in its last one.
     assert [look for look in state.looks if look == "list"] == ["list"] * 3
     opened = [query for name, query in state.asked if name == "gpt-2-0"]
     assert opened[1].get("sinceTime") == (["2026-03-01T10:00:01Z"] if cut[0] == 200 else None)
@@ -176,7 +178,7 @@ LABELS = "zerotrain.dev/job=gpt and zerotrain.dev/attempt="
 
 
 def kept_of_rank_2(state: Logs) -> None:
-    """Attempt 1 failed by rank 2 and attempt 2 completed; all pods are gone."""
+    """Set up a job whose attempt 1 failed by rank 2 and whose attempt 2 completed; all pods are gone."""
     state.pods = []
     state.job = job({"phase": "Completed", "attempt": 2, "failures": [FAILED]})
     state.kept = {"attempt-1.log": "title\n" + "".join(f"[rank 2] line {number}\n" for number in range(9))}

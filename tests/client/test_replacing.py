@@ -1,4 +1,4 @@
-"""What a job becomes when its file replaces it."""
+"""The job that results when its file replaces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Commands of users with some rights and not others, on a real API server: what is asked, what is left."""
+"""Commands of users with some rights and not others, on a real API server: the requests, and what remains
+possible.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ POLICIES = "networkpolicies.networking.k8s.io"
 
 
 def allow(cluster: Cluster, namespace: str, verbs: str, resource: str) -> None:
-    """To the user of `nobody`, in this namespace."""
+    """Grant the verbs on the resource to the user of `nobody`, in this namespace."""
     name = f"{verbs}-{resource}".replace(",", "-")
     cluster.kubectl("create", "role", name, f"--verb={verbs}", f"--resource={resource}", "-n", namespace)
     user = f"--serviceaccount={namespace}:nobody"
@@ -49,7 +51,7 @@ def test_a_dry_run_of_the_server_asks_it_and_deletes_nothing(
     assert done.code == CommandExit.FORBIDDEN, done.out + done.err
     assert "cannot delete" in done.err
     assert done.out == ""
-    # Who may see the job alone is told what the job alone says.
+    # A user who may read only the job is shown what the job alone says.
     told = Client.connect(nobody, namespace=namespace).describe(JOB)
     assert told.headline.startswith(JOB)
     assert told.happenings == ()

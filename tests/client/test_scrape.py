@@ -1,4 +1,4 @@
-"""What workers say, through a pod proxy: merged, bounded, and hostile answers are no news."""
+"""Progress of workers, read through a pod proxy: merged and bounded; hostile answers are ignored."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ zerotrain_step{{job_name="gpt",rank="{rank}"}} {step}
 
 
 class FakeServer:
-    """An API server with one job and its pods; workers answer what the test puts here."""
+    """API server with one job and its pods; workers give the answers that the test sets."""
 
     def __init__(self) -> None:
         self.job = job()
         self.pods = [pod(0), pod(1)]
         self.answers: dict[str, tuple[int, bytes]] = {}
-        """By the path behind `/proxy`, after the pod's name."""
+        """Answers by the path behind `/proxy`, after the pod's name."""
         self.asked: list[str] = []
         self.everything: tuple[int, bytes] | None = None
         for worker in (0, 1):
             self.say(worker)
 
     def say(self, worker: int, **changes: object) -> None:
-        """A worker of two ranks tells of itself."""
+        """Set the progress report of a worker of two ranks."""
         ranks = tuple(
             Progress(
                 rank=rank,

@@ -1,4 +1,4 @@
-"""What the SDK has and what only the command line has: the page says it, and a plan is the operator's."""
+"""The SDK's page names what the SDK has and what only the command line has; a plan equals the operator's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 PAGE = (ROOT / "docs" / "python-sdk.md").read_text()
 METHODS, _, COMMANDS = PAGE.partition("## What only the command line has")
 OTHER_WORDS = {"top": "progress"}
-"""A command -> the method that it is from a program."""
+"""Command -> the SDK method of the same function."""
 
 
 def test_the_page_names_every_method() -> None:

@@ -1,4 +1,4 @@
-"""What ends a wait."""
+"""Conditions that end a wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Watches over an API server that stumbles: what heals is told once and goes on, what does not ends it."""
+"""Watches over an API server that fails: a passing error is reported once and the watch goes on, a lasting
+one ends it.
+"""
 
 from __future__ import annotations
 

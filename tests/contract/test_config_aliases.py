@@ -1,4 +1,4 @@
-"""Other names, older forms and misplaced keys come to the same configuration; contradictions are errors."""
+"""Aliases, older forms and misplaced keys come to the same configuration; contradictions are errors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_messages_use_the_name_that_was_written() -> None:
 
 
 def test_defaults() -> None:
-    """Where DeepSpeed's documents and its newest code differ, the code is followed; clipping stays off."""
+    """The defaults follow DeepSpeed's newest code where its documents differ; clipping stays off."""
     config = resolved({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}})
     assert config.gradient_clipping == 0.0
     assert config.zero.overlap_comm

@@ -1,4 +1,6 @@
-""" "auto" by Hugging Face's rules where the caller knows, otherwise the default and a notice."""
+""" "auto" is resolved by Hugging Face's rules where the caller knows the value, otherwise to the default with
+a notice.
+"""
 
 from __future__ import annotations
 

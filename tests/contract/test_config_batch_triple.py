@@ -1,4 +1,4 @@
-"""The three batch sizes: what any of them gives, compared with a search over all sizes."""
+"""The three batch sizes that follow from any of them, compared with a search over all sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def sizes_of(given: Sizes, ranks: int) -> tuple[int, int, int]:
 
 
 def search(given: Sizes, ranks: int) -> tuple[int, int, int] | None:
-    """The first triple up to 64 that multiplies and agrees; open sizes prefer accumulation 1, micro 1."""
+    """Return the first triple up to 64 that multiplies and agrees; open sizes prefer accumulation 1, micro
+    batch 1.
+    """
     train, micro, accumulation = given
     for each_accumulation in range(1, 65):
         for each_micro in range(1, 65):

@@ -1,4 +1,4 @@
-"""Numbers and truth values in the forms that people write."""
+"""Numbers and truth values in the forms that users write."""
 
 from __future__ import annotations
 

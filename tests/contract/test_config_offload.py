@@ -1,4 +1,4 @@
-"""What may be offloaded, where it goes, and which combinations are refused by name."""
+"""Offloading: what may be offloaded, where it goes, and which combinations are rejected by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 
 def resolved(stage: int = 2, **more: Any) -> EngineConfig:
-    """A configuration with these top-level blocks; `zero` goes into zero_optimization."""
+    """Return a configuration with these top-level blocks; `zero` goes into zero_optimization."""
     zero = {"stage": stage, **more.pop("zero", {})}
     return resolve(load({"zero_optimization": zero, **more}), world_size=2)
 

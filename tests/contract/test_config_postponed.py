@@ -1,4 +1,4 @@
-"""What this version leaves out by decision: the file loads and shows, and nothing starts with it."""
+"""Features that this version leaves out by decision: their files load and are shown, but cannot be run."""
 
 from __future__ import annotations
 

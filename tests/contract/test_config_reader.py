@@ -1,4 +1,4 @@
-"""The reader accepts what people paste, and says line and column when it cannot."""
+"""The reader accepts what users paste, and reports line and column when it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the text: valid JSON reads as `json` reads it, and everything else is a ConfigError."""
+"""Properties of the reader: valid JSON reads as `json` reads it, and any other text is a ConfigError."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _finite(value: object) -> bool:
 
 
 def _tokens(text: str) -> list[str]:
-    """The pieces of compact JSON between which noise may stand."""
+    """Return the tokens of compact JSON between which noise may stand."""
     found, inside, start = [], False, 0
     for index, character in enumerate(text):
         if character == '"' and not _escaped(text, index):

@@ -1,4 +1,4 @@
-"""The report tells value, origin and effect of every key, and the table decides what is run."""
+"""The report shows value, origin and effect of every key, and the table decides what is run."""
 
 from __future__ import annotations
 

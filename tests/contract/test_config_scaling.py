@@ -1,4 +1,6 @@
-"""A resize keeps the global batch: accumulation follows the number of ranks, or the numbers say why not."""
+"""A resize keeps the global batch: accumulation follows the number of ranks, or an error gives the
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
 
 
 def at(config: dict[str, Any], ranks: int, *, own: int = 4) -> tuple[int, int, int]:
-    """The three sizes on `ranks` ranks of a job whose own number is `own`, as every reader sees them."""
+    """Return the three sizes on `ranks` ranks of a job whose own number is `own`, as every reader gets
+    them.
+    """
     sizes = global_batch(config, world_size=own).at(ranks)
     batch = resolve(load(with_batch(config, sizes)), world_size=ranks).batch
     assert batch == sizes

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 
 
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
-    # name: (file, path of the error, way out)
+    # name: (file, path of the error, suggestion)
     "top level": ({"zero_optimisation": {}}, "zero_optimisation", "Did you mean zero_optimization?"),
     "in a block": (
         {"zero_optimization": {"stge": 2}},

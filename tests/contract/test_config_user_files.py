@@ -1,4 +1,4 @@
-"""Every configuration that users bring loads as it stands, also those that DeepSpeed refuses."""
+"""Every configuration that users bring loads as it stands, also those that DeepSpeed rejects."""
 
 from __future__ import annotations
 
@@ -178,7 +178,9 @@ def test_the_blocks_alone_ask_for_activation_checkpointing() -> None:
 
 
 def test_advice_from_troubleshooting_tables() -> None:
-    """Users are told to write DeepSpeedCPUAdam, Cosine and the old switch; DeepSpeed refuses two of them."""
+    """Troubleshooting tables advise DeepSpeedCPUAdam, Cosine and the old switch; DeepSpeed rejects two of
+    them.
+    """
     text = """{"zero_optimization": {"stage": 2, "cpu_offload": true},
     "optimizer": {"type": "DeepSpeedCPUAdam", "params": {"lr": 1e-4}},
     "scheduler": {"type": "Cosine", "params": {"total_num_steps": 100, "warmup_num_steps": 10}}}"""

@@ -1,4 +1,6 @@
-"""The history of an attempt: what is written is read again, whoever wrote it; bounded, torn, hostile."""
+"""The history of an attempt: written records are read again; sizes are bounded; torn and hostile lines do no
+harm.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,9 @@ def test_an_answer_is_bounded_and_loses_resolution_first() -> None:
 
 
 def test_a_folder_is_read_by_its_names_alone(tmp_path: Path) -> None:
-    """Neither a pipe, that would block, nor a link, that leads elsewhere, nor another job's attempt."""
+    """The reader opens neither a pipe, which would block, nor a link, which leads elsewhere, nor another
+    job's attempt.
+    """
     folder = tmp_path / HISTORY_DIR
     folder.mkdir()
     for uid, step in (("uid-a", 1), ("uid-b", 2)):

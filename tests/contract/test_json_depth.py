@@ -1,4 +1,4 @@
-"""The depth of a JSON text is the one that a parser meets, whatever stands in its strings."""
+"""The depth of a JSON text is the one that a parser meets, whatever its strings contain."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def depth(part: Any) -> int:
 
 
 def reached(text: str) -> int:
-    """How deep a parser is before a character that it cannot read at all. The rest of it reads any order."""
+    """Return the depth at which a parser meets a character that it cannot read at all.
+
+    Other mistakes do not stop it: any order of readable characters is accepted.
+    """
     open_now = deepest = 0
     in_string = is_escaped = False
     for character in text:
@@ -70,7 +73,7 @@ def reached(text: str) -> int:
 
 @pytest.mark.parametrize("piece", [3, 64, json_depth._PIECE])
 def test_it_is_exact(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Escapes and strings lie across the ends of pieces."""
+    """Escapes and strings cross the boundaries of pieces."""
     monkeypatch.setattr(json_depth, "_PIECE", piece)
     chance = random.Random(piece)
     for _ in range(60):

@@ -1,4 +1,6 @@
-"""Texts are taken apart where a parser would, whatever stands in their strings and however they come."""
+"""JSON texts are split where a parser would split them, whatever their strings contain and however they
+arrive.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ LEAVES: list[Any] = [
 
 
 def value(chance: random.Random, depth: int = 0) -> Any:
-    """Anything, with keys that its readers look for."""
+    """Return a random value, with keys that the readers look for."""
     kind = chance.random()
     if depth > 4 or kind < 0.3:
         return chance.choice(LEAVES)
@@ -34,7 +36,7 @@ def value(chance: random.Random, depth: int = 0) -> Any:
 
 @pytest.fixture(params=[3, 64, json_depth._PIECE])
 def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Escapes and strings lie across the ends of pieces."""
+    """Size of the pieces in which a text arrives; escapes and strings cross their boundaries."""
     monkeypatch.setattr(json_depth, "_PIECE", request.param)
     return int(request.param)
 

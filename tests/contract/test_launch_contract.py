@@ -208,7 +208,9 @@ def test_termination_messages_fit_what_kubelet_keeps(exception: str, last_line: 
 def test_all_ranks_of_a_worker_fit_with_their_codes(
     exception: str, reason: str, ranks: int, path: str
 ) -> None:
-    """Texts are given up before codes, whatever the alphabet; beyond 64 ranks the later ones are."""
+    """Texts are dropped before exit codes, whatever the alphabet; beyond 64 ranks, the later ranks are
+    dropped.
+    """
     failed = tuple(RankEnd(rank=639_000 + rank, code=139, reason=reason) for rank in range(ranks))
     saved = CheckpointProgress(step=20, path=path, time=5.0)
     message = Termination(
@@ -254,7 +256,7 @@ TOLD = Termination(
     last_line='},{ ,"also_failed": \\' * 9,
     also_failed=tuple(RankEnd(rank=rank, code=139, reason='"},{,"') for rank in range(8)),
 )
-"""Its texts look like the marks between its fields."""
+"""Termination message whose texts contain the delimiters of its fields."""
 
 
 def test_a_message_that_kubelet_cut_tells_what_is_whole() -> None:
@@ -271,7 +273,7 @@ def test_a_message_that_kubelet_cut_tells_what_is_whole() -> None:
         assert replace(read, **texts) == TOLD
         assert TOLD.also_failed[: len(read.also_failed)] == read.also_failed
         for part, of in ((read.exception, TOLD.exception), (read.last_line, TOLD.last_line)):
-            # The half of a character that was cut off is none.
+            # A partial character at the cut is dropped.
             assert part is None or (of or "").startswith(part.rstrip("?"))
     told = Termination.from_json(text[: text.index(',"also_failed"', facts) + 300])
     assert (told.exception, told.last_line) == (TOLD.exception, TOLD.last_line)
@@ -279,7 +281,7 @@ def test_a_message_that_kubelet_cut_tells_what_is_whole() -> None:
 
 
 def test_of_an_older_launchers_the_beginning_too_and_no_number_without_its_end() -> None:
-    """The texts stood before step and checkpoint."""
+    """Older launchers wrote the texts before step and checkpoint."""
     parts = json.loads(TOLD.to_json())
     late = {name: parts.pop(name) for name in ("step", "checkpoint", "also_failed")}
     text = json.dumps(parts | late, separators=(",", ":"))

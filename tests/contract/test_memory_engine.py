@@ -1,4 +1,4 @@
-"""The formulas against the engine: what it counts between steps is what they say, and its peak within 1%."""
+"""The formulas against the engine: its counters between steps equal them, and its peak is within 1%."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config(stage: int, *, bf16: bool, overlap: bool) -> dict[str, Any]:
         "zero_optimization": {
             "stage": stage,
             "overlap_comm": overlap,
-            # Above the final norm, below everything else: one unit stays whole.
+            # The final norm is below the threshold, every other unit above it: one unit stays whole.
             "stage3_param_persistence_threshold": 1_000,
         },
     }

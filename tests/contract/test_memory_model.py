@@ -1,4 +1,4 @@
-"""The planner's view of a model equals the engine's: parameters, units, and what feeds the formulas."""
+"""The planner's view of a model equals the engine's: parameters, units, and the inputs of the formulas."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_state_bytes(optimizer: str, compute_bytes: int, expected: int) -> None:
 
 
 def test_transients_of_the_exchange() -> None:
-    """Gathered: unit, prefetched, tied; gradients: tied and two units; received: two units."""
+    """Gathered at once: unit, prefetched, tied; gradients: tied and two units; received: two units."""
     units = (unit("embed", 1_000, whole_pass=True), unit("a", 8_000), unit("b", 8_000))
     limits = {"param_persistence_threshold": 0, "prefetch_bucket_size": 1, "max_reuse_distance": 0}
     zero3 = gpu_transient(memory_inputs(configured(4, stage=3, **limits), units))
     assert zero3.forward_bytes == 2 * (16_000 + 1_000)
-    # The last unit has no other ahead of it, and it is the one whose gradients meet the first one's.
+    # The last unit prefetches no other, and its gradients are there together with the first one's.
     assert zero3.backward_bytes == 2 * 9_000 + 2 * (16_000 + 1_000) + 2 * 16_000
     zero2 = gpu_transient(memory_inputs(configured(4, stage=2, overlap_comm=False), units))
     assert (zero2.forward_bytes, zero2.backward_bytes) == (0, 2 * 9_000 + 2 * 8_000)

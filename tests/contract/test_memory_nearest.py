@@ -1,4 +1,4 @@
-"""More ranks are proposed by the engine only where they can share the samples that the file says."""
+"""The engine proposes more ranks only where they can share the number of samples in the file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def units(ranks: int) -> list[UnitSize]:
 
 
 def room_for(config: dict[str, Any], ranks: int) -> Needs:
-    """What one rank of so many takes: enough for these, and too little for half of them."""
+    """Return the memory that one of `ranks` ranks needs: enough for that number, too little for half of
+    it.
+    """
     free = {key: value for key, value in config.items() if key not in (MICRO, TRAIN, STEPS)}
     needs = needs_of(resolve(load(free), world_size=ranks), units(ranks), HOST)
     return Needs(host=needs.host, disk=0)
@@ -52,7 +54,7 @@ def proposed(config: dict[str, Any], *, ranks_of_room: int) -> tuple[EngineConfi
 
 
 def done_by_hand(config: dict[str, Any], change: str) -> tuple[dict[str, Any], int]:
-    """The file and the ranks of somebody who follows the words."""
+    """Return the file and the number of ranks of a user who follows the proposal's words."""
     found = re.fullmatch(r"(\d+) ranks, as many per worker as now(?:, with (.*))?", change)
     assert found is not None, change
     return {**config, **json.loads(f"{{{found[2] or ''}}}")}, int(found[1])
@@ -99,7 +101,7 @@ SIZES: list[int | None] = [None, 1, 2, 3, 4]
 @pytest.mark.parametrize("train", [None, 8, 12, 16, 24, 48, 64, 96])
 @pytest.mark.parametrize("room", [8, 16, 32])
 def test_so_are_all_others(train: int | None, room: int) -> None:
-    """Every batch of small numbers, wherever the next number of ranks that would do is."""
+    """All batches of small numbers, wherever the next sufficient number of ranks is."""
     told = 0
     for micro, steps in itertools.product(SIZES, SIZES):
         given = {TRAIN: train, MICRO: micro, STEPS: steps}
@@ -114,13 +116,13 @@ def test_so_are_all_others(train: int | None, room: int) -> None:
             after = needs_of(resolve(load(changed), world_size=ranks), units(ranks), HOST)
             assert after.within(room_for(config, room))
             told += 1
-    # More ranks share a batch of their multiples, and any batch that nobody says.
+    # More ranks can share a batch of their multiples, and any batch whose size is not given.
     assert (told > 0) == (train is None or train % room == 0)
 
 
 @pytest.mark.parametrize(("group", "words"), [(4, '"zero_optimization": {"stage": 3}'), (3, None)])
 def test_stage_3_only_where_the_ranks_form_groups(group: int, words: str | None) -> None:
-    """Below it nobody asks whether a node's second copies can be made of these ranks."""
+    """The size of the hpZ groups is checked against the ranks only from stage 3 on."""
     zero = {"stage": 2, "zero_hpz_partition_size": group, "overlap_comm": True, **AT_ONCE}
     read = resolve(load({TRAIN: RANKS, "zero_optimization": zero}), world_size=RANKS)
     layers = units(RANKS)[1:] * 20

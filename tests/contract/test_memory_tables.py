@@ -30,7 +30,7 @@ GB = 10**9
 
 
 def inputs(stage: int, **more: object) -> MemoryInputs:
-    """A small model in 16 bit on 4 ranks, with every number different."""
+    """Return a small model in 16 bit on 4 ranks, with every number different."""
     base = MemoryInputs(
         stage=3, world_size=4, trainable_numel=80_000, largest_unit_numel=24_000, frozen_numel=4_000
     )
@@ -38,7 +38,9 @@ def inputs(stage: int, **more: object) -> MemoryInputs:
 
 
 def published(stage: int, numel: int, ranks: int) -> int:
-    """Bytes as the published tables count them: 16 bit, 12 bytes of state, no replicated parameters."""
+    """Return bytes as the published tables count them: 16 bit, 12 bytes of state, no replicated
+    parameters.
+    """
     return gpu_persistent(inputs(stage, world_size=ranks, trainable_numel=numel, frozen_numel=0)).total_bytes
 
 
@@ -152,7 +154,7 @@ def test_ring_and_tags() -> None:
 
 
 def test_a_step_moves_twenty_bytes_of_each_parameter() -> None:
-    """Of states with remainders, read and written once, whatever is encrypted; padding is part of it."""
+    """States with remainders are read and written once each, encrypted or not; padding is included."""
     units = gpt_units(d_model=768, layers=12, context=128, vocab=50_304, world_size=2)
     file = {
         "bf16": {"enabled": True},

@@ -1,4 +1,4 @@
-"""The catalogue of metrics: names and labels follow the conventions, the page is what it generates."""
+"""The catalogue of metrics: names and labels follow the conventions, and the page is generated from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan costs: the operator makes it on its event loop, for whatever a tenant wrote."""
+"""Bounds on the cost of a plan: the operator makes it on its event loop, from specs that tenants write."""
 
 from __future__ import annotations
 

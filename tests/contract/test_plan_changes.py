@@ -1,4 +1,4 @@
-"""What the planner reckons a change to be is what the file comes to once somebody has written it there."""
+"""The planner's estimate of a change equals the plan of the file with the change written into it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def together(found: Sequence[Change]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("written", WRITTEN, ids=str)
 def test_both_faces_of_a_change_agree(written: dict[str, Any]) -> None:
-    """All pairs of changes: the same need, whether weighed in haste or read from the changed file."""
+    """All pairs of changes need the same, whether estimated quickly or read from the changed file."""
     document = {"bf16": BF16, "train_micro_batch_size_per_gpu": 4, **written}
     load_ = workload(LLAMA_8B, limits=ROOMY, **document)
     terms = Terms.of(load_.config)
@@ -65,14 +65,16 @@ def test_both_faces_of_a_change_agree(written: dict[str, Any]) -> None:
 
 
 def sizes(*values: int | None) -> list[dict[str, int]]:
-    """The three sizes of a batch in all ways to say or not to say each."""
+    """Return the three sizes of a batch, with each of them given or left out in all combinations."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     rows = itertools.product(*((None, value) for value in values))
     return [{name: size for name, size in zip(names, row, strict=True) if size} for row in rows]
 
 
 def resolved(written: dict[str, int], base: int | None, ranks: int) -> BatchConfig | None:
-    """By the resolver, from a file that says all three sizes where the batch is to stay; None = refused."""
+    """Return the batch that the resolver finds, from a file with all three sizes where the batch is kept;
+    None if rejected.
+    """
     try:
         document: dict[str, Any] = dict(written)
         if base is not None:
@@ -150,7 +152,7 @@ def test_the_batch_follows_the_ranks_as_the_resolver_has_it(
     ],
 )
 def test_an_edit(before: dict[str, Any], edits: dict[str, Any], after: dict[str, Any]) -> None:
-    """The key's other names go; all else stays, and so does what was given."""
+    """An edit removes the key's other names; all else stays, and the input is unchanged."""
     untouched = repr(before)
     assert edited(before, edits) == after
     assert repr(before) == untouched
@@ -158,7 +160,7 @@ def test_an_edit(before: dict[str, Any], edits: dict[str, Any], after: dict[str,
 
 
 def test_what_is_refused_is_not_asked_for_again() -> None:
-    """A reader that takes no drive: few files are read before the answer without one is found."""
+    """A reader that accepts no drive is asked for few files before a proposal without one is found."""
     limits = {Tier.GPU: 20 * GIB, Tier.HOST: 60 * GIB}
     document: dict[str, Any] = {"bf16": BF16, **SAMPLE, "zero_optimization": zero(3)}
     tight = workload(LLAMA_8B, limits=limits, **document)
@@ -176,11 +178,11 @@ def test_what_is_refused_is_not_asked_for_again() -> None:
     found = nearest(tight, Terms.of(tight.config, reader=reader))
     assert found is not None
     assert found.changes == ('"activation_checkpointing": {}', "spec.workers: 4")
-    assert len(asked) == 4  # the pair, each of the two alone, and what is taken
+    assert len(asked) == 4  # the pair, each of the two alone, and the accepted proposal
 
 
 def test_readings_are_bounded() -> None:
-    """A reader that refuses everything is not asked for ever."""
+    """The search ends although the reader rejects everything."""
     asked: list[Edits] = []
 
     def reader(edits: Edits, workers: int) -> None:

@@ -1,4 +1,4 @@
-"""Verdicts, margins and proposals of the planner; the engine's part is its own check, byte for byte."""
+"""Verdicts, margins and proposals of the planner; the engine's part equals its own check, byte for byte."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ ROOMY = {Tier.GPU: H100, Tier.HOST: 2048 * GIB, Tier.NVME: 8192 * GIB}
     ],
 )
 def test_published_tables(parameters: int, ranks: int, expected_gb: tuple[float, ...]) -> None:
-    """Of the ZeRO paper and what copies it: 2 + 2 + 12 bytes, nothing else."""
+    """The tables of the ZeRO paper and of its copies: 2 + 2 + 12 bytes, nothing else."""
     found = [model_state_bytes(parameters, ranks=ranks, stage=stage) / GB for stage in range(4)]
     assert found == list(expected_gb)
 
 
 def test_tables_that_count_otherwise() -> None:
-    """Without masters: 12 bytes and not 16; what 4 ranks need is no 44 and 30 GB by any convention."""
+    """Some tables count no masters: 12 bytes and not 16. No convention gives 44 and 30 GB for 4 ranks."""
     paper, engine, _, bare = CONVENTIONS
     found = [model_state_bytes(70 * GB, ranks=8, stage=stage, convention=bare) / GB for stage in range(4)]
     assert found == [840.0, 350.0, 227.5, 105.0]
@@ -114,7 +114,7 @@ def test_tables_that_count_otherwise() -> None:
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_engines_part_is_the_engines_check(ranks: int, on_host: bool) -> None:
-    """The same call that the engine makes before it allocates gives the planner's exact bytes."""
+    """The call that the engine makes before it allocates gives the planner's exact bytes."""
     blocks: list[dict[str, Any]] = [
         {},
         {"offload_optimizer": {"device": "cpu"}},
@@ -198,7 +198,7 @@ def test_a_guess_refuses_by_what_is_sharded_alone() -> None:
 
 
 def test_a_guess_of_what_goes_to_the_host_refuses_nothing_either() -> None:
-    """Inputs of layers, of a sequence length that is a guess, too."""
+    """The inputs of layers that go to the host depend on a sequence length that may be a guess, too."""
     moved: dict[str, Any] = {
         "zero_optimization": zero(3),
         "activation_checkpointing": {"cpu_checkpointing": True},
@@ -215,7 +215,7 @@ def test_a_guess_of_what_goes_to_the_host_refuses_nothing_either() -> None:
 
 @pytest.mark.parametrize("recompute", [{}, {"activation_checkpointing": {}}])
 def test_autocasts_copies_of_weights_are_on_every_rank(recompute: dict[str, Any]) -> None:
-    """Two bytes per multiplied weight, at stage 3 too, which eight ranks do not share."""
+    """Autocast's copies take two bytes per multiplied weight on each of the eight ranks, at stage 3 too."""
     given: dict[str, Any] = {"bf16": {"enabled": False}, "zero_optimization": zero(3), **recompute}
     autocast: dict[str, Any] = {"torch_autocast": {"enabled": True, "dtype": "fp16"}}
     there = {**ROOMY, Tier.GPU: 26 * GIB}
@@ -269,7 +269,9 @@ def test_the_nearest_that_fits(given: dict[str, Any], changes: tuple[str, ...]) 
 
 
 def test_proposals_keep_the_batch_and_really_fit() -> None:
-    """Whatever is proposed, a plan of the changed configuration says Fits, and the samples of a rank stay."""
+    """The plan of every proposed configuration has the verdict Fits, and each rank keeps its number of
+    samples.
+    """
     seen = set()
     for limit, host in itertools.product((24 * GIB, 40 * GIB, 60 * GIB), (2048 * GIB, 40 * GIB)):
         for stage, micro in itertools.product((0, 1, 3), (1, 4)):
@@ -289,7 +291,7 @@ def test_proposals_keep_the_batch_and_really_fit() -> None:
             batch, ranks = again.workload.config.batch, again.workload.config.world_size
             samples = batch.micro_batch_size * batch.gradient_accumulation_steps * ranks
             assert samples == batch.train_batch_size
-            # The file says what a rank has at once, so that more ranks have more of it.
+            # The file gives the samples of one rank, so more ranks have a larger batch.
             assert samples * 8 == tight.config.batch.train_batch_size * ranks
             seen.add(ranks)
     assert min(seen) == 8 < max(seen)

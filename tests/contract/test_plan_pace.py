@@ -1,4 +1,4 @@
-"""Step times and costs: against sums done by hand, and what published figures come to in the same way."""
+"""Step times and costs, compared with sums by hand and with published figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_compute() -> None:
 
 
 def test_the_network_of_several_workers() -> None:
-    """3 M per rank at stage 3, of which (W - 1) / W leave a worker, over that worker's network."""
+    """A rank moves 3 M at stage 3, of which (W - 1) / W leave a worker, over that worker's network."""
     keep = {"stage3_max_reuse_distance": 0}
     one = paced(ranks=8, per_worker=8, zero_optimization=zero(3, **keep))
     two = paced(ranks=8, per_worker=4, zero_optimization=zero(3, **keep))
@@ -74,7 +74,9 @@ def test_offloaded_updates_hide_behind_forward() -> None:
 @pytest.mark.parametrize("just_in_time", [False, True])
 @pytest.mark.parametrize("micro", [1, 64])
 def test_spilled_parameters_are_read_by_the_passes(micro: int, just_in_time: bool) -> None:
-    """2 bytes per element for forward and for backward; the update moves 10 of states and the weight."""
+    """The passes read 2 bytes per element for forward and for backward; the update moves 10 of states and the
+    weight.
+    """
     blocks: dict[str, Any] = {
         "offload_param": {"device": "nvme", "max_in_cpu": 0},
         "offload_optimizer": {"device": "nvme", "just_in_time": just_in_time},
@@ -111,7 +113,9 @@ def test_unknown_rates_are_named() -> None:
 
 
 def test_cost() -> None:
-    """A published table: 55 hours and 24.80 an hour are 1,364 a billion tokens, and 5,051 tokens a second."""
+    """A published table: 55 hours at 24.80 an hour cost 1,364 per billion tokens, at 5,051 tokens a
+    second.
+    """
     found = Pace(parts=(), seconds=1.0, tokens=round(1e9 / 55 / 3600), workers=1, bound_by="")
     assert found.cost_per_billion(24.80) == pytest.approx(1364.0, abs=0.5)
     assert found.tokens_per_second == pytest.approx(5051, abs=1)
@@ -123,14 +127,16 @@ def test_cost() -> None:
         (7e9, "A100", 8_500, False),
         (13e9, "A100", 5_200, False),
         (30e9, "A100", 2_800, False),
-        (70e9, "H100", 2_200, True),  # 93 % of the peak: nobody reaches it
+        (70e9, "H100", 2_200, True),  # 93 % of the peak: no program reaches it
         (70e9, "H100", 950, True),
     ],
 )
 def test_published_throughput(
     parameters: float, device: str, tokens_per_second: float, is_possible: bool
 ) -> None:
-    """Six operations per weight and token, recomputation not even counted, against the data sheet's peak."""
+    """Six operations per weight and token, recomputation not counted, are compared with the data sheet's
+    peak.
+    """
     assert (6 * parameters * tokens_per_second / 1e12 < PEAK_TFLOPS[device]) is is_possible
 
 
@@ -146,7 +152,7 @@ def test_data_sheets() -> None:
 
 
 def test_fp32_has_a_peak_of_its_own() -> None:
-    """The engine lets no TF32 in, so fp32 products reach a fraction of what bf16 ones do."""
+    """The engine does not use TF32, so fp32 products reach a fraction of the speed of bf16 ones."""
     device = accelerator("A100-80GB")
     narrow, wide = rates_of(device, "bf16"), rates_of(device, "fp32")
     assert narrow.tflops == pytest.approx(0.4 * 312)

@@ -114,14 +114,14 @@ def test_units_of_a_folder(name: str) -> None:
 
 
 def kept_bytes(model: nn.Module, run: Callable[[], torch.Tensor]) -> int:
-    """What autograd keeps of a forward pass, weights aside, each storage once."""
+    """Return the bytes that autograd keeps of a forward pass, without weights, counting each storage once."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     found: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = storage  # held, so that no address is used twice
+            found[storage.data_ptr()] = storage  # kept alive, so that no address is used twice
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -144,7 +144,9 @@ AUTOCAST: dict[str, Any] = {"torch_autocast": {"enabled": True, "dtype": "bfloat
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "autocast"])
 @pytest.mark.parametrize("name", ["gpt", "llama", "all heads", "biases", "tied", "qwen3", "gpt2"])
 def test_activations_of_a_forward_pass(name: str, dtype: str) -> None:
-    """To the byte but for what does not grow with the model: a loss, positions, a norm's fp32 statistics."""
+    """The estimate is exact but for what does not grow with the model: a loss, positions, a norm's fp32
+    statistics.
+    """
     model, loss, shape = trained(name)
     if dtype == "bf16":
         model = model.to(torch.bfloat16)
@@ -193,7 +195,7 @@ def test_contiguous_checkpoints_take_whole_buffers(
 
 
 def test_weights_that_autocast_copies_for_recomputed_blocks() -> None:
-    """The cache holds a copy of every matrix until forward is over; backward makes a block's anew."""
+    """The cache holds a copy of every matrix until forward is over; backward makes a block's copies anew."""
     model, loss, shape = trained("llama")
     model.gradient_checkpointing_enable()  # type: ignore[operator]
     copies = Copies({parameter.shape for parameter in model.parameters() if parameter.ndim == 2})
@@ -214,7 +216,7 @@ def test_weights_that_autocast_copies_for_recomputed_blocks() -> None:
 
 
 class Copies(TorchDispatchMode):
-    """Narrow copies of matrices of these shapes, as long as they live."""
+    """Dispatch mode that tracks the live narrow copies of matrices of these shapes."""
 
     def __init__(self, shapes: set[torch.Size]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -234,7 +236,7 @@ class Copies(TorchDispatchMode):
 
 
 def test_known_models() -> None:
-    """Sizes as their authors give them."""
+    """Sizes as the models' authors give them."""
     llama3 = {
         "model_type": "llama",
         "num_attention_heads": 32,
@@ -255,7 +257,9 @@ def test_known_models() -> None:
 
 
 def test_work_of_a_token() -> None:
-    """Two operations per weight of a matrix, and causal attention; tables are only looked up."""
+    """A token takes two operations per weight of a matrix, and causal attention; tables are only looked
+    up.
+    """
     shape = gpt_shape(GPT, source="")
     looked_up = 256 * 128 + TOKENS * 128
     assert shape.matmul_parameters == shape.parameters - looked_up + 256 * 128

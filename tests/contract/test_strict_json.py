@@ -1,4 +1,6 @@
-"""JSON of strangers: bounded, one kind of error, otherwise the values of the standard library."""
+"""Strict reader of untrusted JSON: bounded, one kind of error, otherwise the values of the standard
+library.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def test_a_low_recursion_limit_gives_the_same_error() -> None:
         value = None
     finally:
         sys.setrecursionlimit(before)
-    # From Python 3.12 on the limit does not count what is in C: there the text is read.
+    # From Python 3.12 on the recursion limit does not count frames in C: there the text is read.
     assert (value is None) == (sys.version_info < (3, 12))
 
 

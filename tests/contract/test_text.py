@@ -1,4 +1,4 @@
-"""Texts of other people's programs: what may stay, and that nothing else does."""
+"""Texts of untrusted programs: which characters stay, and that nothing else does."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_nothing_raw_is_left_and_no_text_is_longer_than_its_limit(text: str, lim
 
 @given(dirty())
 def test_what_would_be_replaced_is_what_the_categories_say(text: str) -> None:
-    """The reference: one character after the other, by its category alone."""
+    """The reference looks at one character after the other, by its category alone."""
     kept = all(
         unicodedata.category(item)[0] in "LMNPS" or unicodedata.category(item) == "Zs" for item in text
     )

@@ -1,4 +1,4 @@
-"""Last words of programs that could not reach a hub, a bucket or a tracker are told from all others."""
+"""Last output of programs that could not reach a hub, a bucket or a tracker is told from all other output."""
 
 from __future__ import annotations
 

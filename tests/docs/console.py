@@ -1,4 +1,4 @@
-"""Runs the console blocks of a document literally, as a reader would type them.
+"""Runner of the console blocks of a document, exactly as a reader would type them.
 
 A block that is executed has `<!-- run: NAME -->` on the line before it. In it, `$ ` begins a command (a line
 that ends with a backslash goes on), and what follows is its output. A command must succeed. Output is
@@ -23,17 +23,17 @@ _BLOCK = re.compile(
 
 
 class ConsoleError(AssertionError):
-    """A command failed, or printed something else than the document says."""
+    """A command failed, or printed something else than the document shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What follows one `$ `."""
+    """One command of a block: the text after `$ `, and its output."""
 
     text: str
     expected: str
     place: str
-    """document:line"""
+    """Place of the command as "document:line"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Block:
 
 
 def blocks(document: Path) -> dict[str, Block]:
-    """The marked blocks of a document, by name."""
+    """Return the marked blocks of a document, by name."""
     text = document.read_text(encoding="utf-8")
     found: dict[str, Block] = {}
     for match in _BLOCK.finditer(text):
@@ -79,17 +79,19 @@ def _commands(body: str, name: str, first_line: int) -> list[Command]:
 
 @dataclass(kw_only=True, slots=True)
 class Shell:
-    """Where the commands run. `export` and `cd` do not carry over: each has a shell of its own."""
+    """Environment in which the commands run. `export` and `cd` do not carry over: each command has its own
+    shell.
+    """
 
     environ: Mapping[str, str]
-    """Added to this process's environment; PATH in front of its own."""
+    """Variables added to this process's environment; PATH is put in front of its own."""
     folder: Path = ROOT
     timeout_s: float = 660.0
     said: list[str] = field(default_factory=list)
-    """Everything so far, for the message of a failure."""
+    """All output so far, for the message of a failure."""
 
     def run(self, block: Block) -> None:
-        """All commands of the block, in order."""
+        """Run all commands of the block, in order."""
         for command in block.commands:
             self.command(command)
 
@@ -119,7 +121,7 @@ class Shell:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether `printed` is what the document shows; a line of `...` alone may also be no line."""
+    """Return whether `printed` is what the document shows; a line of `...` alone may also be no line."""
     parts = re.split(r"(^\.\.\.\n|\n\.\.\.\Z| ?\.\.\. ?)", _one_space(expected).strip(), flags=re.MULTILINE)
     pattern = "".join(_WILD.get(part) or (".*" if "..." in part else re.escape(part)) for part in parts)
     return re.fullmatch(pattern, _one_space(printed).strip(), flags=re.DOTALL) is not None
@@ -129,5 +131,5 @@ _WILD = {"...\n": r"(?:.*\n)?", "\n...": r"(?:\n.*)?"}
 
 
 def _one_space(text: str) -> str:
-    """Runs of blanks and of line ends as one each."""
+    """Return the text with runs of blanks and of line ends as one each."""
     return re.sub(r"[ \t]+", " ", re.sub(r"[ \t]*\n\s*", "\n", text))

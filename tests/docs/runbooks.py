@@ -1,4 +1,4 @@
-"""What runbooks tell people to type: shell commands and PromQL, from their blocks and from their text."""
+"""Commands and PromQL that runbooks tell their readers to type, from blocks and from inline code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACEHOLDERS = frozenset(
     {"JOB", "NAMESPACE", "POD", "NODE", "RANK", "ATTEMPT", "CODE", "FOLDER", "IMAGE"}
     | {"OPERATOR_NAMESPACE", "DCGM_POD"}
 )
-"""What readers fill in, and nothing else is."""
+"""Words that readers replace; no others are placeholders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,21 +29,21 @@ class Shown:
     text: str
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """With the placeholders' values; those that have none stay."""
+        """Return the text with the placeholders' values; placeholders without a value stay."""
         return _CAPITALS.sub(lambda match: values.get(match[0], match[0]), self.text)
 
     def placeholders(self) -> set[str]:
-        """The words in capitals, but for variables and what nvidia-smi calls so."""
+        """Return the words in capitals, without variables and a keyword of nvidia-smi."""
         return set(_CAPITALS.findall(self.text)) - {"PERFORMANCE"}
 
     def words(self) -> list[str]:
-        """The first program's own words: without what stands behind a pipe."""
+        """Return the words of the first program, up to a pipe."""
         words = shlex.split(self.text)
         return words[: words.index("|")] if "|" in words else words
 
 
 def commands(*, inline: bool = False) -> list[Shown]:
-    """Lines of the `sh` blocks; with `inline` also what the text names."""
+    """Return the lines of the `sh` blocks; with `inline` also the inline code of the text."""
     found = list(_lines("sh"))
     if inline:
         for path in sorted(FOLDER.glob("*.md")):
@@ -53,12 +53,12 @@ def commands(*, inline: bool = False) -> list[Shown]:
 
 
 def queries() -> list[Shown]:
-    """Lines of the `promql` blocks: one query each."""
+    """Return the lines of the `promql` blocks: one query each."""
     return list(_lines("promql"))
 
 
 def kinds() -> set[str]:
-    """Languages of all fenced blocks."""
+    """Return the languages of all fenced blocks."""
     texts = (path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md"))
     return {match["kind"] for text in texts for match in _FENCE.finditer(text)}
 

@@ -1,4 +1,4 @@
-"""docs/operator/cases.md names tests that exist, and rows of their tables that do."""
+"""docs/operator/cases.md names only tests that exist, and rows that their tables have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`((?:,? \"[^\"]+\")*)")
 
 
 def missing(page: str, repository: Path) -> list[str]:
-    """What the page names and nobody finds."""
+    """Return the references of the page that point to nothing."""
     found = []
     for file, function, rows in REFERENCE.findall(page):
         path = repository / file

@@ -19,24 +19,24 @@ from zerotrain.cli.main import app
 from zerotrain.client.exit_codes import CommandExit
 
 GROUP: Any = typer.main.get_command(app)
-# typer brings a click of its own along, so that click's classes tell nothing here.
+# typer brings its own copy of click, so click's classes do not match here.
 _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```", flags=re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`((?:kubectl )?zerotrain [^`]+)`")
 NO_COMMANDS = {"zerotrain spill store 1"}
-"""Code that only begins like one: a text inside of the spill's associated data."""
+"""Inline code that only looks like a command: a text in the spill's associated data."""
 
 _PROSE = re.compile(r"^(?:kubectl )?zerotrain ")
 
 
 def shown(text: str) -> Iterator[str]:
-    """Commands of console blocks and of inline code."""
+    """Yield the commands of console blocks and of inline code."""
     yield from typed(text)
     for match in _INLINE.finditer(_FENCE.sub("", text)):
         yield match[1].replace("\n", " ")
 
 
 def typed(text: str) -> Iterator[str]:
-    """Commands of console blocks alone: whole ones, to be typed as they stand."""
+    """Yield the commands of console blocks alone: complete ones, to be typed as they stand."""
     for match in _FENCE.finditer(text):
         if match["kind"] in ("console", "", "sh", "bash"):
             lines = match["body"].replace("\\\n", " ").splitlines()
@@ -49,7 +49,7 @@ def _is_command(line: str) -> bool:
 
 
 def problem(command: str) -> str | None:
-    """What is wrong with it; None when nothing is."""
+    """Return the problem of a command; None when there is none."""
     if command in NO_COMMANDS:
         return None
     for alternative in _alternatives(command):
@@ -60,7 +60,9 @@ def problem(command: str) -> str | None:
 
 
 def _alternatives(command: str) -> list[list[str]]:
-    """`checkpoint ls|verify FOLDER` are two commands; what follows a pipe, a comment or && is not ours."""
+    """Return the commands that a notation such as `checkpoint ls|verify FOLDER` stands for, up to a pipe, a
+    comment or &&.
+    """
     plain = re.split(r"\s(?:\||#|&&|>|;)\s?|\.\.\.", command.removeprefix("kubectl "))[0]
     words = shlex.split(plain.replace("'", "").replace('"', ""))[1:]
     found: list[list[str]] = [[]]
@@ -92,7 +94,7 @@ def _walk(words: list[str]) -> str | None:
 
 
 def unparsed(command: str) -> str | None:
-    """What the command line itself says against a whole command: what is missing, or of the wrong kind."""
+    """Return the parser's error for a complete command: a missing or mistyped argument; None without one."""
     for words in _alternatives(command):
         here: Any = GROUP
         path: list[str] = []
@@ -102,7 +104,7 @@ def unparsed(command: str) -> str | None:
                 break
             path, here, words = [*path, words[0]], child, words[1:]
         if hasattr(here, "get_command") or "--help" in words or any("[" in word for word in words):
-            continue  # a general form; `problem` has looked at its words
+            continue  # a general form; `problem` has checked its words
         found = _refused(here, " ".join(path), words) or _lonely(" ".join(path), words)
         if found is not None:
             return f"{command!r}: {found}"
@@ -110,13 +112,13 @@ def unparsed(command: str) -> str | None:
 
 
 def _refused(command: Any, path: str, words: list[str]) -> str | None:
-    """What the parser says, where no number in the place of a placeholder helps."""
+    """Return the parser's error, unless a number in the place of a placeholder avoids it."""
     try:
         command.make_context(path, list(words))
     except typer.Exit:
         return None
     except Exception as error:
-        # typer's own click is not to be imported; its errors have a message for people.
+        # typer's own copy of click must not be imported; its errors have a message for users.
         if not hasattr(error, "format_message"):
             raise
         if "does not exist" in error.format_message():
@@ -127,7 +129,7 @@ def _refused(command: Any, path: str, words: list[str]) -> str | None:
 
 
 NEEDS = {("doctor", "--pod"): "--image"}
-"""Options that a command asks for only beside another one."""
+"""Command and option -> the further option that it needs."""
 
 
 def _lonely(path: str, words: list[str]) -> str | None:
@@ -138,7 +140,7 @@ def _lonely(path: str, words: list[str]) -> str | None:
 
 
 def _unexplained(word: str) -> str | None:
-    """`explain` takes any word that the product shows."""
+    """Return the error of `explain` for a word that it does not know; None for others."""
     if re.fullmatch(r"[A-Z_]+|\[.*", word):
         return None
     try:
@@ -199,7 +201,7 @@ def test_placeholders_and_general_forms_are_complete(command: str) -> None:
 
 @pytest.mark.unit
 def test_what_needs_another_option_says_so_itself() -> None:
-    """NEEDS is what the commands do."""
+    """The commands themselves require what NEEDS says."""
     for (command, option), needed in NEEDS.items():
         done = zerotrain(command, option)
         assert done.code == CommandExit.INVALID

@@ -1,4 +1,4 @@
-"""The runner of console blocks itself: what it reads, what it lets pass, and what it does not."""
+"""The runner of console blocks: what it reads, what it accepts, and what it rejects."""
 
 from __future__ import annotations
 

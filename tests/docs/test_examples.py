@@ -1,4 +1,4 @@
-"""deploy/examples: a real API server takes every file, the operator admits every job, and each is planned.
+"""deploy/examples: a real API server accepts every file, the operator admits every job, and each is planned.
 
 The small ones also run on a real node, in `test_quickstart.py`.
 """
@@ -26,7 +26,7 @@ NOT_PLANNED = {
     "deepspeed-config.yaml": "only the workers read",
     "own-script.yaml": "the program is the user's own",
 }
-"""Jobs that the operator starts without a verdict, and what it says then."""
+"""Jobs that the operator starts without a verdict, and the reason that it gives."""
 
 WITH_VOLUME = {"gpt.yaml", "gpt-nvme.yaml", "kueue.yaml"}
 """Jobs that use the claim of volume.yaml, as the table says."""
@@ -57,7 +57,7 @@ def test_its_configuration_is_run_as_written(path: Path) -> None:
 
 @pytest.mark.unit
 def test_the_planner_finds_the_nearest_setting_for_the_large_one_without_offloading() -> None:
-    """The file says why it offloads: without that, it must be refused."""
+    """The file gives the reason for its offloading: the job does not fit without it."""
     spec = load_job(FOLDER / "llama-70b-one-node.yaml").job.spec
     assert spec.config is not None
     zero = {"stage": spec.config["zero_optimization"]["stage"]}
@@ -75,14 +75,14 @@ def test_every_file_is_in_the_table() -> None:
 
 @pytest.mark.unit
 def test_names_do_not_clash() -> None:
-    """All of them can be applied to one namespace."""
+    """All jobs can be applied to one namespace."""
     names = [load_job(path).job.name for path in JOBS]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.unit
 def test_claims_are_served_by_the_classes_of_small_clusters() -> None:
-    """kind, minikube and k3s refuse every mode but this; the comment says what several nodes need."""
+    """kind, minikube and k3s reject every access mode but this; the comment says what several nodes need."""
     modes = {
         (path.name, claim["metadata"]["name"]): (
             claim["spec"]["accessModes"],
@@ -98,7 +98,7 @@ def test_claims_are_served_by_the_classes_of_small_clusters() -> None:
 
 @pytest.mark.unit
 def test_the_table_says_whose_claims_a_job_uses() -> None:
-    """A claim that nothing makes leaves the pods Pending."""
+    """A claim that no file makes would leave the pods Pending."""
     documents = {path.name: list(yaml.safe_load_all(path.read_text())) for path in FILES}
     made = {
         name: {item["metadata"]["name"] for item in items if item["kind"] == "PersistentVolumeClaim"}

@@ -1,4 +1,4 @@
-"""Console blocks of pages that need nothing but this machine, executed; others are executed elsewhere."""
+"""Console blocks of the pages that need nothing but this machine, executed; other tests execute the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELSEWHERE = {
     "docs/quickstart.md": "tests/docs/test_quickstart.py",
     "docs/dashboards.md": "tests/monitoring/test_quickstart_monitoring.py",
 }
-"""Pages whose blocks need a cluster, and the test that has one."""
+"""Pages whose blocks need a cluster -> the test that has one."""
 
 
 _MARK = re.compile(r"<!-- (run: [a-z-]+|not run: \S.*) -->")
@@ -42,13 +42,13 @@ def test_pages_for_clusters_are_executed_by_tests_that_exist() -> None:
 
 
 def unmarked(text: str) -> list[str]:
-    """First commands of console blocks that say neither that they are run, nor why they are not."""
+    """Return the first commands of the console blocks that are neither run nor give a reason why not."""
     found = re.finditer(r"^(?P<before>.*)\n```console\n(?P<first>.*)$", text, flags=re.MULTILINE)
     return [match["first"] for match in found if not _MARK.fullmatch(match["before"])]
 
 
 def test_every_console_block_is_run_or_says_why_not() -> None:
-    """docs/cli.md is generated from the commands, whose options test_commands.py looks at."""
+    """docs/cli.md is left out: it is generated from the commands, whose options test_commands.py checks."""
     texts = {path: path.read_text(encoding="utf-8") for path in tracked(".md") if path.name != "cli.md"}
     assert sum(text.count("```console") for text in texts.values()) > 25
     assert {str(path): found for path, text in texts.items() if (found := unmarked(text))} == {}

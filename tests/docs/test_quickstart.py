@@ -1,5 +1,6 @@
-"""docs/quickstart.md, executed as it stands on a node that knows nothing of the product; then, of a job that
-runs, what the runbooks say, its report and the doctor; then small examples.
+"""docs/quickstart.md, executed as it stands on a node without the product.
+
+Then the runbooks' commands, the report and the doctor on a job that runs; then small examples.
 
 A reader's shell: a KUBECONFIG with a namespace of its own, kubectl, helm and zerotrain on the PATH.
 """
@@ -44,7 +45,7 @@ RUN_TOGETHER = (
     ),
     pytest.param(("pod-template", "nightly"), id="pod-template+nightly", marks=ON_REQUEST),
 )
-"""Each group starts at once: most of their time is that of imports and of the kubelet."""
+"""Groups of examples that start at once: most of their time is that of imports and of the kubelet."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def page() -> dict[str, Block]:
 def shell(node_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     folder = tmp_path_factory.mktemp("reader")
     with node_cluster.namespace() as namespace:
-        # Another module's installation would not be the reader's empty cluster.
+        # With another module's installation the cluster would not be the reader's empty one.
         node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
         environ = {
             "KUBECONFIG": str(own_kubeconfig(node_cluster, folder, namespace)),
@@ -80,7 +81,7 @@ def own_kubeconfig(cluster: Cluster, folder: Path, namespace: str) -> Path:
 
 
 def tools(cluster: Cluster, folder: Path, helm: Path) -> Path:
-    """A folder with what the page asks for, and with the development cluster's own kubectl."""
+    """Make a folder with the programs that the page needs, and with the development cluster's own kubectl."""
     found = folder / "bin"
     found.mkdir()
     (found / "helm").symlink_to(helm)
@@ -102,7 +103,7 @@ def test_the_page_up_to_the_recovered_job(shell: Shell, page: dict[str, Block], 
 
 
 class TestOfAJobThatRuns:
-    """Needs the operator and the claim that the page made."""
+    """Tests of a job that runs; they need the operator and the claim that the page made."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -139,7 +140,8 @@ class TestOfAJobThatRuns:
     def test_it_answers_every_command_of_the_runbooks(self, watched: Watched) -> None:
         texts = sorted(
             {
-                # Metrics are more than a pipe holds, and here a program that `head` cuts off has failed.
+                # Metrics are more than a pipe holds, and in this shell a program that `head` cuts off has
+                # failed.
                 shown.filled(watched.values).removesuffix(" | head")
                 for shown in commands()
                 if not any(part in shown.text for part in NEEDS_MORE)
@@ -150,7 +152,7 @@ class TestOfAJobThatRuns:
         wanted = {
             text: next((words for part, words in REFUSALS.items() if part in text), "") for text in texts
         }
-        # An answer where a refusal is expected is wrong too: the table would hide the next one.
+        # Success where a refusal is expected is wrong too: the table would hide the next refusal.
         wrong = [
             f"$ {text}\n{found or 'it succeeded'}"
             for text, found in said.items()
@@ -175,7 +177,7 @@ class TestOfAJobThatRuns:
     def test_the_advised_roles_are_enough_to_look_and_to_change(
         self, watched: Watched, reader: Cluster, tmp_path: Path
     ) -> None:
-        """`zerotrain-viewer` and `zerotrain-editor`, as every refusal advises."""
+        """The roles `zerotrain-viewer` and `zerotrain-editor` are those that every refusal advises."""
         viewer, editor = (Person(reader, watched.values["NAMESPACE"], role, tmp_path) for role in ROLES)
         for who in (viewer, editor):
             for command in LOOKS:
@@ -185,7 +187,7 @@ class TestOfAJobThatRuns:
             assert editor.types(command).code == 0, command
             refused = viewer.types(command)
             assert (refused.code, "zerotrain-editor" in refused.err) == (CommandExit.FORBIDDEN, True), command
-        # Only an editor reaches the workers; a viewer is shown what the operator keeps, and is told.
+        # Only an editor reaches the workers; a viewer is shown what the operator keeps, with the reason.
         kept, asked = (json.loads(who.types("top watched --once -o json").out) for who in (viewer, editor))
         assert (kept["is_kept"], "pods/proxy" in kept["problem"]) == (True, True)
         assert (asked["is_kept"], len(asked["ranks"])) == (False, 2)
@@ -194,7 +196,7 @@ class TestOfAJobThatRuns:
     def test_the_doctor_looks_from_inside_the_cluster(self, watched: Watched, reader: Cluster) -> None:
         command = next(shown for shown in commands() if "zerotrain doctor --pod" in shown.text)
         said = watched.answer(f"{command.filled(watched.values)} -o json")
-        # Beside it stands what it says on its way, on standard error.
+        # The output also has the messages on standard error.
         found = from_records(json.loads(next(line for line in said.splitlines() if line.startswith("["))))
         groups = {item.group for item in found}
         assert groups == {"drive", "kernel", "memory", "processor", "gpu", "nccl", "network"}
@@ -203,7 +205,8 @@ class TestOfAJobThatRuns:
             for item in found
             if item.name.startswith(("reach ", "refuse "))
         ]
-        # The network plug-in here enforces no policy, and it must say so: of a peer and of the API server.
+        # The network plug-in here enforces no policy, and the doctor must report it: for a peer and for the
+        # API server.
         leaky = ("refuse", State.WARN, "open")
         assert policies == [("reach", State.OK, "open"), leaky, leaky]
         wait_until(
@@ -229,8 +232,8 @@ class TestOfAJobThatRuns:
 
 @pytest.mark.parametrize("names", RUN_TOGETHER)
 def test_small_examples_run_to_their_end(reader: Cluster, names: tuple[str, ...]) -> None:
-    """Needs the operator that the page installed."""
-    # Where the page failed, its second job would take these jobs' time; the page itself deletes the first.
+    """The examples need the operator that the page installed."""
+    # If the page failed, its second job would take these jobs' time; the page itself deletes the first.
     reader.kubectl("delete", "ztj", "second", "--ignore-not-found", "--wait=false")
     files = [part for name in names for part in ("-f", str(EXAMPLES / f"{name}.yaml"))]
     reader.kubectl("apply", *files)
@@ -256,7 +259,7 @@ def test_small_examples_run_to_their_end(reader: Cluster, names: tuple[str, ...]
 def test_an_own_program_stops_with_a_checkpoint_that_the_status_names(
     reader: Cluster, tmp_path: Path
 ) -> None:
-    """own-script.yaml with more steps than anybody waits for. Needs the operator, too."""
+    """own-script.yaml with more steps than any test waits for. It needs the operator, too."""
     text = (EXAMPLES / "own-script.yaml").read_text().replace("own-script", "own-yield")
     file = tmp_path / "own-yield.yaml"
     file.write_text(text.replace('args: ["60"]', 'args: ["1000000"]'))

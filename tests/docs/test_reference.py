@@ -1,5 +1,8 @@
-"""`docs/reference/zerotrainingjob.md` is what the models generate; what it says about changes is what the API
-server does, by the tables that `tests/operator/test_crd_rejections.py` applies to a real one."""
+"""`docs/reference/zerotrainingjob.md` equals what the models generate.
+
+Its statements about changes are what the API server does, by the tables that
+`tests/operator/test_crd_rejections.py` applies to a real one.
+"""
 
 from __future__ import annotations
 

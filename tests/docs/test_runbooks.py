@@ -1,6 +1,6 @@
-"""What runbooks tell people to type is understood by the programs that they type it into.
+"""The commands and queries of runbooks are understood by the programs that they are typed into.
 
-Whether it works on a job is asked on a node, in `test_quickstart.py`.
+Whether they work on a job is tested on a node, in `test_quickstart.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from zerotrain.runtime.checkpoint import save
 GROUP: Any = typer.main.get_command(app)
 DCGM_COUNTERS = REPOSITORY / "charts" / "zerotrain" / "files" / "dcgm" / "counters.csv"
 ELSEWHERE = ("dcgmi", "helm")
-"""Programs of others in the text, which nothing here parses."""
+"""Third-party programs in the text, which nothing here parses."""
 
 
 def unique(found: Sequence[Shown], *programs: str) -> list[Shown]:
-    """Every command of these programs once."""
+    """Return every command of these programs once."""
     return list({shown.text: shown for shown in found if shown.words()[0] in programs}.values())
 
 
@@ -56,7 +56,7 @@ def test_readers_fill_in_words_that_are_known() -> None:
 
 
 def problem(words: Sequence[str]) -> str:
-    """What the command line's own parser says against `zerotrain WORDS`, without running it."""
+    """Return the error of the command line's own parser for `zerotrain WORDS`, without running it."""
     here, context, rest = GROUP, GROUP.context_class(GROUP), list(words)
     try:
         while hasattr(here, "get_command"):
@@ -95,7 +95,7 @@ def test_those_about_checkpoints_are_run() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks saved at steps 3 and 5."""
+    """Folder with the checkpoints of two ranks at steps 3 and 5."""
     folder, layout = tmp_path_factory.mktemp("checkpoints"), layout_for(2)
 
     def saved(group: ThreadRanks) -> None:
@@ -115,14 +115,14 @@ def test_it_works_on_a_folder_of_checkpoints(shown: Shown, checkpoints: Path) ->
 
 
 def help_of(words: Sequence[str]) -> list[str]:
-    """The command with `--help`: kubectl parses every option, then explains instead of acting."""
+    """Return the command with `--help`: kubectl parses every option, then explains instead of acting."""
     end = words.index("--") if "--" in words else len(words)
     return [*words[1:end], "--help"]
 
 
 def refused(devcluster: Devcluster, words: Sequence[str]) -> str:
     done = run([str(devcluster.program), "kubectl", *help_of(words)])
-    # An unknown verb is answered with the list of all of them.
+    # kubectl answers an unknown verb with the list of all verbs.
     explains = done.returncode == 0 and "Usage:" in done.stdout
     return "" if explains and "Basic Commands" not in done.stdout else done.stdout[-300:] + done.stderr
 
@@ -136,7 +136,9 @@ def test_kubectl_understands_every_option(devcluster: Devcluster) -> None:
 
 
 def shape(words: Sequence[str]) -> tuple[str, ...]:
-    """Verb and options: what `--help` lets kubectl look at, so that each is asked once."""
+    """Return verb and options, which are all that kubectl checks with `--help`, so that each shape is tried
+    once.
+    """
     told = help_of(words)
     return (told[0], *sorted({word.split("=")[0] for word in told if word.startswith("-")}))
 
@@ -169,13 +171,15 @@ def test_promtool_sees_a_mistake(promtool: Path, tmp_path: Path, text: str) -> N
 
 @cache
 def recorded() -> set[str]:
-    """Names of the recording rules, and of DCGM's counters."""
+    """Return the names of the recording rules, and of DCGM's counters."""
     dcgm = re.findall(r"^DCGM_\w+", DCGM_COUNTERS.read_text(), flags=re.MULTILINE)
     return {rule.name for rule in load() if not rule.alerting}.union(dcgm)
 
 
 def unknown(text: str) -> set[str]:
-    """Names that nobody exports or records, and labels that a series of that name does not have."""
+    """Return the names that no component exports or records, and labels that a series of that name does not
+    have.
+    """
     names = exported()
     found: set[str] = set()
     for asked in ask(text):

@@ -17,14 +17,14 @@ _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>\.\./tests/[^)]+)\)")
 
 
 def promises(text: str) -> list[list[str]]:
-    """Rows of the table of threats: threat, promise, tests."""
+    """Return the rows of the table of threats: threat, promise, tests."""
     table = text.split("## Threats and promises", 1)[1].split("\n## ", 1)[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows[1:]]
 
 
 def weak_rows(text: str, folder: Path) -> list[str]:
-    """Promises without a test, or with one that is not there."""
+    """Return the threats whose promise has no test, or one that does not exist."""
     return [threat for threat, _, tests in promises(text) if not _holds(tests, folder)]
 
 

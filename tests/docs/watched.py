@@ -1,4 +1,4 @@
-"""A job that runs, and what a reader of the runbooks types at it."""
+"""A running job, and the commands that a reader of the runbooks types at it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.test_repo_shape import ROOT
 
 EXAMPLE = ROOT / "deploy" / "examples" / "gpt-nvme.yaml"
 NEEDS_MORE = ("DCGM_POD", "kubectl debug", "zerotrain doctor --pod", "FOLDER")
-"""A GPU, an image that is pulled, a test of its own, a checkpoint folder that is mounted here."""
+"""Words of commands that need more than this cluster has: a GPU, a pulled image, a test of their own, a
+mounted checkpoint folder.
+"""
 REFUSALS = {
     "kubectl top": "Metrics API not available",
     "--previous": "previous terminated container",
@@ -24,7 +26,9 @@ REFUSALS = {
     "servicemonitor": "doesn't have a resource type",
     "-stacks": "NotFound",
 }
-"""Part of a command -> what a cluster says that has neither add-on, or a job that never failed or stalled."""
+"""Part of a command -> its error on a cluster with neither add-on, or for a job that never failed or
+stalled.
+"""
 
 ROLES = ("viewer", "editor")
 LOOKS = (
@@ -44,18 +48,18 @@ CHANGES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """A job that runs, and the shell of somebody who looks at it."""
+    """A running job, and the shell of a user who looks at it."""
 
     values: dict[str, str]
-    """Of the runbooks' placeholders."""
+    """Values of the runbooks' placeholders."""
     shell: Shell
 
     def answer(self, text: str) -> str:
-        """What the command prints. Raises ConsoleError where it fails."""
+        """Return the output of a command. Raises ConsoleError where it fails."""
         return self.shell.command(Command(text=text, expected="", place="of a job that runs"))
 
     def refusal(self, text: str) -> str:
-        """Empty where the command succeeds."""
+        """Return the error of a command; empty where it succeeds."""
         try:
             self.answer(text)
         except ConsoleError as error:
@@ -64,7 +68,7 @@ class Watched:
 
 
 class Person:
-    """Somebody with one of the chart's roles in a namespace, and no other right."""
+    """A user with one of the chart's roles in a namespace, and no other right."""
 
     def __init__(self, cluster: Cluster, namespace: str, role: str, folder: Path) -> None:
         self.role = role
@@ -78,12 +82,14 @@ class Person:
         self._kubeconfig = write_kubeconfig(cluster, token, folder / f"{role}.kubeconfig")
 
     def types(self, command: str) -> Done:
-        """How `zerotrain COMMAND` ends."""
+        """Run `zerotrain COMMAND` as this user."""
         return zerotrain(*command.split(), "-n", self._namespace, kubeconfig=self._kubeconfig)
 
 
 def watched_job() -> dict[str, Any]:
-    """One that does not end, and spills: also the commands about drives shall have something to look at."""
+    """Return a job that does not end, and that spills, so that the commands about drives have something to
+    show.
+    """
     raw: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     raw["metadata"]["name"] = "watched"
     raw["spec"]["model"] = {"preset": "gpt-1m"}

@@ -1,4 +1,4 @@
-"""The Dockerfiles themselves: what an audit would ask of them, and what the operator relies on."""
+"""The Dockerfiles as text and as scripts: the points of an audit, and what the operator relies on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_runs_as_the_user_of_the_pods(image: Image) -> None:
 @pytest.mark.unit
 @BOTH
 def test_the_user_has_a_name_without_an_account(image: Image) -> None:
-    """kopf and torch ask for it, and `getpass` fails for a number that /etc/passwd does not know."""
+    """kopf and torch need it: `getpass` fails for a user number that /etc/passwd does not know."""
     (environ,) = [text for name, text in instructions(image) if name == "ENV"]
     assert {"USER=zerotrain", "LOGNAME=zerotrain", "HOME=/tmp"} <= set(environ.split())
 
@@ -78,14 +78,15 @@ def test_the_script_is_given_what_the_table_says(image: Image) -> None:
 @pytest.mark.unit
 @BOTH
 def test_gpus_are_the_device_plugins_to_give(image: Image) -> None:
-    """NVIDIA's runtime reads this variable from the image, too: a pod without GPUs would see all of the
-    node's, other tenants' included. The device plugin sets it for those that asked."""
+    """NVIDIA's runtime reads this variable from the image, too: a pod without GPUs would see all GPUs of the
+    node, other tenants' included. The device plugin sets it for pods that request GPUs.
+    """
     assert not [text for _, text in instructions(image) if "NVIDIA_VISIBLE_DEVICES" in text]
 
 
 @pytest.mark.unit
 def test_the_drivers_libraries_are_asked_for() -> None:
-    """Without `compute` a pod with a GPU has no libcuda, without `utility` no NVML."""
+    """A pod with a GPU has no libcuda without `compute`, and no NVML without `utility`."""
     (environ,) = [text for name, text in instructions(IMAGES["runtime"]) if name == "ENV"]
     (wanted,) = [word for word in environ.split() if word.startswith("NVIDIA_DRIVER_CAPABILITIES=")]
     assert set(wanted.partition("=")[2].split(",")) == {"compute", "utility"}
@@ -109,7 +110,7 @@ def test_the_variant_of_torch_is_an_argument_and_on_the_label() -> None:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """deploy/images of the operator's context, with its folder of wheels."""
+    """Folder deploy/images of the operator's context, with its folder of wheels."""
     folder = make_context(tmp_path / "context", IMAGES["operator"], wheels=None) / "deploy" / "images"
     (folder / "wheels" / "operator").mkdir(parents=True, exist_ok=True)
     return folder
@@ -128,9 +129,10 @@ def write_down(folder: Path, *names: str) -> None:
 def install(
     here: Path, *, venv: int = 7, variant: int = 9, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """The script with a Python that writes down what it is asked and makes a wheel, but no /opt/zerotrain.
+    """Run the script with a fake Python that records its arguments and makes a wheel, but no /opt/zerotrain.
 
-    Its exit status is `venv` where that is asked for, `variant` where the variant of torch is.
+    That Python exits with `venv` when it is called to make the environment, and with `variant` for the
+    variant of torch.
     """
     tools, calls = here.parent / "tools", here.parent / "calls"
     tools.mkdir()
@@ -183,7 +185,7 @@ def test_a_wheel_that_is_not_the_one_written_down_stops_the_build(here: Path) ->
 
 @pytest.mark.ranks
 def test_a_wheel_that_was_not_written_down_stops_the_build(here: Path) -> None:
-    """pip would take the newest that it finds."""
+    """pip would install the newest wheel that it finds."""
     wheels = here / "wheels" / "operator"
     place(wheels, KOPF, EXTRA)
     write_down(wheels, KOPF)
@@ -212,7 +214,7 @@ def test_wheels_without_a_list_stop_the_build(here: Path) -> None:
 
 @pytest.mark.ranks
 def test_the_source_is_built_although_a_wheel_of_it_lies_there(here: Path) -> None:
-    """It may be an older one's; and the other image's has other parts."""
+    """The wheel may be from an older source, and the other image's wheel has other extras."""
     wheels = here / "wheels" / "operator"
     place(wheels, KOPF, OURS)
     write_down(wheels, KOPF, OURS)
@@ -242,14 +244,16 @@ def test_the_variant_of_torch_is_looked_at_once_it_is_installed(
 
 
 def installs(here: Path) -> list[str]:
-    """What follows `pip install` in each call, in order."""
+    """Return the arguments of each `pip install`, in order."""
     return [line.split(" install ", 1)[1] for line in asked(here).splitlines() if " install " in line]
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("torch", ["none", "cpu", "cuda"])
 def test_only_listed_files_are_installed(here: Path, torch: str) -> None:
-    """By digest and without a resolver; what the project needs beside must then be there already."""
+    """Requirements are installed by digest and without a resolver; the project then finds all its
+    dependencies there.
+    """
     assert install(here, venv=0, variant=0, TORCH=torch).returncode == 127, "as far as compiling"
     *listed, project = installs(here)
     wanted = ["tools", "build", "operator", *(["torch-cuda"] if torch == "cuda" else [])]

@@ -1,7 +1,7 @@
 """Images, built by buildah from Debian packages and wheels alone, and run as containers by a real kubelet.
 
-Needs buildah, mmdebstrap and root; says so where they are missing. The runtime's image takes minutes and is
-built with ZEROTRAIN_TEST_IMAGES=all (`make images`).
+Needs buildah, mmdebstrap and root; skipped with the reason where one is missing. The runtime's image takes
+minutes and is built with ZEROTRAIN_TEST_IMAGES=all (`make images`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
 
 
 def base_archive(paths: Paths) -> Path:
-    """Kept in the user's cache: its content follows from the list of packages."""
+    """Return the base image's archive from the user's cache; its key is the hash of the suite and the list of
+    packages.
+    """
     key = hashlib.sha256(f"{SUITE} {' '.join(PACKAGES)}".encode()).hexdigest()[:20]
     archive = paths.cache / "images" / f"base-{key}.tar"
     with locked(paths.cache / "images" / ".lock", lambda: None):
@@ -60,7 +62,9 @@ def base_archive(paths: Paths) -> Path:
 
 
 def built(builder: Buildah, name: str, tag: str, archive: Path) -> Path:
-    """The image as a docker-archive, within its budget, with the torch that pip's settings give here."""
+    """Build the image as a docker-archive, within its size budget, with the torch that pip's settings give
+    here.
+    """
     image, paths = IMAGES[name], find_paths(REPOSITORY, os.environ)
     with locked(paths.cache / "images" / f".{name}.lock", lambda: None):
         wheels = collect_wheels(image, paths.cache / "images" / f"wheels-{name}")
@@ -74,7 +78,7 @@ def built(builder: Buildah, name: str, tag: str, archive: Path) -> Path:
 def operator_pod(
     builder: Buildah, node_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The chart's operator, from the image."""
+    """Pod of the chart's operator, from the image."""
     folder = tmp_path_factory.mktemp("operator")
     load(node_cluster, built(builder, "operator", OPERATOR, folder / "operator.tar"))
     node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
@@ -97,7 +101,7 @@ def load(cluster: Cluster, archive: Path) -> None:
 
 
 def inside(cluster: Cluster, pod: str, code: str) -> str:
-    """What Python prints in the operator's container."""
+    """Return what Python prints in the operator's container."""
     namespace, name = pod.split("/")
     return cluster.kubectl("exec", "-n", namespace, name, "--", "python", "-c", code).stdout.strip()
 
@@ -105,7 +109,7 @@ def inside(cluster: Cluster, pod: str, code: str) -> str:
 def test_the_operator_runs_from_its_image(
     node_cluster: Cluster, operator_pod: str, node_namespace: str
 ) -> None:
-    """It looks after a job: this one it must refuse, which takes no worker."""
+    """The operator reconciles a job: this one it must refuse, which needs no worker."""
     job = job_json({"spec.model": {"preset": "gpt-none"}})
     job["metadata"] = {"name": "refused"}
     node_cluster.apply(job, namespace=node_namespace)

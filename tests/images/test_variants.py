@@ -1,4 +1,4 @@
-"""Which torch an image holds: how it is told, that the other one is refused, and what each may weigh."""
+"""The torch variant of an image: how it is recognised, that another one is refused, and its size limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASE, TAG = "base", "image"
 
 
 def wheels(folder: Path, variant: Torch, version: str = "9.9") -> Path:
-    """A folder with a wheel of torch like this variant's."""
+    """Make a folder with a wheel of torch like this variant's."""
     name = "numpy" if variant is Torch.NONE else "torch"
     with zipfile.ZipFile(folder / f"{name}-{version}-cp311-cp311-linux_x86_64.whl", "w") as archive:
         for path in FILES[variant]:
@@ -43,7 +43,7 @@ def wheels(folder: Path, variant: Torch, version: str = "9.9") -> Path:
 
 
 def environment(prefix: Path, variant: Torch) -> Path:
-    """A virtual environment with the same files."""
+    """Make a virtual environment with the same files."""
     for name in FILES[variant]:
         path = prefix / "lib" / "python3.11" / "site-packages" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,9 @@ def environment(prefix: Path, variant: Torch) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Buildah):
-    """buildah that notes what it is asked to build, and knows the sizes of images that nobody built."""
+    """buildah that records what it is asked to build, and reports given sizes for images that were never
+    built.
+    """
 
     storage: Path = Path("nowhere")
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class Scale(Buildah):
 @pytest.mark.unit
 @VARIANTS
 def test_a_variant_is_told_by_its_libraries(variant: Torch, tmp_path: Path) -> None:
-    """Not by its version: indexes leave out or spell differently what follows the plus."""
+    """The version does not tell the variant: indexes leave out or respell the part after the plus."""
     assert torch_of(FILES[variant]) is variant
     assert torch_in_wheels(wheels(tmp_path, variant)) is variant
     assert torch_in_environment(environment(tmp_path / "env", variant)) is variant
@@ -188,7 +190,7 @@ def test_without_its_base_nothing_is_judged(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.ranks
 @pytest.mark.parametrize("setting", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"])
 def test_another_place_for_wheels_collects_them_anew(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the variant that was collected first would stay."""
+    """The variant that was collected first would otherwise stay."""
     before = wheels_key(RUNTIME)
     assert wheels_key(RUNTIME) == before
     monkeypatch.setenv(setting, "/somewhere/else")

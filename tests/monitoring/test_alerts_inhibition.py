@@ -1,4 +1,4 @@
-"""The example configuration of Alertmanager, accepted by amtool and obeyed by a real Alertmanager."""
+"""The example configuration of Alertmanager: amtool accepts it, and a real Alertmanager applies it."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_alerts_of_the_same_job_are_inhibited(alertmanager: Path, amtool: Path, 
             _raise(amtool, url, target, job)
             _raise(amtool, url, target, {**OTHER, "namespace": job["namespace"]})
             _raise(amtool, url, target, {**SAME_NAME, "namespace": f"elsewhere-{number}"})
-        # Sources are taken in one after the other, after the answer to whoever raised them: with the last
-        # target silenced, all of them are known.
+        # Alertmanager processes the alerts one after the other, after it has answered the request. Once the
+        # last target is inhibited, it knows all sources.
         last = (pairs[-1][1], f"pair-{len(pairs) - 1}", "gpt")
         wait_until(lambda: last in _inhibited(amtool, url), "the last source to be taken in")
         assert _inhibited(amtool, url) == expected
@@ -114,7 +114,7 @@ def _raise(
 
 
 def _inhibited(amtool: Path, url: str) -> set[tuple[str, str, str]]:
-    """(alert, namespace, job) of what Alertmanager would not send, and of nothing else."""
+    """Return (alert, namespace, job) of every inhibited alert."""
     base: list[str | Path] = [amtool, f"--alertmanager.url={url}", "--output=json", "alert", "query"]
     found = json.loads(run_program([*base, "--inhibited"]))
     return {

@@ -1,4 +1,4 @@
-"""What people see of an alert is complete: texts, runbook, labels, and metrics that somebody exports."""
+"""Every alert is complete: texts, runbook, labels, and metrics that some component exports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DCGM = frozenset(
         "DCGM_FI_DEV_CLOCKS_EVENT_REASONS",
     }
 )
-"""Exported by dcgm-exporter with the counters that the chart ships."""
+"""Metrics that dcgm-exporter exports with the counters that the chart ships."""
 
 OPERATOR = frozenset(
     {
@@ -39,7 +39,7 @@ OPERATOR = frozenset(
         "ZeroTrainWorkersUnreachable",
     }
 )
-"""Not about a job."""
+"""Alerts that are not about a job."""
 
 ASKED_FOR = """\
 JobStalled MetricsAbsent RankMissing RestartLoop JobPending JobFailed StepTimeRegression ThroughputLow
@@ -51,7 +51,7 @@ OperatorNoLeader OperatorStatusRefused WorkersUnreachable"""
 
 
 def problems(rule: Rule) -> list[str]:
-    """What is wrong with an alert's texts and labels."""
+    """Return the problems of an alert's texts and labels."""
     found = []
     if rule.severity not in ("critical", "warning"):
         found.append(f"severity {rule.severity!r} is neither critical nor warning")
@@ -72,7 +72,7 @@ def problems(rule: Rule) -> list[str]:
 
 
 def names_in(expr: str) -> set[str]:
-    """Metrics that an expression selects."""
+    """Return the metrics that an expression selects."""
     found: set[str] = set()
 
     def walk(node: object) -> None:
@@ -117,7 +117,7 @@ def test_an_unknown_metric_and_a_bare_alert_are_found() -> None:
 
 
 def test_recorded_names_are_used_or_promised() -> None:
-    """A recording rule costs memory in every Prometheus: somebody must want it."""
+    """A recording rule costs memory in every Prometheus, so each must have a use."""
     promised = {name for name in RECORDED if name.startswith("deepspeed:")}
     used = {rule.name for alert in ALERTS for rule in closure(RULEBOOK, alert.name)}
     dashboards = "".join(path.read_text() for path in RULES.parent.glob("*.json"))

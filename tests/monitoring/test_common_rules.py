@@ -1,4 +1,4 @@
-"""The four rules that are passed around for DeepSpeed jobs, beside ours, on the same series, by promtool.
+"""Comparison of the four rules in common use for DeepSpeed jobs with ours, on the same series, by promtool.
 
 docs/alerts.md tells its readers what the former miss; each row of its table is a story here.
 """
@@ -19,7 +19,7 @@ from tests.monitoring.rules.stories import FOUND_BY_ALL, STORIES
 COMMON = Path(__file__).with_name("rules") / "common.yaml"
 PAGE = REPOSITORY / "docs" / "alerts.md"
 OF_LABELS = "it fires at night"
-"""The row that no series tells."""
+"""The row of the table that no series can show."""
 
 
 def common() -> tuple[Rule, ...]:
@@ -31,7 +31,7 @@ def common() -> tuple[Rule, ...]:
 def test_ours_fire_once_where_the_common_ones_are_silent_or_fire_for_every_rank(
     promtool: Path, tmp_path: Path
 ) -> None:
-    # Without our recordings of the same names, which would be a fifth series that is right.
+    # Our recordings of the same names are left out: they would be a fifth series, which is right.
     rules = (*common(), *(rule for rule in load() if not rule.name.startswith("deepspeed:")))
     trials = [Trial(name="common", rules=rules, cases=(*STORIES, *FOUND_BY_ALL))]
     said = outcomes(promtool, tmp_path, trials)["common"]

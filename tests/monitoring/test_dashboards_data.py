@@ -1,8 +1,8 @@
-"""Every query of every panel brings data from a real Prometheus that holds what real ranks exported.
+"""Every query of every panel returns data from a real Prometheus that holds what real ranks exported.
 
 A job of two ranks trains with a spill file and checkpoints; its exposition is read again and again and
-becomes blocks of Prometheus' database. What a run on processors cannot have (GPUs, the operator, alerts) is
-added from the catalogue and DCGM's counters by tests/support/synthetic_series.py.
+becomes blocks of Prometheus' database. What a run on CPUs cannot have (GPUs, the operator, alerts) is added
+from the catalogue and DCGM's counters by tests/support/synthetic_series.py.
 """
 
 from __future__ import annotations
@@ -61,12 +61,14 @@ JOB_FILE = {
     },
 }
 ENOUGH_SNAPSHOTS = 3
-"""Of a rank, which speaks every two seconds: rates need some that differ, after the first checkpoint."""
+"""Number of differing expositions of a rank after the first checkpoint, which rates need. A rank exports
+every two seconds.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The database and what to choose on the boards."""
+    """The database and the values to choose on the dashboards."""
 
     client: PrometheusClient
     view: View
@@ -94,14 +96,16 @@ def recorded(
 
 
 def chosen(recorded: Recorded, board: Dashboard) -> View:
-    """The variables of a board of many jobs take all."""
+    """Return the view of a board; the variables of a board of many jobs select all."""
     if board.scope is not Scope.FLEET:
         return recorded.view
     return replace(recorded.view, variables={**recorded.view.variables, "namespace": ".*", "job": ".*"})
 
 
 def scraped(folder: Path) -> list[Scrape]:
-    """Expositions of a real job while it trains, until enough of them differ and a checkpoint is durable."""
+    """Return expositions of a real job while it trains, until enough of them differ and a checkpoint is
+    durable.
+    """
     job = folder / "job.yaml"
     job.write_text(json.dumps(JOB_FILE))
     found: list[Scrape] = []
@@ -119,7 +123,7 @@ def scraped(folder: Path) -> list[Scrape]:
 
 
 def exposition(port: int) -> str | None:
-    """The launcher's metrics; None while it does not answer."""
+    """Return the launcher's metrics; None while it does not answer."""
     request = Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": OPENMETRICS})
     try:
         with urlopen(request, timeout=5) as answer:
@@ -147,7 +151,9 @@ def checkpoints_seen(scrapes: list[Scrape]) -> set[float]:
 
 
 def with_gpu(scrape: Scrape) -> Scrape:
-    """The label that a rank on a GPU adds to zerotrain_rank_info: what DCGM's series are joined by."""
+    """Return the scrape with the label that a rank on a GPU adds to zerotrain_rank_info, the join key of
+    DCGM's series.
+    """
     for family in scrape.families:
         if family.name == "zerotrain_rank":
             family.samples = [
@@ -192,7 +198,9 @@ def test_annotations_and_variables_bring_data(recorded: Recorded, board: Dashboa
 
 
 def test_what_is_synthetic_is_what_a_run_on_processors_lacks(recorded: Recorded) -> None:
-    """No series of a real rank is replaced: what the catalogue promises everywhere came from the job."""
+    """No series of a real rank is replaced: every metric that the catalogue promises everywhere came from the
+    job.
+    """
     real = {sample.name for s in recorded.scrapes for family in s.families for sample in family.samples}
     promised = {
         name

@@ -1,4 +1,6 @@
-"""Panels that join GPUs to ranks, on what a worker of somebody else may serve, by promtool."""
+"""Panels that join GPUs to ranks stay right when another tenant's worker serves forged series, by
+promtool.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ BY_POD = '{UUID="GPU-0",exported_namespace="ml",exported_pod="gpt-0",job_name="g
 
 
 def forged(**told: str) -> dict[str, list[float | None]]:
-    """One more info series, of a pod of another namespace."""
+    """Return one more info series, of a pod of another namespace."""
     labels = {
         "namespace": "other",
         "pod": "odd-0",
@@ -53,7 +55,7 @@ ODD = {
 def test_a_worker_that_contradicts_itself_empties_no_panel_of_others(
     odd: str, expr: str, found: str, promtool: Path, tmp_path: Path
 ) -> None:
-    # Where the board would put its variables: every job.
+    # Selects every job, in the place where the board puts its variables.
     asked = expr.replace("{FLEET, ", "{").replace("{FLEET}", "")
     ours = f'({asked}) and on (UUID) gpu_busy{{UUID="GPU-0"}}'
     told = HONEST | OTHER | ODD[odd]

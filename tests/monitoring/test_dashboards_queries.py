@@ -1,4 +1,4 @@
-"""Every query of every dashboard parses, and asks only for series and labels that somebody exports."""
+"""Every query of every dashboard parses and selects only series and labels that some component exports."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ALERT_LABELS = frozenset({"alertname", "alertstate", "severity", "namespace", "j
 DCGM_LABELS = frozenset(
     {"gpu", "UUID", "device", "modelName", "Hostname", "exported_namespace", "exported_pod"}
 )
-"""What dcgm-exporter adds, with its pod's labels renamed by the scrape (honorLabels: false)."""
+"""Labels that dcgm-exporter adds, with its pod's labels renamed by the scrape (honorLabels: false)."""
 
 
 def queries(board: Dashboard) -> Iterator[tuple[str, str]]:
-    """Where a query stands -> its PromQL as Grafana would send it."""
+    """Yield the place of each query and its PromQL as Grafana would send it."""
     for panel in board.panels():
         for query in panel.queries:
             yield f"{board.name}: {panel.title}", filled(expand(query.expr))
@@ -40,7 +40,7 @@ def queries(board: Dashboard) -> Iterator[tuple[str, str]]:
 
 
 def filled(expr: str) -> str:
-    """The variables replaced as Grafana does it."""
+    """Return the expression with the variables replaced as Grafana does it."""
     found = expr.replace("$__rate_interval", "1m")
     found = re.sub(r"\$(namespace|job|rank|operator)\b", "x", found)
     assert not re.search(r"\$[a-zA-Z_{]", found), found  # `$1` belongs to label_replace
@@ -48,7 +48,7 @@ def filled(expr: str) -> str:
 
 
 def known() -> dict[str, frozenset[str]]:
-    """Every series that a query may ask for, with its labels."""
+    """Return every series that a query may select, with its labels."""
     return {
         **exported(),
         **dict.fromkeys(dcgm_counters(), DCGM_LABELS),
@@ -57,13 +57,13 @@ def known() -> dict[str, frozenset[str]]:
 
 
 def dcgm_counters() -> set[str]:
-    """Of dcgm-exporter, as the chart configures it."""
+    """Return the counters of dcgm-exporter as the chart configures it."""
     lines = COUNTERS.read_text().splitlines()
     return {line.split(",")[0].strip() for line in lines if line.startswith("DCGM_")}
 
 
 def mistakes(where: str, expr: str) -> list[str]:
-    """What is wrong with one query."""
+    """Return the problems of one query."""
     names = known()
     found = []
     for asked in ask(expr):
@@ -82,7 +82,7 @@ def test_every_series_has_an_exporter_and_every_matcher_a_label(board: Dashboard
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
 def test_legends_name_labels_that_the_answer_has(board: Dashboard) -> None:
-    """A legend of a label that the aggregation dropped reads as an empty name."""
+    """A legend of a label that the aggregation dropped would show an empty name."""
     for panel in board.panels():
         for query in panel.queries:
             labels = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
@@ -122,6 +122,6 @@ def test_rules_record_nothing_that_a_board_would_need() -> None:
 
 
 def _grouping(expr: str) -> set[str] | None:
-    """Labels of the outermost `agg by (...)`, if the expression starts with one and is nothing else."""
+    """Return the labels of the outermost `agg by (...)`, if the whole expression is one; else None."""
     found = re.match(r"\s*(?:1000 \* )?(?:sum|max|min|avg|count) by \(([\w, ]+)\)", expr)
     return {label.strip() for label in found[1].split(",")} if found else None

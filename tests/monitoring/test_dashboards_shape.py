@@ -26,7 +26,7 @@ EACH_BOARD = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.na
 
 
 def alerts() -> dict[str, list[dict[str, Any]]]:
-    """Name without its prefix -> the rules of that name."""
+    """Return the rules of each alert, by its name without the prefix."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RULES.glob("*.yaml")):
         for group in YAML(typ="safe", pure=True).load(path)["groups"]:
@@ -37,7 +37,7 @@ def alerts() -> dict[str, list[dict[str, Any]]]:
 
 
 def overlaps(board: dict[str, Any]) -> list[tuple[str, str]]:
-    """Pairs of panels that lie over each other."""
+    """Return the pairs of panels that overlap."""
     places = [(panel["title"], panel["gridPos"]) for panel in board["panels"]]
     return [
         (first, second)
@@ -132,7 +132,7 @@ def test_every_alert_of_a_panel_exists_and_links_to_its_runbook(board: Dashboard
 
 
 def unlike_its_alert(panel: Panel, known: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Thresholds whose number no rule of their alert holds."""
+    """Return the thresholds whose number is in no rule of their alert."""
     return [
         f"{panel.title}: {item.value} is not in the expression of ZeroTrain{item.alert}"
         for item in panel.thresholds

@@ -1,5 +1,4 @@
-"""The dashboards are what Grafana's own types say a dashboard is: no key misspelt, no value of a wrong
-kind."""
+"""The dashboards match Grafana's own types: no key is misspelt, no value has a wrong type."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ PLANTED: dict[str, tuple[Callable[[Board], object], str]] = {
 
 
 def test_every_planted_mistake_is_named(tmp_path: Path) -> None:
-    """One compilation for all of them: each must be complained about in its own file."""
+    """One compilation covers all of them: each mistake must be reported in its own file."""
     broken = {}
     for number, (mutate, _) in enumerate(PLANTED.values()):
         broken[f"planted-{number}"] = copy.deepcopy(boards()["job-overview"])

@@ -1,4 +1,4 @@
-"""A training program that serves what it likes: a real Prometheus keeps none of what speaks for others."""
+"""Forged metrics of a training program: a real Prometheus keeps none that claim to be another job's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_OTHERS = '{__name__=~"zerotrain_operator_.*|zerotrain_job_.*|.*:.*|DCGM_.*"}'
 
 
 class Program(http.server.BaseHTTPRequestHandler):
-    """Its path is its job."""
+    """Server of forged metrics; the path selects what it serves."""
 
     def do_GET(self) -> None:
         body = {"/forged": FORGED, "/flood": FLOOD}[self.path].encode()
@@ -42,12 +42,12 @@ class Program(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the output is the test's."""
+        """Log nothing: the output belongs to the test."""
 
 
 @contextmanager
 def serving(program: Path, folder: Path, **limits: object) -> Iterator[PrometheusClient]:
-    """Prometheus over one program that forges and one that floods."""
+    """Run Prometheus over one program that forges and one that floods."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Program)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     target = {

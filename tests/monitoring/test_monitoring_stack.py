@@ -1,4 +1,6 @@
-"""The servers beside a cluster: configurations that Prometheus and Alertmanager take; ends that are ends."""
+"""The servers beside a cluster: Prometheus and Alertmanager accept their configurations, and `down` ends
+them.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path, prometheus: Pa
 
 @pytest.mark.ranks
 def test_another_folder_is_another_stack_of_the_same_name(tmp_path: Path) -> None:
-    """A test that ends `dev` must not end the developer's own."""
+    """A test that ends `dev` must not end the developer's own stack."""
     own, other = tmp_path / "own", tmp_path / "other"
     (own / "dev").mkdir(parents=True)
     running = subprocess.Popen([sys.executable, "-c", "input()", str(own / "dev")], stdin=subprocess.PIPE)
@@ -139,7 +141,7 @@ def test_another_folder_is_another_stack_of_the_same_name(tmp_path: Path) -> Non
 
 
 def ended(folder: Path) -> str:
-    """What `down` says where that is the folder of all stacks."""
+    """Return the output of `down` with `folder` as the folder of all stacks."""
     environ = {**os.environ, "ZEROTRAIN_MONITORING_FOLDER": str(folder)}
     command = [sys.executable, "-m", "deploy.monitoring", "down"]
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout

@@ -33,7 +33,7 @@ EMPTY_WITHOUT = {
     "a failure": "Failures",
     "a rank or job that stands out": "Straggler waiting",
 }
-"""Why a panel of this job may be empty -> words of the titles."""
+"""Reason why a panel of this job may be empty -> words of the titles of such panels."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,9 @@ def page() -> dict[str, Block]:
 
 @pytest.fixture(scope="module")
 def stack_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not build/monitoring: what runs there is the developer's own, under the same name."""
+    """Folder of the stack, outside build/monitoring, where a developer's own stack runs under the
+    same name.
+    """
     return tmp_path_factory.mktemp("monitoring") / "dev"
 
 
@@ -70,7 +72,7 @@ def shell(
         }
         reader = Shell(environ=environ)
         for command in blocks(INSTALL)["install"].commands:
-            reader.command(replace(command, expected=""))  # what it prints is another test's
+            reader.command(replace(command, expected=""))  # another test looks at what it prints
         yield reader
         stack.stop(stack_folder)
         node_cluster.kubectl("delete", "ztj", "--all", "-n", namespace, "--wait=false", check=False)
@@ -84,7 +86,7 @@ def test_the_page_leads_to_data_and_an_alert(shell: Shell, page: dict[str, Block
 
 
 def test_only_panels_of_what_the_job_lacks_are_empty(shell: Shell) -> None:
-    """What the page's `check` printed a moment ago, panel by panel."""
+    """The page's `check` has just printed which panels have no data."""
     printed = next(text for text in reversed(shell.said) if "panels have data" in text)
     empty = {line.split("none: ")[1] for line in printed.splitlines() if "none: " in line}
     titles = {panel.title for board in BOARDS for panel in board.panels()}
@@ -122,7 +124,7 @@ def test_the_page_ends_what_it_started(shell: Shell, page: dict[str, Block], sta
 
 
 def command_of(pid: int) -> bytes:
-    """Empty for a process that has ended, whether or not somebody has asked for its status."""
+    """Return the command line of a process; empty once it has ended, even if it has not been reaped."""
     path = Path(f"/proc/{pid}/cmdline")
     return path.read_bytes() if path.exists() else b""
 

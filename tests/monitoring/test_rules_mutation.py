@@ -1,4 +1,4 @@
-"""Every `for` and every number of the rules is there for a reason that a case knows."""
+"""Every `for` and every number of the rules matters to some case: each mutation makes a case fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EQUIVALENT = {
     ),
     "ZeroTrainSpillFillingUp (warning): line 1: 0 -> 1.5": "a byte and a half free is as good as none",
 }
-"""Change -> why no series can tell the difference."""
+"""Mutation -> why no series can tell the difference."""
 
 KINDS = (Kind.FOR, Kind.NUMBER)
 WRONGS = [wrong for wrong in mutants(RULEBOOK) if wrong.kind in KINDS and str(wrong) not in EQUIVALENT]
@@ -29,11 +29,11 @@ def test_durations_are_read() -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("alert", sorted({rule.name for rule in RULEBOOK if rule.alerting}))
 def test_every_alert_has_wrongs(alert: str) -> None:
-    """A rule that the mutator does not understand would pass unseen."""
+    """A rule that the mutator cannot parse would pass unnoticed."""
     made = {wrong.kind for wrong in WRONGS if wrong.rule.name == alert}
     waits = any(rule.wait for rule in RULEBOOK if rule.name == alert)
     assert (Kind.FOR in made) == waits
-    # Two say yes or no without a number.
+    # Two alerts are true or false without a number.
     assert made or alert == "ZeroTrainSpillNotEncrypted"
 
 

@@ -1,4 +1,4 @@
-"""The rules against stories told in series, by promtool: each alert fires when it should, and only then."""
+"""Unit tests of the rules on series, by promtool: each alert fires when it should, and only then."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_rule_without_an_alert_has_values() -> None:
 
 
 def _rules_apart(alert: str) -> set[str]:
-    """Severities of the rules with this name: each of them is an alert of its own."""
+    """Return the severities of the rules with this name: each of them is an alert of its own."""
     return {rule.severity for rule in RULEBOOK if rule.name == alert}
 
 

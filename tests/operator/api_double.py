@@ -1,4 +1,4 @@
-"""An API server that answers as a test says: real HTTP, real aiohttp, no Kubernetes behind it."""
+"""API server that answers as a test scripts it: real HTTP, real aiohttp, no Kubernetes behind it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ FAST = ApiLimits(retries=3, first_backoff_s=0.001, max_backoff_s=0.002, timeout_
 
 
 def failure(code: int, reason: str, message: str = "") -> Answer:
-    """A Status object, as the API server's errors are."""
+    """Return a Status object, which is the API server's form of an error."""
     return code, {"kind": "Status", "code": code, "reason": reason, "message": message}
 
 
 class ApiDouble:
-    """Takes `VERB /path` -> answers; the last answer of a list is repeated. Unknown requests get 404."""
+    """Scripted server: `VERB /path` -> answers; the last answer of a list is repeated. Unknown requests get
+    404.
+    """
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, Json]] = []
-        """Verb, path and body of everything that was asked."""
+        """Verb, path and body of every request."""
         self.headers: dict[str, str] = {}
-        """Sent with every answer."""
+        """Headers of every answer."""
         self._answers: dict[str, list[Answer | Callable[[web.Request], Any]]] = {}
 
     def on(self, request: str, *answers: Answer | Callable[[web.Request], Any]) -> None:
@@ -57,7 +59,7 @@ class ApiDouble:
 
 @asynccontextmanager
 async def served(double: ApiDouble, limits: ApiLimits = FAST) -> AsyncIterator[Api]:
-    """The operator's client, talking to the double."""
+    """Yield the operator's client, connected to the double."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", double.handle)
     async with TestServer(app) as server:
@@ -68,7 +70,7 @@ async def served(double: ApiDouble, limits: ApiLimits = FAST) -> AsyncIterator[A
 
 
 def pod_json(index: int, *, version: int, uid: str = "job-uid", **status: Any) -> Json:
-    """A worker pod of job `gpt` in namespace `ml`."""
+    """Return a worker pod of job `gpt` in namespace `ml`."""
     labels = {
         "zerotrain.dev/job": "gpt",
         "zerotrain.dev/job-uid": uid,

@@ -1,4 +1,5 @@
-"""What an operator under test really asks of the API server, as its roles say it: verb, group, resource.
+"""Record of the requests that an operator under test sends to the API server: verb, group, resource, as in a
+role.
 
 `recorded_operator` writes one line for each kind of request when it is first sent, kopf's included, so that
 nothing is lost with a SIGKILL; `test_operator_rbac.py` reads the union of all operators of the session.
@@ -15,29 +16,35 @@ from urllib.parse import parse_qs, urlsplit
 from ruamel.yaml import YAML
 
 FILE_VARIABLE = "ZEROTRAIN_TEST_CALLS"
-"""Names the file that calls are appended to; without it an operator is started as it is shipped."""
+"""Variable that names the file which calls are appended to; without it an operator is started as it is
+shipped.
+"""
 
 REFUSALS_VARIABLE = "ZEROTRAIN_TEST_REFUSALS"
-"""Names the file of one operator with every 403 that it got; quotas and ending namespaces answer so, too."""
+"""Variable that names the file of one operator with every 403 that it got; quotas and ending namespaces give
+403, too.
+"""
 
 _WITH_NAME = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create"}
 _WITHOUT_NAME = {"GET": "list", "POST": "create", "DELETE": "deletecollection"}
 
 
 class Call(NamedTuple):
-    """As a rule of a role names it."""
+    """Request as a rule of a role names it."""
 
     verb: str
     group: str
     resource: str
-    """With its subresource: `zerotrainingjobs/status`."""
+    """Resource with its subresource: `zerotrainingjobs/status`."""
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
 
 
 def call_of(method: str, url: str) -> Call | None:
-    """The request as authorization sees it; None for what is no resource (discovery, health, a worker)."""
+    """Return the request as authorization sees it; None if it is for no resource (discovery, health, a
+    worker).
+    """
     parts = urlsplit(url)
     path = parts.path.strip("/").split("/")
     if path[:2] == ["api", "v1"]:
@@ -62,13 +69,13 @@ def append(file: Path, call: Call) -> None:
 
 
 def write(file: Path, line: str) -> None:
-    """One line at the end, whole even when several operators write."""
+    """Append one line, whole even when several operators write."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as out:
         out.write(line + "\n")
 
 
 def recorded(file: Path) -> set[Call]:
-    """Everything that was written so far."""
+    """Return all calls written so far."""
     if not file.exists():
         return set()
     found = (line.split(" ") for line in file.read_text().splitlines())
@@ -76,7 +83,7 @@ def recorded(file: Path) -> set[Call]:
 
 
 def granted(files: Iterable[Path]) -> set[Call]:
-    """What the roles in these manifests allow."""
+    """Return the calls that the roles in these manifests allow."""
     calls: set[Call] = set()
     for file in files:
         for document in YAML(typ="safe", pure=True).load_all(file.read_text()):

@@ -1,5 +1,6 @@
-"""Fixtures for tests that run the real operator process against a real API server, and the record of what all
-those operators ask of it (`call_record.py`)."""
+"""Fixtures for tests that run the real operator process against a real API server, and the record of the
+requests of all those operators (`call_record.py`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def whole_folder(pytestconfig: pytest.Config) -> bool:
-    """Whether every test of this folder is part of the session."""
+    """Return whether every test of this folder is part of the session."""
     files = {path.name for path in Path(__file__).parent.glob("test_*.py")}
     return not pytestconfig.stash[_deselected] and files <= pytestconfig.stash[_collected]
 
@@ -49,7 +50,9 @@ def installed() -> dict[Cluster, Path]:
 def operator_kubeconfig(
     control_plane: Cluster, installed: dict[Cluster, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The shipped manifests are applied; this kubeconfig has the rights of their ServiceAccount."""
+    """Kubeconfig with the rights of the operator's ServiceAccount, after the shipped manifests are
+    applied.
+    """
     if control_plane not in installed:
         installed[control_plane] = install(control_plane, tmp_path_factory.mktemp("operator"))
     return installed[control_plane]
@@ -57,5 +60,5 @@ def operator_kubeconfig(
 
 @pytest.fixture
 def api(control_plane: Cluster) -> KubeJson:
-    """Full rights, for the doubles."""
+    """Access to the API with full rights, for the doubles."""
     return KubeJson(control_plane)

@@ -1,7 +1,8 @@
-"""A slow but healthy job on two nodes that kubelets and API server come and go on, on one simulated clock.
+"""A slow but healthy job on two nodes, with kubelets and an API server that fail and return, on one simulated
+clock.
 
-What runs is real: the puller, its memory of nodes, and reconcile. Passes happen only after something that the
-operator could see, and when it asked to be woken. What the ranks do is `test_hang_simulation`'s.
+The puller, its memory of nodes, and reconcile are real. Passes happen only after an event that the operator
+could see, and when it asked to be woken. The ranks are those of `test_hang_simulation`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from zerotrain.operator.reconcile import reconcile
 
 NODES = ("node-0", "node-1")
 PATIENCE_S = 60
-"""`nodeNotReadySeconds` unless given."""
+"""Value of `nodeNotReadySeconds` unless given."""
 
 LOST = 0.1
-"""Of the operator's questions to workers, so many get no answer."""
+"""Share of the operator's requests to workers that get no answer."""
 
 NEVER = float("inf")
 
@@ -43,20 +44,21 @@ class Site:
     chance: random.Random
     now: float = 0.0
     silent: dict[str, float] = field(default_factory=dict)
-    """Nodes that are not ready, and since when."""
+    """Nodes that are not ready -> since when."""
     dead: set[str] = field(default_factory=set)
     cut_off: set[str] = field(default_factory=set)
-    """Nodes that run on, and that the operator does not reach either."""
+    """Nodes that run on, and that the operator cannot reach either."""
     away_until: float = 0.0
-    """Of the API server: until then nothing is heard of nodes and nothing can be written."""
+    """End of the API server's outage: until then there is no news of nodes and no write succeeds."""
     events: list[tuple[float, str, str]] = field(default_factory=list)
     blips: Counter[str] = field(default_factory=Counter)
-    """Nodes that were not ready for longer than the policy's time and came back, by the phase of job and
-    ranks."""
+    """Number of nodes that were not ready for longer than the policy's time and came back, by the phase of
+    job and of ranks.
+    """
     ranks: Ranks = field(init=False)
     job: dict[str, Any] = field(init=False)
     _pulled_at: float = NEVER
-    """When worker 1's image is there; worker 0 runs and waits for it."""
+    """Time at which worker 1's image is pulled; worker 0 runs and waits for it."""
     _wake_at: float = NEVER
     _version: int = 0
 
@@ -75,7 +77,7 @@ class Site:
         )
 
     def start(self, attempt: int) -> None:
-        """A new attempt; its second worker's image is pulled for a while."""
+        """Start a new attempt; its second worker's image is pulled for a while."""
         self.job = started(attempt, self.now)
         self._pulled_at = self.now + self.chance.uniform(100, 900)
         self.ranks = Ranks(attempt, self.now, self.chance)
@@ -85,7 +87,7 @@ class Site:
         self._wake_at = self.now
 
     def go_on(self, until: float) -> None:
-        """Time goes on; the operator asks workers when it does, and looks when it may."""
+        """Advance the time; the operator polls workers when due, and runs passes when it may."""
         while self.now < until:
             tick_s = node_prober.INTERVAL_S if self.silent else 30.0 * self.chance.uniform(0.8, 1.2)
             end = min(until, self.now + tick_s)
@@ -96,7 +98,9 @@ class Site:
             asyncio.run(self._ask())
 
     def say(self, name: str, *, ready: bool) -> None:
-        """The node controller's word. The operator hears of it when the API server is there."""
+        """Set a node ready or not ready, as the node controller does. The operator learns of it once the API
+        server is there.
+        """
         if not ready:
             self.silent.setdefault(name, self.now)
         elif self.silent.pop(name, self.now) < self.now - PATIENCE_S:
@@ -106,7 +110,7 @@ class Site:
             self.hear(name)
 
     def hear(self, name: str) -> None:
-        """The watch of nodes brings what was last said."""
+        """Deliver the node's last condition by the watch of nodes."""
         since = self.silent.get(name)
         condition = {"type": "Ready", "status": "True" if since is None else "Unknown"}
         if since is not None:
@@ -120,7 +124,7 @@ class Site:
         return {reason for _, reason, _ in self.events}
 
     async def report(self, worker: Worker) -> WorkerReport:
-        """The launcher's HTTP, which needs neither kubelet nor API server."""
+        """Answer as the launcher's HTTP, which needs neither kubelet nor API server."""
         index = int(worker.pod[-1])
         if NODES[index] in self.dead | self.cut_off or self.chance.random() < LOST:
             raise ChannelError("no answer")
@@ -154,7 +158,7 @@ class Site:
 
     def _reach(self, now: float) -> None:
         self.now = now
-        if not self.dead:  # else no rank gets past its next collective
+        if not self.dead:  # otherwise no rank gets past its next collective
             self.ranks.to(now)
         if now >= self._pulled_at and NODES[1] not in self.silent:
             self._pulled_at = NEVER
@@ -162,7 +166,7 @@ class Site:
             self._wake_at = now
 
     def _look(self) -> None:
-        """One pass, if the API server is there to write to."""
+        """Run one pass, if the API server is there to write to."""
         if self.now < self.away_until:
             self._wake_at = self.away_until
             return
@@ -174,7 +178,7 @@ class Site:
         self._wake_at = NEVER if plan.wake_at is None else (plan.wake_at - START).total_seconds()
 
     async def _ask(self) -> None:
-        """What the puller does at this moment, and the pass after it."""
+        """Run the puller's polls of this moment, and the pass after them."""
         self._version += 1
         self._cache.put(
             {**self.job, "metadata": {**self.job["metadata"], "resourceVersion": str(self._version)}}

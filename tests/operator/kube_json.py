@@ -1,4 +1,4 @@
-"""A few blocking requests to an API server as plain JSON: what test doubles need, and no more."""
+"""A few blocking requests to an API server as plain JSON, as test doubles need them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.devcluster import Cluster
 Json = dict[str, Any]
 
 PATIENCE_S = 60.0
-"""How long a look waits for the cache of a kind that was just installed, which answers 429 at first."""
+"""Seconds to wait for the cache of a kind that was just installed, which answers 429 at first."""
 
 
 class ApiDown(Exception):
@@ -27,14 +27,14 @@ class TooBusy(ApiDown):
 
 
 class KubeJson:
-    """Blocking; one request at a time is all that a double needs."""
+    """Blocking client; one request at a time is all that a double needs."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._server, self._token = cluster.api_url, cluster.token
         self._tls = ssl.create_default_context(cadata=cluster.ca.decode())
 
     def get(self, path: str) -> Json:
-        """Ask again while the server answers 429, as clients of Kubernetes do."""
+        """Read an object; retry while the server answers 429, as clients of Kubernetes do."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -45,16 +45,20 @@ class KubeJson:
                 time.sleep(0.5)
 
     def post(self, path: str, body: Json, *, exists_ok: bool = False, gone_ok: bool = False) -> Json:
-        """Empty when the object exists, or what it is about does not, and that is all right."""
+        """Create an object; return an empty object where it exists (`exists_ok`), or where its parent is gone
+        (`gone_ok`).
+        """
         ignore = (*((409,) if exists_ok else ()), *((404, 409) if gone_ok else ()))
         return self._call("POST", path, body, ignore=ignore)
 
     def patch(self, path: str, body: Json) -> Json:
-        """A merge patch; an object that is gone or another one by now is passed over."""
+        """Apply a merge patch; an object that is gone or has been replaced is skipped."""
         return self._call("PATCH", path, body, ignore=(404, 409), content="application/merge-patch+json")
 
     def delete(self, path: str, uid: str, *, grace_s: int = 0) -> Json:
-        """At once, as a node does when the containers are gone; with a grace, as people do."""
+        """Delete at once, as a node does when the containers are gone; or with a grace period, as users
+        do.
+        """
         options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid}}
         return self._call("DELETE", path, options, ignore=(404, 409))
 

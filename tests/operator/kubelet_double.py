@@ -1,9 +1,10 @@
-"""A kubelet and the workers it runs, for a cluster without nodes: real pods, real API server, no containers.
+"""Double of a kubelet and its workers, for a cluster without nodes: real pods, real API server, no
+containers.
 
-Pods are bound to a node that nobody schedules to, run as soon as they are seen, and serve the contract's HTTP
-on loopback addresses of their own. All workers of one attempt share a `Training` that steps by the clock,
-checkpoints, resumes and yields as the real trainer does, so that an attempt comes to its end with or without
-an operator.
+Pods are bound to a node that the scheduler does not use, run as soon as they are seen, and serve the
+contract's HTTP on loopback addresses of their own. All workers of one attempt share a `Training` that steps
+by the clock, checkpoints, resumes and yields as the real trainer does, so that an attempt comes to its end
+with or without an operator.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Pod:
 
 
 class KubeletDouble:
-    """Runs all pods of jobs in one namespace until `stop()`."""
+    """Kubelet that runs all pods of jobs in one namespace until `stop()`."""
 
     def __init__(
         self, api: KubeJson, namespace: str, key: bytes, *, steps: int, step_s: float, every: int = 5
@@ -62,23 +63,23 @@ class KubeletDouble:
         self.created: list[tuple[str, str]] = []
         """Name and UID of every pod ever seen, in order."""
         self.overlaps: list[str] = []
-        """Pods that were there while one of another attempt of their job was."""
+        """Pods that existed at the same time as a pod of another attempt of their job."""
         self.start_up = True
-        """False keeps new pods Pending."""
+        """Whether new pods start; if not, they stay Pending."""
         self.may_end = threading.Event()
-        """Cleared, no attempt takes its last step until it is set again."""
+        """Event without which no attempt takes its last step."""
         self.may_end.set()
         self.nodes: tuple[str, ...] = (NODE,)
-        """Where new pods go, by worker, in turn; see `ensure_node`."""
+        """Nodes of new pods, by worker, in rotation; see `ensure_node`."""
         self.silent: set[str] = set()
-        """Nodes that send no heartbeats any more."""
+        """Nodes that send no more heartbeats."""
         self.dead: set[str] = set()
-        """Nodes that end no pod any more."""
+        """Nodes that terminate no more pods."""
         self.off: set[str] = set()
         """Nodes whose machine has stopped: their workers neither step nor answer."""
         self._heartbeat_due = 0.0
         self.obeys_sigterm = True
-        """False leaves deleted pods Terminating for ever, as a node that is gone does."""
+        """Whether SIGTERM ends pods; if not, deleted pods stay Terminating for ever, as on a lost node."""
         ensure_node(api, NODE)
 
     def start(self) -> None:
@@ -92,13 +93,13 @@ class KubeletDouble:
                 self._close(pod)
 
     def end(self, name: str, code: int, *, reason: str = "Error", exception: str | None = None) -> None:
-        """The pod's program ends now with this code."""
+        """End the pod's program now with this code."""
         with self._lock:
             pod = next(pod for pod in self._pods.values() if pod.name == name and pod.ended is None)
             self._end(pod, code, reason=reason, exception=exception)
 
     def trainings(self) -> list[Training]:
-        """All attempts that ever ran, in order."""
+        """Return all attempts that ever ran, in order."""
         with self._lock:
             return [self._trainings[key] for key in sorted(self._trainings, key=lambda key: key[1])]
 
@@ -114,7 +115,7 @@ class KubeletDouble:
         self._heartbeat()
         for training in self._trainings.values():
             training.advance()
-        # Pods that are no workers have no rank and are another double's.
+        # Pods without a rank are no workers; another double runs them.
         path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={LABEL_JOB},{LABEL_RANK}"
         listed = self._api.get(path)["items"]
         self._watch_overlaps(listed)
@@ -125,7 +126,7 @@ class KubeletDouble:
             self._sync(item)
 
     def _heartbeat(self) -> None:
-        """Nodes that nobody hears of for 40 s are NotReady."""
+        """Renew the nodes' heartbeats; a node without one for 40 s becomes NotReady."""
         if time.monotonic() < self._heartbeat_due:
             return
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
@@ -193,7 +194,9 @@ class KubeletDouble:
         pod.training.join(pod.launch.node_rank)
 
     def _served(self, pod: Pod) -> WorkerServer:
-        """On the next address that nobody has: other doubles on this machine draw theirs as this one does."""
+        """Serve the pod on the next free address: other doubles on this machine draw theirs in the same
+        way.
+        """
         for address in itertools.islice(self._addresses, MOST_ADDRESSES):
             try:
                 return WorkerServer(address, pod.training, pod.launch, self._key)
@@ -204,7 +207,7 @@ class KubeletDouble:
         raise RuntimeError(f"{taken}; end what listens on all addresses")
 
     def _terminate(self, pod: Pod, item: Json) -> None:
-        """SIGTERM: a rank with time left makes all ranks yield, as the stop flag does."""
+        """Act on SIGTERM: a rank with time left makes all ranks yield, as the stop flag does."""
         if not self.obeys_sigterm or item["spec"].get("nodeName") in self.dead:
             return
         grace = item["metadata"].get("deletionGracePeriodSeconds") or 0
@@ -267,7 +270,7 @@ class KubeletDouble:
 
 
 def _addresses() -> Iterator[str]:
-    """Loopback addresses from a place of this double's own in 127.100.0.1 to 127.199.255.250, and on."""
+    """Yield loopback addresses of 127.100.0.1 to 127.199.255.250, from a random one on."""
     first = secrets.randbelow(100 * 256 * 250)
     for number in itertools.count(first):
         network, host = divmod(number % (100 * 256 * 250), 250)
@@ -275,7 +278,7 @@ def _addresses() -> Iterator[str]:
 
 
 def _kept_off(spec: Json) -> set[str]:
-    """Nodes that the pod must not use, as the operator writes it: the same in every term."""
+    """Return the nodes that the pod must not use; the operator writes the same ones in every term."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     terms = spec.get("affinity", {}).get("nodeAffinity", {}).get(required, {}).get("nodeSelectorTerms", ())
     fields = [field for term in terms for field in term.get("matchFields", ())]
@@ -283,12 +286,12 @@ def _kept_off(spec: Json) -> set[str]:
 
 
 def _before(stamp: str) -> bool:
-    """Whether the moment is still to come: at the end of the grace there is SIGKILL."""
+    """Return whether the time is still to come; SIGKILL follows at the end of the grace period."""
     return datetime.now(UTC) < datetime.fromisoformat(stamp)
 
 
 def ensure_node(api: KubeJson, name: str) -> None:
-    """A node object that the scheduler leaves alone; pods of unknown nodes are garbage-collected."""
+    """Create a node object that the scheduler leaves alone; pods of unknown nodes are garbage-collected."""
     taint = {"key": "zerotrain.dev/double", "effect": "NoSchedule"}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [taint]}}
     api.post("/api/v1/nodes", node, exists_ok=True)
@@ -304,8 +307,11 @@ def kubelet(
     step_s: float = 0.05,
     held: bool = False,
 ) -> Iterator[KubeletDouble]:
-    """A running double for the length of the block. With `held`, jobs go on until the test sets `may_end`:
-    how long it takes to look at a job that runs is the machine's affair."""
+    """Run a double for the length of the block.
+
+    With `held`, jobs go on until the test sets `may_end`, so that a slow machine has time to look at a
+    running job.
+    """
     double = KubeletDouble(api, namespace, key, steps=steps, step_s=step_s)
     if held:
         double.may_end.clear()
@@ -317,7 +323,7 @@ def kubelet(
 
 
 def wait_for_step(double: KubeletDouble, step: int, *, timeout_s: float = PATIENCE_S) -> None:
-    """Until the newest attempt is at least at `step`."""
+    """Wait until the newest attempt is at least at `step`."""
 
     def there() -> bool:
         return any(training.step >= step for training in double.trainings()[-1:])

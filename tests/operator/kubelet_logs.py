@@ -1,4 +1,4 @@
-"""The part of a kubelet that serves container logs, over HTTPS, as the real API server asks for them."""
+"""The part of a kubelet that serves container logs, over HTTPS, as the real API server reads them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class KubeletLogs:
     def __init__(self) -> None:
         self.texts: dict[str, bytes] = {}
         self.asked: list[str] = []
-        """Paths, in order."""
+        """Paths of the requests, in order."""
         self.open = threading.Event()
-        """Cleared, requests are taken and not answered."""
+        """Event without which requests are accepted and not answered."""
         self.open.set()
 
     def answer(self, path: str) -> tuple[int, bytes]:
@@ -37,7 +37,7 @@ class KubeletLogs:
 
 @contextmanager
 def served_logs(cluster: Cluster, api: KubeJson, node: str) -> Iterator[KubeletLogs]:
-    """Logs of all pods on a node of that name, which is made and taken away again."""
+    """Serve the logs of all pods on a node of that name, which is created and deleted again."""
     certificate = INSTANCES / cluster.name / "certs" / "kubelet.crt"
     if not cluster.name or not certificate.exists():
         pytest.skip("only a cluster of ours lets a test play its kubelet: it has the certificate")
@@ -46,7 +46,7 @@ def served_logs(cluster: Cluster, api: KubeJson, node: str) -> Iterator[KubeletL
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             code, text = logs.answer(self.path)
-            with suppress(OSError):  # whoever asked may be dead by now
+            with suppress(OSError):  # the client may have died
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()

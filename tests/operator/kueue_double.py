@@ -1,4 +1,4 @@
-"""Kueue as a script: admits, evicts and requeues the Workloads of one namespace as a test says.
+"""Kueue as a script: admits, evicts and requeues the Workloads of one namespace on a test's command.
 
 It writes what Kueue's scheduler and workload controller write, and nothing that belongs to the job's own
 controller: an eviction leaves the reservation in place until that controller gives it back.
@@ -26,15 +26,15 @@ class KueueDouble:
         return list(self._cluster.get(RESOURCE, "-n", self._namespace)["items"])
 
     def the_workload(self) -> Json:
-        """Waits for the one that must be there."""
+        """Wait for the only Workload of the namespace and return it."""
         return dict(wait_until(lambda: self._only(), "the job's Workload"))
 
     def condition(self, kind: str) -> Json:
-        """Of the one Workload; empty when it has none of that kind."""
+        """Return the Workload's condition of this type; empty when it has none."""
         return next((item for item in _conditions(self.the_workload()) if item["type"] == kind), {})
 
     def admit(self, *, flavor: str) -> None:
-        """Reserve quota and admit, as one write; only what Kueue would have queued."""
+        """Reserve quota and admit, in one write; the Workload must be one that Kueue would have queued."""
         item = self.the_workload()
         assert item["spec"].get("active", True), "Kueue queues no Workload that is not active"
         assert self.condition("Requeued").get("status") != "False", "Kueue queues it when it is requeued"
@@ -53,7 +53,7 @@ class KueueDouble:
         self._write(self.the_workload(), {}, _condition("Evicted", True, reason, message))
 
     def refuse(self, message: str) -> None:
-        """Quota is short."""
+        """Report that quota is short."""
         self._write(self.the_workload(), {}, _condition("QuotaReserved", False, "Pending", message))
 
     def _only(self) -> Json | None:

@@ -30,7 +30,7 @@ class LiveJob:
         return dict(found[0]) if found else {}
 
     def wait_for(self, phase: str, *, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The status once the job is in this phase."""
+        """Return the status once the job is in this phase."""
 
         def there() -> dict[str, Any] | None:
             status = self.status()
@@ -48,13 +48,13 @@ class LiveJob:
         )
 
     def events(self) -> list[tuple[str, str]]:
-        """Reason and message of every event on the job."""
+        """Return reason and message of every event on the job."""
         items = self.cluster.get("events", "-n", self.namespace)["items"]
         mine = [item for item in items if item["involvedObject"].get("kind") == "ZeroTrainingJob"]
         return [(item["reason"], item["message"]) for item in mine]
 
     def owned(self) -> list[str]:
-        """kind/name of everything in the namespace that belongs to the job."""
+        """Return kind/name of everything in the namespace that belongs to the job."""
         kinds = "pods,services,configmaps,secrets,networkpolicies"
         items = self.cluster.get(kinds, "-n", self.namespace)["items"]
         return sorted(
@@ -67,7 +67,9 @@ class LiveJob:
 
 
 def judge_attempts(double: KubeletDouble, *, attempts: int, workers: int = 2) -> None:
-    """No pod twice, no attempt skipped, no two at once, and every attempt began at the last durable step."""
+    """Check that no pod was made twice, no attempt skipped, no two attempts overlapped, and every attempt
+    began at the last durable step.
+    """
     names = [name for name, _ in double.created]
     assert len(names) == len(set(names)), f"a pod name was used twice: {names}"
     assert not double.overlaps

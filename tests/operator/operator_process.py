@@ -23,7 +23,9 @@ NAMESPACE = "zerotrain-system"
 
 
 def install(cluster: Cluster, folder: Path) -> Path:
-    """Apply the shipped manifests without their Deployment; a kubeconfig with the operator's own token."""
+    """Apply the shipped manifests without their Deployment; return a kubeconfig with the operator's own
+    token.
+    """
     manifests = REPOSITORY / "deploy" / "kustomize"
     cluster.kubectl("apply", "-k", str(manifests))
     cluster.kubectl("delete", "deployment", "zerotrain-operator", "-n", NAMESPACE)
@@ -68,11 +70,13 @@ class OperatorProcess:
             **(env or {}),
         }
         self.expects_refusals = False
-        """Set where the API server starts anew: it refuses everybody until it has read the roles."""
+        """Whether refusals are expected: an API server that starts anew rejects all requests until it has
+        read the roles.
+        """
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, wait: bool = True) -> None:
-        # In a session of tests the same operator, with a record of what it asks of the API server.
+        # In a session of tests it is the same operator, with a record of its requests to the API server.
         module = "tests.operator.recorded_operator" if FILE_VARIABLE in os.environ else "zerotrain.operator"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -93,7 +97,7 @@ class OperatorProcess:
 
     @property
     def pid(self) -> int:
-        """Of the running process; 0 when there is none."""
+        """Process id; 0 when no process runs."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -102,20 +106,20 @@ class OperatorProcess:
         return self._process is not None and self._process.poll() is None
 
     def leads(self) -> bool:
-        """Whether it acts. Raises AssertionError when the process has ended."""
+        """Whether the operator is the leader. Raises AssertionError when the process has ended."""
         if self._process is not None and self._process.poll() is not None:
             raise AssertionError(f"the operator ended:\n{self.tail()}")
         return "zerotrain_operator_leader 1.0" in self.get("/metrics")
 
     def kill(self) -> None:
-        """SIGKILL: no clean-up, no lease given back."""
+        """Send SIGKILL: no clean-up, no lease given back."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def terminate(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM and return the exit code."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)
@@ -124,7 +128,7 @@ class OperatorProcess:
         return code
 
     def get(self, path: str) -> str:
-        """The text of one of its own HTTP paths; empty when it does not answer."""
+        """Return the text of one of its own HTTP paths; empty when it does not answer."""
         try:
             with urllib.request.urlopen(f"http://{self.address}{path}", timeout=60) as answer:
                 return str(answer.read().decode())
@@ -132,15 +136,19 @@ class OperatorProcess:
             return ""
 
     def check_permissions(self) -> None:
-        """The shipped role suffices for all that was done. A quota or a namespace that ends answers with the
-        same code in other words."""
+        """Check that the shipped role suffices for all that was done.
+
+        A quota or a namespace that ends answers with the same code and another message.
+        """
         if self.expects_refusals:
             return
         refused = self.refusals()
         assert not refused, f"the API server refused: {refused}"
 
     def refusals(self) -> list[str]:
-        """`VERB path: words` for all that the roles did not allow, where requests are recorded."""
+        """Return `VERB path: message` for each request that the roles did not allow, where requests are
+        recorded.
+        """
         told = self._refusals.read_text().splitlines() if self._refusals.exists() else []
         return [line for line in told if " cannot " in line and " resource " in line]
 
@@ -152,7 +160,9 @@ class OperatorProcess:
 def operator(
     kubeconfig: Path, folder: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[OperatorProcess]:
-    """A leading operator for the length of the block; ended with SIGTERM, so that the lease is free."""
+    """Run a leading operator for the length of the block, and end it with SIGTERM, so that the lease is
+    free.
+    """
     process = OperatorProcess(kubeconfig, folder, env)
     try:
         process.start()

@@ -1,4 +1,4 @@
-"""Short words for jobs, pods and observations, so that a row of a reconcile table fits a few lines."""
+"""Builders of jobs, pods and observations, so that a row of a reconcile table fits a few lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job(
     status: Mapping[str, Any] | None = None,
     **metadata: Any,
 ) -> dict[str, Any]:
-    """A job of two workers with a checkpoint volume; `spec` and `status` are laid over it."""
+    """Return a job of two workers with a checkpoint volume; `spec` and `status` are laid over it."""
     base = {
         "workers": 2,
         "image": "localhost/zerotrain:dev",
@@ -51,14 +51,14 @@ def job(
 
 
 def status(phase: str, attempt: int = 1, **more: Any) -> dict[str, Any]:
-    """A status as stored; pods count as created unless the row says otherwise."""
+    """Return a status as stored; pods count as created unless the row says otherwise."""
     return {"phase": phase, "attempt": attempt, "podsCreated": True, "startTime": stamp(ago(600)), **more}
 
 
 def restarts(
     cause: str, *seconds_ago: float, reason: str = "RankFailed", steps: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """status.restarts with one recent entry per given age; the step grows unless given."""
+    """Return status.restarts with one recent entry per given age; the step grows unless given."""
     gained = list(steps) or [10 * (number + 1) for number in range(len(seconds_ago))]
     recent = [
         {"time": stamp(ago(age)), "cause": cause, "attempt": number + 1, "reason": reason, "step": step}
@@ -89,7 +89,7 @@ def ready(index: int, attempt: int = 1, **more: Any) -> PodView:
 
 
 def going(index: int, attempt: int = 1, *, grace_s: int = 60, asked_s_ago: float = 0, **more: Any) -> PodView:
-    """Deletion asked for by somebody else."""
+    """Return a ready pod that a client other than the operator is deleting."""
     ends = ago(asked_s_ago) + timedelta(seconds=grace_s)
     return ready(index, attempt, **{"deletion_at": ends, "deletion_grace_s": grace_s, **more})
 
@@ -106,7 +106,7 @@ def ended(index: int, code: int, attempt: int = 1, *, s_ago: float = 5, **more: 
 
 
 def last_words(code: int, attempt: int = 1, *, step: int | None = None, **more: Any) -> Termination:
-    """A termination message; with `step`, one that knows a durable checkpoint."""
+    """Return a termination message; with `step`, one that knows a durable checkpoint."""
     saved = (
         None if step is None else CheckpointProgress(step=step, path=f"/ckpt/{step}", time=ago(3).timestamp())
     )
@@ -130,16 +130,15 @@ def seen(*pods: PodView, **more: Any) -> Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Want:
-    """What a row demands of the plan; what it does not name is free."""
+    """Expected properties of the plan; those that are not named are free."""
 
     phase: str | None = None
     attempt: int | None = None
     actions: tuple[Action, ...] | None = None
     events: tuple[str, ...] | None = None
-    """Reasons, in order."""
+    """Reasons of the events, in order."""
     conditions: Mapping[str, tuple[str, str] | None] | None = None
-    """Status and reason by type; None where there must be none."""
-    """Type -> (status, reason)."""
+    """Type -> (status, reason); None where there must be no such condition."""
     fields: Mapping[str, Any] | None = None
     """Dotted path below status, in the API's spelling -> value (absent fields are None)."""
     says: Mapping[str, str] | None = None
@@ -161,7 +160,7 @@ class Row:
 
 
 def run(row: Row) -> tuple[Plan, dict[str, Any]]:
-    """The plan and the status after it as JSON, as the API server would store it."""
+    """Return the plan, and the status after it as JSON, as the API server would store it."""
     plan = reconcile(row.job, row.seen, row.now)
     after = plan.status or ZeroTrainingJobStatus.model_validate(row.job["status"])
     return plan, after.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -205,7 +204,9 @@ def dig(value: Any, path: str) -> Any:
 
 
 def settled(row_job: dict[str, Any], observed: Observed, now: datetime = NOW) -> dict[str, Any]:
-    """The job after its status has taken in `observed`: for rows about passes that must change nothing."""
+    """Return the job after its status has taken in `observed`: for rows about passes that must change
+    nothing.
+    """
     plan = reconcile(row_job, observed, now)
     if plan.status is None:
         return row_job
@@ -219,7 +220,7 @@ def rule(action: str, **on: Any) -> dict[str, Any]:
 def ruled(
     *pods: PodView, id: str, rules: list[dict[str, Any]], want: Want, now: Any = NOW, **more: Any
 ) -> Row:
-    """A running first attempt of two workers under these failure rules."""
+    """Row of a running first attempt of two workers under these failure rules."""
     spec = {"failurePolicy": {"rules": rules, **more.pop("policy", {})}, **more.pop("spec", {})}
     observed = seen(*pods, progress=more.pop("progress", None))
     return Row(id=id, job=job(spec=spec, status=status("Running", **more)), seen=observed, want=want, now=now)

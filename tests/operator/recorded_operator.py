@@ -1,7 +1,7 @@
-"""The shipped operator with a record of what it sends: `python -m tests.operator.recorded_operator`.
+"""The shipped operator with a record of its requests: `python -m tests.operator.recorded_operator`.
 
 Every request of the process goes through an aiohttp session, ours and kopf's alike; each session gets a trace
-that notes the request before it leaves.
+that records the request before it leaves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A small cluster on a simulated clock, one elastic job in it, and an operator that may die at any action.
 
-For histories of days: nodes fail, are cordoned and come back, ranks fail, people suspend, resume and resize,
-pods are deleted and evicted, watches lag, status writes are lost. Passes happen only as in production: after
-something the operator can see, at the moment it asked to be woken, a second after actions. There is no resync
-here, so a decision that forgets to ask for its next look stands still and is found.
+It plays histories of days: nodes fail, are cordoned and come back, ranks fail, users suspend, resume and
+resize, pods are deleted and evicted, watches lag, status writes are lost. Passes happen only as in
+production: after an event that the operator can see, at the time that it asked to be woken, a second after
+actions. There is no resync here, so a decision that does not schedule its next pass stops progress and is
+found.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Machine:
 
     @property
     def ready(self) -> bool:
-        """Whether the control plane hears of it. What runs there runs on without, if the node is alive."""
+        """Whether the control plane gets heartbeats of the node. Without them, programs run on if the node is
+        alive.
+        """
         return self.alive and self.not_ready_since is None
 
 
@@ -68,17 +71,17 @@ class Program:
     first: int
     joined_at: datetime | None = None
     stops_at: datetime | None = None
-    """When the ranks have checkpointed and stop, once they were asked to."""
+    """Time at which the ranks have checkpointed and stop, after a request to stop."""
     broken: bool = False
     step: int = 0
     durable: int = 0
     told: int = 0
-    """Durable step in the last words of pods that stayed until the operator took them away."""
+    """Durable step in the termination messages of pods that stayed until the operator deleted them."""
 
 
 @dataclass(slots=True)
 class Scratch:
-    """What the operator forgets when it dies."""
+    """State that the operator loses when it dies."""
 
     synced_at: datetime
     gone: list[PodView] = field(default_factory=list)
@@ -89,7 +92,7 @@ class Scratch:
 
 
 class DayWorld:
-    """Everything outside `reconcile`."""
+    """The cluster and the operator around `reconcile`."""
 
     def __init__(self, chance: random.Random, *, nodes: int = 3, spec: dict[str, Any] | None = None) -> None:
         self.chance, self.now = chance, NOW
@@ -103,7 +106,7 @@ class DayWorld:
         self.machines = {f"node-{number}": Machine() for number in range(nodes)}
         self.pods: dict[str, PodView] = {}
         self.seen: dict[str, PodView] = {}
-        """As the operator's watch has told it."""
+        """Pods as the operator's watch has shown them."""
         self.lagging = False
         self.programs: dict[int, Program] = {}
         self.durable = 0
@@ -111,15 +114,18 @@ class DayWorld:
         self.budgets: set[int] = set()
         self.scratch = Scratch(synced_at=NOW)
         self.excuses = 1
-        """Attempts that something gave reason for."""
+        """Number of attempts that an event justifies."""
         self.wake_at: datetime | None = NOW
         self.writes = self.passes = 0
 
-    # What the operator sees and does
+    # The operator's view and actions
 
     def run_operator(self, *, dies_after: int | None = None, loses: str = "") -> None:
-        """All passes that are due now. `dies_after` so many actions of one; `loses` a status write: `refused`
-        by a conflict, or `unanswered` though it was stored."""
+        """Run all passes that are due now.
+
+        `dies_after`: number of actions of a pass after which the operator dies; `loses`: a status write that
+        fails, either `refused` by a conflict, or `unanswered` though it was stored.
+        """
         for _ in range(20):
             if not self._due():
                 return
@@ -159,7 +165,7 @@ class DayWorld:
         return self.wake_at is not None and self.wake_at <= self.now
 
     def _hear(self) -> None:
-        """The watch brings what happened to the pods."""
+        """Deliver the watch's events about pods."""
         self.scratch.gone += [pod for name, pod in self.seen.items() if self.pods.get(name) is None]
         news = {
             name: replace(pod, ended_seen_at=self.now) if pod.ended and pod.ended_seen_at is None else pod
@@ -193,7 +199,7 @@ class DayWorld:
         return plan
 
     def _check_that_it_ends(self, plan: Plan, observed: Observed) -> None:
-        """What a pass writes brings no event: it says all there is to say now, or asks for the next look."""
+        """Check that a pass without a wake-up leaves nothing to do: its own write brings no event."""
         if plan.status is None or plan.actions or plan.wake_at is not None:
             return
         stored = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -220,7 +226,9 @@ class DayWorld:
         }
 
     def _heard(self) -> dict[str, datetime]:
-        """Workers of silent nodes that answered, each asked when the operator has known for some seconds."""
+        """Return the workers on not-ready nodes that answered, each asked some seconds after the operator
+        knew.
+        """
         for pod in self.pods.values():
             machine = self.machines.get(pod.node or "")
             since = machine.not_ready_since if machine is not None and machine.alive else None
@@ -302,7 +310,7 @@ class DayWorld:
         self.scratch.yielding = YieldState(attempt=attempt, acked_at=self.now)
         self._ask_to_stop(program)
 
-    # What happens in the cluster
+    # Events in the cluster
 
     @property
     def status(self) -> dict[str, Any]:
@@ -351,7 +359,7 @@ class DayWorld:
         self.pods[pod.name] = replace(over, **moment, **kept)  # type: ignore[arg-type]
 
     def pass_time(self, seconds: float) -> None:
-        """The cluster goes on for so long; the operator looks whenever it may."""
+        """Advance the cluster by so many seconds; the operator runs whenever it may."""
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
             soon = [end, self.now + timedelta(seconds=20 if seconds < 600 else 120)]
@@ -366,7 +374,7 @@ class DayWorld:
         return found
 
     def live(self) -> None:
-        """What nodes and programs do by themselves."""
+        """Advance nodes and programs to the present."""
         for pod in list(self.pods.values()):
             self._live_pod(pod)
         program = self.programs.get(self.attempt)
@@ -400,7 +408,7 @@ class DayWorld:
                 self.pods[pod.name] = replace(started, uid=pod.uid)
             return
         if not self.machines[pod.node].ready:
-            return  # nothing that is asked of a dead node is done, nor of a kubelet that is away
+            return  # a dead node carries out no request, nor does a kubelet that is away
         if pod.deletion_at is not None and (pod.ended or self.now >= pod.deletion_at):
             self.remove(pod)
 

@@ -1,4 +1,5 @@
-"""What the API server may hold of earlier releases: the schema as lines of text, and how two schemas differ.
+"""Shape of the objects that the API server may hold of earlier releases: the schema as lines of text, and how
+two schemas differ.
 
 `python -m tests.operator.stored_shape > tests/operator/stored/v1alpha1.txt` takes the schema of this release
 as the one that all later ones must be able to read; docs/upgrading.md says when.
@@ -24,7 +25,7 @@ Facts = dict[str, Any]
 
 
 def flattened(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Facts]]:
-    """Every place of the schema with what decides which values it takes."""
+    """Yield every path of the schema with the facts that decide which values it accepts."""
     yield path or ".", {key: schema[key] for key in (*_KEPT, *_LOWER, *_UPPER) if key in schema}
     for name, child in schema.get("properties", {}).items():
         yield from flattened(child, f"{path}.{name}")
@@ -44,7 +45,9 @@ def from_text(text: str) -> dict[str, Facts]:
 
 
 def obstacles(old: Mapping[str, Facts], new: Mapping[str, Facts]) -> list[str]:
-    """Why an object of the old schema might be refused, pruned or read otherwise under the new one."""
+    """Return the reasons why an object of the old schema might be refused, pruned or read otherwise under the
+    new one.
+    """
     found = []
     for path, before in old.items():
         if path not in new:

@@ -1,4 +1,4 @@
-"""What the API server cannot check is refused with the field's path, the rule and the way out."""
+"""Admission rejects what the API server cannot check, with the field's path, the rule and the way out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFFLOAD: dict[str, Any] = {
 
 
 def spilled(**spill: Any) -> dict[str, Any]:
-    """A configuration with states on nvme and this `spill` block."""
+    """Return a configuration with states on nvme and this `spill` block."""
     block = {"stage": 1, "offload_optimizer": {"device": "nvme"}, "spill": spill}
     return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": block}
 

@@ -21,7 +21,7 @@ def spec(**config: Any) -> ZeroTrainingJobSpec:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Configurations that were weighed."""
+    """Configurations that were judged."""
     seen: list[Any] = []
 
     def counting(config: Any) -> Any:

@@ -1,5 +1,6 @@
-"""The policy in front of the operator: what it refuses, what it lets through, and that a bad job which was
-stored before it can still be labelled, suspended and deleted."""
+"""The admission policy in front of the operator: what it rejects, what it lets through, and that a bad job
+which was stored before it can still be labelled, suspended and deleted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Stored:
         self.cluster, self.namespace, self._folder = cluster, namespace, folder
 
     def create(self, name: str, config: Any) -> str:
-        """What the API server refused it with; empty where it did not."""
+        """Create a job; return the API server's refusal, empty where it accepted."""
         file = self._folder / f"{name}.json"
         file.write_text(json.dumps(job(name, self.namespace, config)))
         return self.said("create", "-f", str(file))
@@ -55,7 +56,7 @@ class Stored:
 
 @pytest.fixture
 def stored(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[Stored]:
-    """With a bad job from before the policy, which holds in this namespace alone."""
+    """Jobs with a bad one from before the policy, which is bound to this namespace alone."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(REPOSITORY / "crds"))
     wait_established(control_plane, CRD_NAME)
     jobs = Stored(control_plane, namespace, tmp_path)
@@ -117,7 +118,7 @@ def test_what_was_stored_before_can_be_labelled_suspended_mended_and_deleted(sto
 
 @pytest.mark.parametrize("example", sorted((REPOSITORY / "deploy" / "examples").glob("*.yaml")), ids=str)
 def test_every_example_passes(example: Path) -> None:
-    """By the numbers alone, which the test above ties to the API server."""
+    """The example stays within the numbers, which the test above compares with the API server."""
     for body in YAML(typ="safe", pure=True).load_all(example.read_text()):
         spec = (body or {}).get("spec") or {}
         config = spec.get("config") if body and body.get("kind") == "ZeroTrainingJob" else None

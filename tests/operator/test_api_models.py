@@ -1,4 +1,4 @@
-"""The models say the same as the API server, which `zerotrain run job.yaml` never meets.
+"""The models agree with the API server, which `zerotrain run job.yaml` does not use.
 
 The tables are those that tests/operator/test_crd_rejections.py applies with kubectl.
 """
@@ -40,7 +40,9 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
 
 
 def _without_index(path: str) -> str:
-    """The API server blames the second of two equal names, the models the list."""
+    """Return the path of the list: the API server names the second of two equal names, the models the
+    list.
+    """
     return path.removesuffix("[1]")
 
 

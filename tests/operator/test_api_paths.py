@@ -1,5 +1,6 @@
-"""No path of the API has a part `.` or `..` or an empty one: the API server's schema and the models refuse
-them in every field that holds a path, those of later versions included."""
+"""No path of the API has an empty part, or one that is `.` or `..`: the API server's schema and the models
+refuse them in every field that holds a path, those of later versions included.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 Json = dict[str, Any]
 NO_FILES = {"fieldPath", "emptyDir"}
-"""A field of the pod, and an object."""
+"""Names that end like a path but are a field of the pod and an object."""
 
 PARTS = (
     *("a/../b", "..", "../a", "a/..", "a/../..", ".", "./a", "a/.", "a/./b"),
@@ -34,7 +35,7 @@ def is_path(name: str) -> bool:
 
 
 def schemas(schema: Json, path: str = "spec") -> Iterator[tuple[str, Json]]:
-    """Every text of the schema that names a file or folder."""
+    """Yield every string of the schema that names a file or folder."""
     for name, child in schema.get("properties", {}).items():
         if child.get("type") == "string" and is_path(name):
             yield f"{path}.{name}", child
@@ -45,7 +46,7 @@ def schemas(schema: Json, path: str = "spec") -> Iterator[tuple[str, Json]]:
 
 
 def fields(model: type[ApiModel]) -> Iterator[tuple[str, Any]]:
-    """The same of all models, by the classes that a job is made of."""
+    """Yield the same of all models, by the classes that a job is made of."""
     for child in model.__subclasses__():
         yield from fields(child)
     for info in model.model_fields.values():

@@ -1,4 +1,6 @@
-"""Patterns of failure rules: they find what `re` finds, are refused with the reason, and cannot explode."""
+"""Patterns of failure rules: they match what `re` matches, are refused with the reason, and take bounded
+time.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ REPEATS = ("", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}")
 
 @st.composite
 def patterns(draw: st.DrawFn) -> str:
-    """Some that backtracking handles, so that `re` can be the judge on short texts."""
+    """Draw patterns that backtracking handles, so that `re` can be the reference on short texts."""
     parts = draw(st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from(REPEATS)), max_size=6))
     return "".join(piece if piece in ("^", "$", "\\b") else piece + times for piece, times in parts)
 

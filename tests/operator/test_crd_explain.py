@@ -1,4 +1,6 @@
-"""`kubectl explain` and `kubectl get` speak to people; numbers arrive as the job file's reader sees them."""
+"""`kubectl explain` and `kubectl get` show readable texts; numbers arrive as the job file's reader sees
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ NUMBERS = [
 @pytest.fixture(scope="module")
 def crd(control_plane: Cluster) -> Cluster:
     printed = install_crd(control_plane)
-    # Another file of this cluster may have applied it from the server's side.
+    # Another file of tests on this cluster may have applied it on the server's side.
     warnings = [line for line in printed.splitlines() if "Warning" in line]
     assert [line for line in warnings if "last-applied-configuration" not in line] == []
     return control_plane

@@ -1,4 +1,4 @@
-"""crds/ is what the models say: nobody edits it by hand and nobody forgets to generate it."""
+"""crds/ is generated from the models: the files are unedited and up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real API server refuses wrong jobs at `kubectl apply`, naming the field, and takes good ones silently."""
+"""A real API server rejects wrong jobs at `kubectl apply`, naming the field, and accepts good ones
+silently.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_unknown_keys_are_refused(control_plane: Cluster, namespace_of_module: s
 def test_a_token_of_a_service_account_is_refused_by_name_where_unknown_keys_are_dropped(
     namespace_of_module: str, api: KubeJson
 ) -> None:
-    """Only kubectl asks the server to be strict: other clients get the schema's refusal, not a silent cut."""
+    """Validation is strict only for kubectl, which asks for it: other clients get the schema's refusal, not a
+    silent pruning.
+    """
     source = {"serviceAccountToken": {"path": "token", "audience": "spill store"}}
     volume = {"name": "t", "projected": {"sources": [source]}}
     job = applied_job("token", namespace_of_module, {"spec.podTemplate.volumes": [volume]})
@@ -135,7 +139,9 @@ def test_defaults_are_stored(control_plane: Cluster, namespace_of_module: str) -
 
 
 def test_a_pattern_that_does_not_compile(control_plane: Cluster, namespace_of_module: str) -> None:
-    """The API server's own RE2 says why; its path ends at the rule, since the rule could not be evaluated."""
+    """The API server's own RE2 gives the reason; its path ends at the rule, since the rule could not be
+    evaluated.
+    """
     rules = [{"onMessagePatterns": ["(a"], "action": "FailJob"}]
     done = apply_all(
         control_plane, [applied_job("pattern", namespace_of_module, {"spec.failurePolicy.rules": rules})]

@@ -1,4 +1,6 @@
-"""Objects that earlier releases stored stay readable, and a new version of the API can take their place."""
+"""Objects that earlier releases stored stay readable, and a new version of the API can replace the old
+one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def stored(path: Any) -> Json:
 
 
 def missing(before: Any, after: Any, path: str = "") -> list[str]:
-    """Places of `before` that `after` lacks or has otherwise."""
+    """Return the paths of `before` that `after` lacks or has otherwise."""
     if isinstance(before, dict):
         held = after if isinstance(after, dict) else {}
         return [item for key in before for item in missing(before[key], held.get(key), f"{path}.{key}")]
@@ -109,7 +111,7 @@ def test_the_api_server_keeps_every_field_of_a_stored_job(control_plane: Cluster
 
 @pytest.mark.cluster
 def test_a_new_version_takes_over_as_the_guide_says(control_plane: Cluster, namespace: str) -> None:
-    """docs/upgrading.md step by step, on a kind of its own."""
+    """The steps of docs/upgrading.md work, on a kind of the test's own."""
     cluster = Upgrade(control_plane, namespace)
     old, new = VERSIONS[0].name, "v1beta1"
     cluster.serve(ServedVersion(name=old, storage=True))
@@ -141,7 +143,7 @@ class Upgrade:
         crd["metadata"] = {"name": self.NAME}
         names = {**crd["spec"]["names"], "shortNames": [], "categories": []}
         crd["spec"] = {**crd["spec"], "group": self.GROUP, "names": names}
-        # By the server: the annotation of a client's apply would not hold a schema of this size twice.
+        # Server-side: the annotation of a client's apply cannot hold a schema of this size twice.
         self._cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(crd))
         for version in versions:
             wait_until(lambda name=version.name: self._try_read(name), f"{version.name} to be served")
@@ -155,7 +157,7 @@ class Upgrade:
         return dict(json.loads(self._cluster.kubectl("get", "--raw", self._path(version)).stdout))
 
     def rewrite(self, version: str) -> None:
-        """What the storage migration does with every object: write it back as it is."""
+        """Write every object back unchanged, as the storage migration does."""
         self._cluster.kubectl("replace", "-f", "-", input=json.dumps(self.read(version)))
 
     def stored_versions(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where the demonstration fails, it shows the logs of the job's own pods."""
+"""The demonstration shows the logs of the job's own pods where it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demonstration says of its job what the job and its metrics say."""
+"""The demonstration's report agrees with its job and the job's metrics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a job opens to the network for its own pods: within the installation's bounds, in its NetworkPolicy,
-and named where a program could not connect."""
+"""Network egress that a job opens for its own pods: within the installation's bounds, in its NetworkPolicy,
+and named where a program could not connect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of an elastic job: what else of the configuration depends on the number of ranks is asked, too."""
+"""Sizes of an elastic job: settings that depend on the number of ranks are checked for each size, too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_size_whose_ranks_form_no_groups_is_refused(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 4, 8])
 def test_a_size_whose_ranks_do_is_not(workers: int) -> None:
-    """One rank alone has nobody to share with, and is not asked."""
+    """A single rank shares with no other, so it is not checked."""
     assert refusal_of_size(IN_FOURS, 4, workers) is None
 
 

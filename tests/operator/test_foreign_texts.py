@@ -1,8 +1,8 @@
-"""No text of a tenant, of its program or of another component reaches status, events or metrics as it came.
+"""Texts of a tenant, of its program or of another component never reach status, events or metrics unescaped.
 
 Every text enters as it does in a cluster: as the JSON of an object, as the answer of a worker or of the API
-server. What reads it must have made it safe (`raw_texts` of the views), and nothing may be raw in what the
-operator writes.
+server. Its reader must have made it safe (`raw_texts` of the views), and nothing that the operator writes may
+be raw.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ pytestmark = pytest.mark.unit
 
 Json = dict[str, Any]
 World = Callable[[str], tuple[Json, Observed]]
-"""A job and what is seen of it, with one text in every place that somebody else writes."""
+"""Function that makes a job and its observation, with one text in every place that another component
+writes.
+"""
 
 
 def pod(index: int, state: Json, *, phase: str, before: Json | None = None, **more: Any) -> PodView:
@@ -145,7 +147,7 @@ def a_spec_that_cannot_be_read(text: str) -> tuple[Json, Observed]:
 
 
 def paths_of_the_spec(text: str) -> tuple[Json, Observed]:
-    """Patterns leave them any character but a colon and NUL."""
+    """Put the text into the paths of the spec, whose patterns allow any character but a colon and NUL."""
     text = text.translate({ord(":"): None, 0: None})
     template = {"volumeMounts": [{"name": "data", "mountPath": f"/dev/{text}x"}]}
     spill = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": f"/elsewhere/{text}x"}}
@@ -195,7 +197,7 @@ def nodes_that_failed(text: str) -> tuple[Json, Observed]:
 
 
 def problem_of(text: str, code: int) -> Problem:
-    """As the hands of the operator see an answer of the API server, which quotes what it was sent."""
+    """Return the problem that the executor makes of an answer of the API server, which quotes the request."""
     error = error_of("POST /pods", code, json.dumps({"reason": text, "message": text}).encode())
     return ActionRefused(Reason.API_REFUSED, str(error)).problem
 
@@ -285,7 +287,7 @@ WORLDS: tuple[World, ...] = (
 
 
 def written(made: Json, plan: Plan) -> Iterator[Any]:
-    """All that the operator would write about the job, as the API server gets it."""
+    """Yield all that the operator would write about the job, as the API server gets it."""
     for event in plan.events:
         yield event_body(made, event, instance="a", now=NOW)
     if plan.status is not None:
@@ -338,7 +340,9 @@ def test_logs_and_stacks_keep_their_lines_and_nothing_raw(text: str) -> None:
 @settings(max_examples=50, deadline=None)
 @given(text=always_dirty())
 def test_a_launcher_writes_nothing_raw(text: str) -> None:
-    """Whoever describes the pod sees its termination message; whoever asks the worker its records."""
+    """The launcher's termination message is shown by `describe` of the pod, its records to any client of the
+    worker.
+    """
     other = RankEnd(rank=1, code=3, reason=text)
     end = Termination(attempt=1, code=1, exception=text, last_line=text, also_failed=(other,))
     damaged = RejectedCheckpoint(path="/ckpt/3", reason=text)
@@ -355,7 +359,7 @@ def test_a_launcher_writes_nothing_raw(text: str) -> None:
 @settings(max_examples=12, deadline=None)
 @given(text=always_dirty())
 def test_what_refuses_a_spec_quotes_nothing_raw(world: World, text: str) -> None:
-    """Also where it is no status and no event: on the command line, in a log."""
+    """Refusals are also shown outside of status and events: on the command line, in a log."""
     spec = ZeroTrainingJobSpec.model_validate(world(text)[0]["spec"])
     assert refusal_of(spec) is not None
     assert raw_texts(refusal_of(spec)) == []

@@ -1,8 +1,8 @@
-"""Twenty-four hours of a slow but healthy job: no alarm; and a hang in the middle of it: found and named.
+"""Twenty-four hours of a slow but healthy job give no alarm; a hang in the middle of it is found and named.
 
-The launcher's own board (its tracker of motion), the puller's own rules of when to look at all workers, and
-the real reconcile, on one simulated clock. Steps of two minutes with outliers of a factor of eight, a
-checkpoint of up to forty minutes every hour, restarts with a slow start, polls that are lost.
+The launcher's own board (its tracker of motion), the puller's own rules for polling all workers, and the real
+reconcile, on one simulated clock. Steps of two minutes with outliers of a factor of eight, a checkpoint of up
+to forty minutes every hour, restarts with a slow start, polls that are lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ranks
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 24 * 3600
 POLL_S = 30
-"""As with three thousand running jobs."""
+"""Seconds between two polls, as with three thousand running jobs."""
 
 RANKS = 4
 LIMITS = HangLimits.read(None)
@@ -37,17 +37,20 @@ LIMITS = HangLimits.read(None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Life:
-    """What the program of a day is like. Times in seconds."""
+    """Timing of the simulated program. Times in seconds."""
 
     step_s: float = 120.0
     spread: float = 0.3
-    """Deviation of a step's logarithm."""
+    """Standard deviation of a step's logarithm."""
     outliers: tuple[float, float] = (4.0, 8.0)
-    """One step in a hundred takes so many times the usual one."""
+    """Range of the factor by which one step in a hundred is longer."""
     start_s: tuple[float, float] = (60, 1700)
-    """As from pulling a model of terabytes from a slow file system."""
+    """Range of the start's duration, as for pulling a model of terabytes from a slow file system."""
     first_step_s: tuple[float, float] | None = (200, 1700)
-    """None: a program of the user's own, which first reports when a step is done. The start includes it."""
+    """Range of the first step's duration.
+
+    None: a program of the user's own, which first reports when a step is done. The start includes it.
+    """
     every: int = 1
     """Steps from one report to the next."""
 
@@ -57,22 +60,22 @@ SLOW = Life()
 
 @dataclass
 class Ranks:
-    """Four ranks of one attempt in lockstep, and what their launchers saw."""
+    """Four ranks of one attempt in lockstep, and the motion that their launchers saw."""
 
     attempt: int
     now: float
     random: random.Random
     life: Life = SLOW
     resumed: int = 0
-    """Step that the attempt goes on from."""
+    """Step from which the attempt resumes."""
     phase: Phase = Phase.INIT
     step: int = 0
     until: float = 0.0
     hung: int | None = None
-    """The rank that stopped for good."""
+    """The rank that hangs for good."""
     checkpoint_at: float = 0.0
     first_took_s: float | None = None
-    """The first step, where the program tells it apart."""
+    """Duration of the first step, where the program reports it separately."""
     trackers: list[MotionTracker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,7 +84,7 @@ class Ranks:
         self.checkpoint_at = self.now + 3600
 
     def to(self, now: float) -> None:
-        """Live until `now`."""
+        """Advance to `now`."""
         while self.hung is None and self.until <= now:
             self.now = self.until
             self._next()
@@ -141,7 +144,7 @@ class Ranks:
 
 @dataclass
 class Operator:
-    """What the real one does with the answers: the puller's rules and the pass, without a network."""
+    """The operator's reaction to the answers: the puller's rules and the pass, without a network."""
 
     job: dict[str, Any]
     events: list[tuple[float, str, str]] = field(default_factory=list)
@@ -149,7 +152,7 @@ class Operator:
     inspection: Inspection | None = None
     stacks: StacksView | None = None
     rests: bool = False
-    """Passes that could see nothing but a step that moved are left out, for the sake of the test's time."""
+    """Whether to skip passes that could see nothing but a step that moved, to save the test's time."""
     _told: tuple[int, Phase] | None = None
 
     def poll(self, ranks: Ranks, now_s: float) -> None:
@@ -185,7 +188,7 @@ class Operator:
 
 
 def started(attempt: int, now_s: float) -> dict[str, Any]:
-    """A job whose attempt starts now."""
+    """Return a job whose attempt starts now."""
     at = START + timedelta(seconds=now_s)
     state = {"phase": "Restarting", "attempt": attempt - 1, "podsCreated": True} if attempt > 1 else {}
     spec = {"ranksPerWorker": 2, "failurePolicy": {"maxRestarts": 1000}}
@@ -197,7 +200,7 @@ def started(attempt: int, now_s: float) -> dict[str, Any]:
 def day(
     seed: int, life: Life = SLOW, *, lose: float = 0.1, rests: bool = False
 ) -> Iterator[tuple[float, Ranks, Operator]]:
-    """Every poll of a day, with a restart about every five hours."""
+    """Yield every poll of a day, with a restart about every five hours."""
     chance = random.Random(seed)
     ranks, operator = Ranks(1, 0.0, chance, life), Operator(started(1, 0), rests=rests)
     restart_at = chance.uniform(3, 7) * 3600

@@ -1,5 +1,6 @@
-"""Twenty-four hours of slow steps, long checkpoints and long starts on nodes whose kubelets are restarted
-and upgraded (NotReady for up to two minutes), with an API server that goes away for minutes: no alarm.
+"""Twenty-four hours of slow steps, long checkpoints and long starts on nodes whose kubelets are restarted and
+upgraded (NotReady for up to two minutes), with an API server that goes away for minutes: no alarm.
+
 A node that dies in the middle of such a day is found in time and named.
 """
 
@@ -19,22 +20,25 @@ pytestmark = pytest.mark.ranks
 
 
 SILENT_AFTER_S = 40
-"""The node controller's: so long after its last sign a node is NotReady."""
+"""Seconds after its last heartbeat at which the node controller sets a node NotReady."""
 
 BLIP_S = (10.0, 120.0)
 PAUSE_S = (60.0, 900.0)
-"""Between two of them."""
+"""Range of the seconds between two disturbances."""
 
 
 @pytest.fixture(autouse=True)
 def _asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with three thousand running jobs."""
+    """Poll at the interval of three thousand running jobs."""
     monkeypatch.setattr(progress, "MIN_INTERVAL_S", 30.0)
 
 
 def kubelet_is_away(site: Site) -> None:
-    """One kubelet, for a restart or an upgrade; what it runs runs on. One that pulls an image for the job is
-    left alone: nothing speaks for a worker that has not started."""
+    """Take one kubelet away, for a restart or an upgrade; its pods run on.
+
+    A kubelet that pulls an image for the job is left alone: a worker that has not started has no other sign
+    of life.
+    """
     waits = site.job["status"]["phase"] == "Pending"
     name = NODES[0] if waits else site.chance.choice(NODES)
     site.say(name, ready=False)
@@ -43,8 +47,10 @@ def kubelet_is_away(site: Site) -> None:
 
 
 def node_is_cut_off(site: Site) -> None:
-    """From the control plane and from the operator, not from its peers. While steps are made, what they take
-    is known, and speaks for the ranks."""
+    """Cut a node off from the control plane and from the operator, not from its peers.
+
+    Only while steps are made: their duration is known, and shows that the ranks are alive.
+    """
     if site.ranks.phase is not Phase.STEP or site.ranks.step <= 5:
         return
     site.blips["cut off"] += 1
@@ -54,8 +60,9 @@ def node_is_cut_off(site: Site) -> None:
 
 
 def api_server_is_away(site: Site) -> None:
-    """Nobody hears anything. Back again, all nodes have been silent for longer than anybody's patience, until
-    their kubelets come through: first the news, then the answers."""
+    """Take the API server away. When it is back, all nodes have been NotReady for longer than the policy
+    allows, until their kubelets come through: first the conditions, then the answers.
+    """
     waits = site.job["status"]["phase"] == "Pending"
     site.away_until = site.now + site.chance.uniform(50, 300)
     site.go_on(site.now + SILENT_AFTER_S)
@@ -71,7 +78,7 @@ def api_server_is_away(site: Site) -> None:
 
 
 def day(seed: int) -> Iterator[Site]:
-    """One day, seen between its happenings."""
+    """Yield the site of one day, between its events."""
     chance = random.Random(seed)
     site = Site(chance)
     site.start(1)

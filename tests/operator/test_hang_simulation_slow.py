@@ -23,7 +23,7 @@ LIVES = {
 }
 FEW, MANY = range(1), range(20)
 FLOOR_S, FIRST_STEP_S, FACTOR = 300, 1800, 10
-"""`minTimeoutSeconds`, `firstStepTimeoutSeconds` and `stepTimeoutFactor` unless given."""
+"""Defaults of `minTimeoutSeconds`, `firstStepTimeoutSeconds` and `stepTimeoutFactor`."""
 
 
 @pytest.mark.unit

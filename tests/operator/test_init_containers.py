@@ -1,4 +1,6 @@
-"""Init containers and sidecars are told apart from ranks: by name, with their own code, reason and words."""
+"""Init containers and sidecars are told apart from ranks: by name, with their own code, reason and
+message.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def judged(first: PodView, *rules: Json, phase: str = "Starting") -> Plan:
 
 @pytest.mark.parametrize("code", [3, 65, 75, 82, 84, 85])
 def test_a_failure_names_the_container_with_its_code_and_words(code: int) -> None:
-    """Also where ranks that end with that code mean something by it."""
+    """The code has no special meaning here, although it has one for ranks."""
     plan = judged(fetch(code))
     assert plan.status is not None
     failure = plan.status.failures[0]
@@ -180,5 +182,5 @@ def test_a_sidecar_that_failed_before_the_worker_is_named(code: int, s_ago: floa
 
 
 def failed_peer() -> PodView:
-    """Nobody is left whose end could say more."""
+    """The other worker's pod, whose end tells nothing more."""
     return ended(1, 1, s_ago=1)

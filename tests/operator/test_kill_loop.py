@@ -1,4 +1,6 @@
-"""A limit that is too short must not end attempt after attempt, however long it is beside the window."""
+"""A limit that is too short must not end attempt after attempt, however long it is compared with the
+window.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ pytestmark = pytest.mark.unit
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 TRAINED_S = 30_000.0
-"""What an attempt trained well before it stood still."""
+"""Seconds that an attempt trained before it stood still."""
 
 
 def is_hung(idle_s: float, limit_s: int, window_s: int, restarts: Restarts, phase: Phase, step: int) -> bool:
-    """Whether all ranks having stood still for so long is a hang; the attempt is older than any limit."""
+    """Return whether the standstill of all ranks for `idle_s` is a hang; the attempt is older than any
+    limit.
+    """
     spec = {
         "failurePolicy": {"windowSeconds": window_s},
         "hangPolicy": {"startupTimeoutSeconds": limit_s, "minTimeoutSeconds": limit_s},
@@ -57,7 +61,7 @@ def is_hung(idle_s: float, limit_s: int, window_s: int, restarts: Restarts, phas
 
 
 def later(restarts: Restarts, seconds: float) -> Restarts:
-    """The same after so much time, for a clock that stands at NOW."""
+    """Return the restarts as they look after so many seconds, for a clock that stands at NOW."""
     moved = tuple(
         item.model_copy(update={"time": item.time - timedelta(seconds=seconds)}) for item in restarts.recent
     )
@@ -67,8 +71,9 @@ def later(restarts: Restarts, seconds: float) -> Restarts:
 def restarts_of(
     silence_s: float, limit_s: int, window_s: int, phase: Phase, *, trained_s: float, gains: bool = True
 ) -> int:
-    """How often a healthy job is restarted that stands still for `silence_s` in every attempt, after having
-    trained for a while; at most 8. Unless it `gains`, that is always at the same step."""
+    """Return how often a healthy job is restarted that stands still for `silence_s` in every attempt, after
+    `trained_s` of training; at most 8. Unless it `gains`, it stands still at the same step each time.
+    """
     budget, restarts = Budget(max_restarts=100, window_s=window_s), Restarts()
     for number in range(8):
         step = 10 * (number + 1 if gains else 1) if trained_s else 0
@@ -105,7 +110,7 @@ def test_so_is_a_step_though_other_steps_were_gained_between(limit_s: int, windo
 
 
 def test_however_long_it_trains_before_it_comes_to_that_step_again() -> None:
-    """An evaluation of twenty minutes, two days after the checkpoint."""
+    """An evaluation of twenty minutes comes two days after the checkpoint."""
     found = restarts_of(1170, 300, HOUR_S, Phase.STEP, trained_s=2 * DAY_S, gains=False)
     assert found == MAX_DOUBLINGS
 
@@ -117,7 +122,7 @@ def test_a_hang_of_long_ago_that_the_job_has_left_behind_counts_no_more() -> Non
 
 
 def test_only_the_newest_hangs_outlive_the_window() -> None:
-    """They must not fill the list, which is bounded."""
+    """Hangs must not fill the list, which is bounded."""
     restarts, budget = Restarts(), Budget(max_restarts=100, window_s=HOUR_S)
     for number in range(2 * KEPT_HANGS + 3):
         reason = Reason.HANG if number % 2 else Reason.RANK_FAILED

@@ -1,4 +1,4 @@
-"""The cluster's side of admission: which APIs are there, what a Workload says."""
+"""Admission by the cluster: which APIs it serves, and what a Workload's conditions mean."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def item(status: Json, **spec: Any) -> Json:
 
 
 def conditions(**words: str) -> list[Json]:
-    """Type -> `True Reason message`."""
+    """Return conditions from texts of the form `True Reason message`, by type."""
     found = []
     for kind, text in words.items():
         value, reason, *message = text.split(" ", 2)

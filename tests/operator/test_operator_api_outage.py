@@ -1,4 +1,4 @@
-"""Starting while the API server is upgraded: the operator waits, and still ends where waiting is vain."""
+"""Start of the operator while the API server is upgraded: it waits, and still ends where waiting is vain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def client_of(port: int, *, in_cluster: bool) -> AsyncIterator[Api]:
 
 
 async def test_waits_for_an_api_server_that_answers_with_503(caplog: pytest.LogCaptureFixture) -> None:
-    """Longer than the client's own retries last, and said once for each time that it is away."""
+    """The outage lasts longer than the client's own retries, and is logged once each time."""
     double = ApiDouble()
     away = [failure(503, "ServiceUnavailable")] * TRIES
     double.on(DISCOVERY, *away * 3, failure(404, "NotFound"), *away * 2, KNOWN)

@@ -1,4 +1,4 @@
-"""An object that cannot be read costs no other one: on lists, on watches and when all are listed again."""
+"""An unreadable object costs no other one: on lists, on watches and when all are listed again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BAD: Json = {"status": {"conditions": ["not a condition"]}}
 
 @asynccontextmanager
 async def nodes_of(listed: list[Json], events: list[bytes]) -> AsyncIterator[NodeStore]:
-    """The store of a watch that has brought all of it."""
+    """Yield the store after a watch has delivered all of the list and the events."""
     double, store, done = ApiDouble(), NodeStore(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:

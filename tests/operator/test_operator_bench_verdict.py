@@ -1,5 +1,6 @@
-"""What the operator's benchmark exits with: a quick run is held to counts, a full one to times as well; and
-how it reads times from histograms."""
+"""Exit code of the operator's benchmark: a quick run is held to counts, a full one to times as well; and the
+reading of times from histograms.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Live cases that other suites know: a job applied again, deleted in the foreground, past its deadline."""
+"""Live cases that other test suites have, too: a job applied again, deleted in the foreground, past its
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.support.jobs import job_json
 pytestmark = pytest.mark.cluster
 
 HOLD_S = 4.0
-"""An attempt whose pods went away is followed by the next one within a second or two."""
+"""Seconds to hold a job; an attempt whose pods went away is followed by the next one within a second or
+two.
+"""
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def test_a_job_that_is_applied_again_is_the_same_job(
     tmp_path: Path,
     how: tuple[str, ...],
 ) -> None:
-    """What the schema fills in is not taken for a change, and no attempt is begun for it."""
+    """The schema's defaults are not taken for a change, and no attempt is begun for them."""
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(control_plane, namespace)
         wait_for_step(double, 10)
@@ -50,7 +54,7 @@ def test_a_job_that_is_applied_again_is_the_same_job(
 def test_a_deletion_in_the_foreground_takes_the_pods_first_and_makes_none(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    """Somebody's finalizer holds the job for longer than an operator takes to begin another attempt."""
+    """A foreign finalizer holds the job for longer than an operator takes to begin another attempt."""
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(control_plane, namespace)
         wait_for_step(double, 10)
@@ -68,7 +72,7 @@ def test_a_deletion_in_the_foreground_takes_the_pods_first_and_makes_none(
 
 
 def hold(job: LiveJob, added: list[str]) -> None:
-    """Let these finalizers be the job's beside the garbage collector's own."""
+    """Set these finalizers on the job, beside the garbage collector's own."""
     found = job.object()["metadata"].get("finalizers", [])
     finalizers = [each for each in found if not each.startswith("test.example/")] + added
     patch = json.dumps({"metadata": {"finalizers": finalizers}})

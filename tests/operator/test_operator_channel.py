@@ -1,4 +1,6 @@
-"""Asking a worker over real HTTP: its whole answer is read, up to a report's size, and nobody else's."""
+"""Requests to a worker over real HTTP: its whole answer is read, up to a report's size, and no other
+worker's.
+"""
 
 from __future__ import annotations
 

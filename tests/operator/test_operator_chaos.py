@@ -1,4 +1,4 @@
-"""Who leads after a kill or an end; and twenty seconds without an API server."""
+"""Leadership after a kill or an end; and twenty seconds without an API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_killed_operator_takes_over_its_own_lease_at_once(
     try:
         process.start()
         process.kill()
-        # Who does not know the lease for its own would wait for its end.
+        # An operator that did not recognise the lease as its own would wait for it to expire.
         api.patch(f"{LEASES}/{LEASE}", {"spec": {"leaseDurationSeconds": 86_400}})
         process.start()
     finally:
@@ -51,7 +51,7 @@ def test_a_second_replica_stands_by_and_takes_over_what_is_given_back(
             assert "zerotrain_operator_leader 0.0" in second.get("/metrics")
             version = api.get(LEASES)["metadata"]["resourceVersion"]
         second.wait_until_leading()
-        # Given back on SIGTERM: the 15 s of the lease need not pass.
+        # The lease is given back on SIGTERM: its 15 s need not pass.
         since = f"{LEASES}?watch=1&resourceVersion={version}&timeoutSeconds=3"
         told = [
             json.loads(line)["object"]
@@ -66,7 +66,7 @@ def test_a_second_replica_stands_by_and_takes_over_what_is_given_back(
 
 @pytest.fixture
 def own_cluster() -> Iterator[Cluster]:
-    """A control plane of the test's own: others must not lose their API server with it."""
+    """A control plane of the test's own: other tests must not lose their API server with it."""
     with Devcluster().lease("control-plane") as cluster:
         yield cluster
 
@@ -86,7 +86,7 @@ def test_twenty_seconds_without_an_api_server(
         name = ("--component", "kube-apiserver")
         checked(devcluster.command("stop-component", *name, name=own_cluster.name))
         time.sleep(OUTAGE_S)
-        # An API server that has just started refuses everybody until it has read the roles.
+        # An API server that has just started rejects all requests until it has read the roles.
         process.expects_refusals = True
         checked(devcluster.command("start-component", *name, name=own_cluster.name))
         process.wait_until_leading()

@@ -29,7 +29,9 @@ def run(work: Any, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def half_a_token_at_each_look(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
-    """However long the machine takes: whoever asks for the second token has to wait for it."""
+    """Let each reading of the clock bring half a token, however slow the machine is: a second token always
+    has to be waited for.
+    """
     looks = itertools.count()
     monkeypatch.setattr(rate_module, "time", SimpleNamespace(monotonic=lambda: next(looks) / (2 * rate)))
 

@@ -1,6 +1,7 @@
-"""The operator dies at one await point after the other while jobs run, fail, yield and go: nobody notices.
+"""The operator dies at one await point after the other while jobs run, fail, yield and go: no job suffers.
 
-CI's share of `make chaos`: 50 crashes in this process, 5 SIGKILLs, both in bad weather.
+CI's share of `make chaos`: 50 crashes in this process, 5 SIGKILLs, both with planted faults of the API
+server.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ UNWRITTEN_FAILED = (
     job(15, "Restarting", 1, **restarts(1)),
     job(16, "Pending", 2, **restarts(1)),
 )
-"""The first attempt of a small job failed before it was written."""
+"""History of a small job whose first attempt failed before it was written to the status."""
 
 
 def complaints(*history: Seen) -> list[str]:

@@ -1,4 +1,6 @@
-"""A namespace is deleted while the operator is down: nothing of ours holds it up, and nothing comes back."""
+"""A namespace is deleted while the operator is down: the product does not block the deletion, and recreates
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_somebody_writes_first_and_answers_are_old(
 async def test_lists_are_never_old_whatever_their_size(
     proxy: FaultProxy, kubeconfig: Path, namespace: str, api: KubeJson
 ) -> None:
-    """As an API server reads them by quorum: an operator may rely on it."""
+    """Lists are as fresh as an API server's quorum reads, on which an operator may rely."""
     jobs = f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace}/zerotrainingjobs"
     everything = Request(method="GET", path=jobs, kind="jobs", params={"limit": "500"})
 

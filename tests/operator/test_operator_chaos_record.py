@@ -1,4 +1,4 @@
-"""A run of crashes counts those at await points, and says where it fell short."""
+"""The record of a crash run counts only crashes at await points, and names what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLACE = "cluster/executor.py:Executor.perform:91"
 
 
 class Chance(random.Random):
-    """Lives that look for nothing and die at nothing but a late point."""
+    """Random source that makes a process aim at no place and die at nothing but a late point."""
 
     def random(self) -> float:
         return 0.99

@@ -1,4 +1,4 @@
-"""What the operator reads of a claim whose class must declare encryption: the name of its class alone."""
+"""The operator reads only the class's name of a claim whose class must declare encryption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API client: what it repeats, what it passes on, and as which error."""
+"""The API client: which requests it repeats, which errors it raises, and of which type."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_gives_up_after_its_retries() -> None:
 
 
 TRIES = range(200)
-"""The jitter is random: a draw below what was asked for comes up among so many for sure."""
+"""Number of draws of the random jitter: so many would surely include one that is too short."""
 
 
 @pytest.mark.parametrize("own_s", [0.25, 7.0, 8.0], ids="own pause {}".format)

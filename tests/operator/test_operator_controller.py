@@ -1,4 +1,4 @@
-"""What a pass leaves in the queue and in memory when the cluster does not answer as wished."""
+"""State of queue and memory after a pass to which the cluster did not answer as planned."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def stored() -> Json:
 
 
 async def turn(hands: Controller) -> None:
-    """One pass over the next key."""
+    """Run one pass over the next key."""
     async with asyncio.timeout(60):
         key = await hands.queue.get()
     await hands._pass(key)
@@ -124,7 +124,7 @@ async def test_a_job_whose_pods_cannot_be_read_gets_no_pass(monkeypatch: pytest.
         await turn(hands)
         await turn(hands)
         assert decided == ["open"]
-        # The list that brings its pods brings the pass, and to no other namespace.
+        # The list that brings its pods triggers the pass, and none in another namespace.
         hands.store.sight.gained("ml", now=NOW)
         hands.all_changed("ml")
         await turn(hands)
@@ -144,7 +144,7 @@ async def test_a_namespace_that_is_refused_is_no_end_of_the_resync() -> None:
             assert await hands.queue.get() == KEY  # after both lists
         resync.cancel()
         assert hands.jobs.get(JobKey("open", "gpt")) is not None
-        # Nobody looked for the job that the refused list could not show.
+        # No pass looked for the job that the refused list could not show.
         assert hands.jobs.get(KEY) is not None
         assert not double.asked(f"GET {PATH}")
 
@@ -179,7 +179,7 @@ async def test_nothing_is_remembered_of_a_job_that_goes_in_the_middle_of_its_pas
 async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which of many pods is refused first, and what of a quota others use, differs from pass to pass."""
+    """The pod that is refused first, and the quota that other jobs use, differ from pass to pass."""
     waits: list[float] = []
     async with served(ApiDouble()) as api:
         hands = controller(api)
@@ -197,7 +197,9 @@ async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backof
 async def test_a_configuration_that_cannot_be_written_for_the_attempt_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The gate judges it before; what it let through must not end in the log alone."""
+    """The gate checks it before; what the gate let through must be reported in the status, not only in the
+    log.
+    """
     spec = {"workers": 3, "elastic": {"minWorkers": 1, "maxWorkers": 8}}
     config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}
     state = {"attempt": 2, "shape": {"workers": 3}, "elastic": {"baseWorkers": 4, "requestedWorkers": 3}}
@@ -261,7 +263,7 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
 async def test_passes_that_hang_in_some_namespaces_keep_no_pass_of_others(
     pods: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than there are passes at once; what they wait for, as a webhook, never answers."""
+    """The hanging passes are more than may run at once; the webhook that they wait for never answers."""
     hanging, done = list[str](), asyncio.Event()
 
     async def perform(_: Executor, body: Json, __: object) -> None:
@@ -292,7 +294,7 @@ async def test_passes_that_hang_in_some_namespaces_keep_no_pass_of_others(
 
 
 async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deadline ends also a job that waits for its turn."""
+    """A deadline ends also a job that waits for its slot."""
     waits = list[float]()
 
     def decide(*_: object) -> Plan:
@@ -365,7 +367,7 @@ CREATE_LARGE = CreateWorkers(attempt=1, indices=tuple(range(LARGE + 1)))
 
 
 def full_of_large_jobs(*, but: int = 0) -> StartLines[JobKey]:
-    """Of the namespace of the job, `but` for so many places."""
+    """Return start lines full of large jobs of the job's namespace, with `but` slots left."""
     starts = StartLines[JobKey]()
     for number in range(MAX_LARGE_OF_ONE - but):
         assert starts.enter(JobKey("ml", f"large-{number}"), pods=1000)
@@ -377,7 +379,9 @@ def full_of_large_jobs(*, but: int = 0) -> StartLines[JobKey]:
 async def test_a_disruption_budget_has_a_pass_of_its_own_where_the_server_is_busy(
     others: tuple[CreateWorkers, ...], busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else waits for it: neither what is planned beside it, nor longer than until the next pass."""
+    """Actions planned beside the budget are not delayed by it, and the budget waits at most until the next
+    pass.
+    """
     protect = ProtectWorkers(attempt=1, workers=2)
     status, acts = ZeroTrainingJobStatus(attempt=1, phase=Phase.RUNNING), list[object]()
 

@@ -1,4 +1,4 @@
-"""How many creations are in flight at once, against API servers that work on so many at a time."""
+"""Number of creations in flight at once, against API servers that process so many at a time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ pytestmark = pytest.mark.unit
 
 
 class Server:
-    """Works on `places` requests at a time, each for `work_s` of a clock that the test turns on; the others
-    wait in the order of coming."""
+    """Server that works on `places` requests at a time, each for `work_s` of a clock that the test advances;
+    the others wait in the order of arrival.
+    """
 
     def __init__(self, places: int, work_s: float) -> None:
         self.now = 0.0
@@ -41,7 +42,7 @@ class Server:
         return self._free_at[place]
 
     def answer_first(self, ends: list[tuple[float, int, asyncio.Future[None]]]) -> None:
-        """Turn the clock on to the earliest end of `ends`, if there is any, and take it out."""
+        """Advance the clock to the earliest end of `ends`, if there is any, and take it out."""
         if ends:
             first = min(ends)
             ends.remove(first)
@@ -50,7 +51,7 @@ class Server:
 
 
 async def flood(server: Server, creations: Creations, number: int, limits: list[int]) -> list[float]:
-    """So many creations that all want to begin at once; how long each was in flight."""
+    """Start so many creations at once; return how long each was in flight."""
     took: list[float] = []
     ends: list[tuple[float, int, asyncio.Future[None]]] = []
     numbers: Iterator[int] = count()
@@ -87,7 +88,7 @@ async def test_one_that_is_slow_gets_no_more_than_it_answers_soon_and_is_never_i
     server, limits = Server(places=2, work_s=0.04), list[int]()
     creations = Creations(clock=lambda: server.now)
     took = await flood(server, creations, 1000, limits)
-    # It makes 50 a second, whoever waits: what the limit changes is where they wait.
+    # The server makes 50 a second in any case: the limit changes only where creations wait.
     assert server.now == pytest.approx(1000 * 0.04 / 2)
     assert max(took) < 3 * SOON_S, "while it looks for the limit"
     assert max(took[200:]) < 1.5 * SOON_S
@@ -98,7 +99,7 @@ async def test_one_that_is_slow_gets_no_more_than_it_answers_soon_and_is_never_i
 async def test_the_least_are_sent_however_slow_it_is_and_more_again_once_it_is_not() -> None:
     server, limits = Server(places=1, work_s=1.5), list[int]()
     creations = Creations(clock=lambda: server.now)
-    async with creations.one("ml"):  # without any the namespace would be forgotten
+    async with creations.one("ml"):  # without any creation in flight the namespace would be forgotten
         await flood(server, creations, 100, limits)
         assert set(limits) <= {LEAST}
         server.places, server.work_s, server._free_at = 100, 0.01, [server.now] * 100
@@ -144,7 +145,7 @@ async def test_a_limit_that_nobody_uses_does_not_grow() -> None:
 
 
 class Counted(Creations):
-    """Knows how many want a turn or have one."""
+    """Creations with a count of the tasks that wait for a slot or have one."""
 
     wanting = 0
 
@@ -159,7 +160,7 @@ class Counted(Creations):
 
 
 async def spread(server: Server, creations: Creations, number: int, **how: Any) -> tuple[int, int]:
-    """How many of so many were done, and the most that were in flight at once."""
+    """Return how many of so many were done, and the most that were in flight at once."""
     ends, flying, most = list[tuple[float, int, asyncio.Future[None]]](), 0, 0
 
     async def act(item: int) -> None:
@@ -208,7 +209,7 @@ async def test_the_first_error_stops_those_that_wait() -> None:
 
 
 async def test_what_is_in_flight_when_one_is_refused_comes_to_its_end() -> None:
-    """Broken off, it would be counted by the quota and not be there."""
+    """A request that is cancelled would count against the quota without its object."""
     begun, made, going = list[int](), list[int](), asyncio.Event()
 
     async def act(item: int) -> None:
@@ -235,7 +236,7 @@ async def test_one_job_leaves_turns_for_others() -> None:
 
 
 async def test_jobs_that_create_together_ask_for_no_more_than_there_is() -> None:
-    """Who asks for more waits in the middle of a pass."""
+    """A job that asks for more slots than there are would wait in the middle of a pass."""
     creations, going, most = Creations(), asyncio.Event(), 0
     begun = list[int]()
 
@@ -257,7 +258,7 @@ async def test_jobs_that_create_together_ask_for_no_more_than_there_is() -> None
 
 
 async def test_shares_that_do_not_divide_what_there_is_keep_nobody_waiting() -> None:
-    """Eight creations for five jobs: rounded up, shares of two would have two wait all the time."""
+    """Five jobs share eight creations: rounded up, shares of two would make two jobs wait all the time."""
     creations, acting, waited = Counted(), 0, list[int]()
 
     async def act(item: int) -> None:
@@ -329,7 +330,7 @@ async def test_who_is_cancelled_keeps_no_turn(woken: bool) -> None:
 
 
 async def test_a_namespace_whose_creations_hang_keeps_no_other_waiting() -> None:
-    """A webhook of one tenant never answers; all of its creations want a turn."""
+    """A webhook of one tenant never answers; all of its creations want a slot."""
     creations, made = Creations(), list[int]()
 
     async def hang() -> None:
@@ -356,7 +357,9 @@ async def cancelled(tasks: list[asyncio.Task[None]]) -> None:
 
 @pytest.mark.parametrize("namespaces", [2, 5, 60])
 async def test_many_hanging_namespaces_leave_places_to_others(namespaces: int) -> None:
-    """More places than there are for all; a few that hang must not be all that a namespace ever gets."""
+    """The hanging namespaces are more than there are slots for; a few hung creations must not be all that a
+    namespace ever gets.
+    """
     creations, hung, made = Creations(hangs_s=0.01), Counter[str](), list[str]()
     all_hang = asyncio.Event()
 

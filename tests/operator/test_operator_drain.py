@@ -40,7 +40,7 @@ def test_a_drained_node_moves_the_whole_job_once(
 
         wait_until(protected, "the budget to count both workers")
         assert budgets(control_plane, namespace)[0]["metadata"]["name"] == "gpt-1"
-        process.kill()  # another life of the operator finds the budget as its own
+        process.kill()  # a restarted operator recognises the budget as its own
         process.start()
         double.nodes = (NODE,)
         drained = control_plane.kubectl(

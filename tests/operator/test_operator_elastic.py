@@ -61,7 +61,7 @@ def test_every_size_keeps_the_batch_and_goes_on_at_the_step(
 
 
 def batches(cluster: Cluster, namespace: str) -> dict[str, tuple[int, ...]]:
-    """By Secret, without its hash: global batch, micro batch, accumulation."""
+    """Return global batch, micro batch and accumulation by the name of the Secret, without its hash."""
     found = {}
     for item in cluster.get("secrets", "-n", namespace)["items"]:
         if "ds_config.json" in item.get("data", {}):

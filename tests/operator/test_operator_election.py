@@ -1,4 +1,6 @@
-"""The lease: taken when free or run out, kept from others, given back; failed reads only make it wait."""
+"""The lease is taken when it is free or expired, kept from others, and given back; failed reads only delay
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def lease(holder: str) -> Answer:
 
 
 async def campaign(double: ApiDouble, *, seconds: float = 60.0) -> list[str]:
-    """Run for the lease until it is held (or for so long); what happened, in order."""
+    """Campaign for the lease until it is held, or for so many seconds; return the events in order."""
     happened: list[str] = []
     async with served(double) as api:
         own = ApiLease(api, namespace="system", name="operator", identity="me")
@@ -111,7 +113,7 @@ async def test_a_namespace_that_is_missing_is_said_with_the_way_out(caplog: pyte
 
 
 class Clock:
-    """Goes when the test says so."""
+    """Clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -121,7 +123,7 @@ class Clock:
 
 
 class ScriptedLease(ApiLease):
-    """Reads and writes as the test says; the API is never asked."""
+    """Lease that is read and written as the test says; no API server is involved."""
 
     def __init__(self, holder: str = "", *, answers: bool = True) -> None:
         self.name, self.namespace, self.identity = "operator", "system", "me"
@@ -129,7 +131,7 @@ class ScriptedLease(ApiLease):
         self.renewal, self.answers = 0, answers
 
     def renew(self, holder: str) -> None:
-        """Somebody writes."""
+        """Write the lease as another holder."""
         self.renewal += 1
         self._body = {"spec": {"holderIdentity": holder, "renewTime": str(self.renewal)}}
 
@@ -149,7 +151,7 @@ def leadership(lease_: ScriptedLease, clock: Clock) -> Leadership:
 
 @pytest.mark.unit
 async def test_a_dead_holder_is_followed_within_the_lease_and_one_retry() -> None:
-    """The renewal that comes right after a look is seen one pause later: the worst case."""
+    """The worst case is a renewal right after a read: it is seen one pause later."""
     clock, kept = Clock(), ScriptedLease("dead")
     standby = leadership(kept, clock)
     await standby.campaign()

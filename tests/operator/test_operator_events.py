@@ -1,4 +1,4 @@
-"""Events: each once, so many of one job, and beside the passes."""
+"""Events: each once, a bounded number per job, and outside of the passes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def events(number: int) -> list[Event]:
 
 @asynccontextmanager
 async def sending(api: Api) -> AsyncIterator[EventWriter]:
-    """One that sends; it has sent all at the end of the block."""
+    """Yield a writer that sends; all is sent at the end of the block."""
     writer = EventWriter(api, instance="test")
     sends = asyncio.create_task(writer.run())
     yield writer

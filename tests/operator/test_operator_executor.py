@@ -1,4 +1,4 @@
-"""Carrying out actions: what exists is adopted if it is ours, and refused with a reason if it is not."""
+"""Execution of actions: existing objects are adopted if they are ours, and refused with a reason if not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXISTS = failure(409, "AlreadyExists")
 
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of any speed makes all pods in one pass."""
+    """Lengthen the time slice of a pass, so that a machine of any speed makes all pods in one pass."""
     monkeypatch.setattr(hands_module, "TURN_S", 600.0)
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
@@ -56,7 +56,7 @@ def job() -> Json:
 
 
 class Channel:
-    """Remembers what it was asked; refuses if told to."""
+    """Channel that records its requests, and refuses them if told to."""
 
     def __init__(self, error: ChannelError | None = None) -> None:
         self.asked: list[tuple[Worker, int, str]] = []
@@ -75,7 +75,7 @@ class Channel:
 
 
 async def nobody(body: Json) -> None:
-    """For a board whose jobs have begun nothing."""
+    """Do nothing, for a board whose jobs have begun nothing."""
 
 
 def executor(api: Api, channel: Channel | None = None) -> Executor:
@@ -224,7 +224,7 @@ async def test_stacks_that_are_there_are_brought_up_to_date() -> None:
 
 @pytest.mark.ranks
 async def test_a_policy_that_differs_is_brought_back_and_one_that_does_not_is_left() -> None:
-    """After a change of the installation's networks, or of the policy by a tenant."""
+    """The installation's networks may have changed, or a tenant may have changed the policy."""
     wanted = network_policy(make_job(), ResourceOptions())["spec"]
     opened = {
         **wanted,
@@ -241,7 +241,8 @@ async def test_a_policy_that_differs_is_brought_back_and_one_that_does_not_is_le
         assert double.asked(f"PATCH {POLICIES}/gpt") == patches
     (patch,) = double.bodies(f"PATCH {POLICIES}/gpt")
     assert patch["spec"]["ingress"] == wanted["ingress"]
-    # In a merge patch null takes a key away; without it the label would stay, and the policy bind no pod.
+    # In a merge patch null removes a key; without it the label would stay, and the policy would select no
+    # pod.
     assert patch["spec"]["podSelector"]["matchLabels"]["no"] is None
 
 
@@ -315,7 +316,7 @@ async def test_what_the_server_refuses_is_said_in_its_words(answer: tuple[int, J
     ],
 )
 async def test_a_refusal_of_pod_security_names_the_way_out_and_no_pod(said: str, way_out: str) -> None:
-    """Which pod was refused first differs from pass to pass; the words in status must not."""
+    """The pod that is refused first differs from pass to pass; the message in the status must not."""
     double = ApiDouble()
     accept_all(double)
     told = f'pods "gpt-1-0" is forbidden: violates PodSecurity "baseline:latest": {said}'
@@ -346,7 +347,7 @@ async def test_an_attempt_is_deleted_with_one_request() -> None:
 async def test_pods_that_ended_unheard_stay_while_the_others_are_told(
     ended: bool, left: set[str], control_plane: Cluster, namespace: str, api: KubeJson
 ) -> None:
-    """A real API server judges which have ended, whatever the operator knew when it asked."""
+    """A real API server decides which have ended, whatever the operator knew when it asked."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     labels = {"zerotrain.dev/job-uid": job()["metadata"]["uid"], "zerotrain.dev/attempt": "1"}
     for index, phase in enumerate(("Running", "Succeeded", "Failed", "Pending")):
@@ -449,7 +450,9 @@ async def test_a_disruption_budget_is_deleted_only_where_it_is_the_jobs_own(
 @pytest.mark.ranks
 @pytest.mark.parametrize("there", [False, True])
 async def test_a_disruption_budget_that_went_meanwhile_is_none(there: bool) -> None:
-    """Before the look at it, or between the look and the deletion, when another one took the name."""
+    """The budget goes before it is read, or between reading and deletion, when another object took the
+    name.
+    """
     double = ApiDouble()
     if there:
         double.on(f"GET {BUDGET}", (200, mine({"metadata": {"uid": "budget-uid"}})))
@@ -458,7 +461,7 @@ async def test_a_disruption_budget_that_went_meanwhile_is_none(there: bool) -> N
 
 
 async def unprotected(double: ApiDouble) -> bool:
-    """Whether the operator takes it that attempt 3 has no budget any more."""
+    """Return whether the operator considers attempt 3 to be without a budget."""
     async with served(double) as api:
         hands = executor(api)
         await hands.perform(job(), [UnprotectWorkers(attempt=3)])

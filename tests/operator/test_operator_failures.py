@@ -1,4 +1,4 @@
-"""Failures on a live API server: lines that are kept, nodes that are left, nodes that are dead."""
+"""Failures on a live API server: kept log lines, nodes that are avoided, nodes that are dead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def node(control_plane: Cluster, api: KubeJson) -> Iterator[str]:
 
 
 def kept(cluster: Cluster, namespace: str) -> dict[str, Any] | None:
-    """The ConfigMap of the job's failures, or None."""
+    """Return the ConfigMap of the job's failures, or None."""
     found = cluster.get("configmaps", "-n", namespace)["items"]
     return next((item for item in found if item["metadata"]["name"] == "gpt-failures"), None)
 
@@ -41,7 +41,7 @@ def lines_of(rank: int, count: int) -> str:
 def test_pods_that_do_not_start_end_their_attempt_at_the_start_deadline(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    """On a node without a kubelet no worker ever starts."""
+    """A node without a kubelet never starts a worker."""
     with operator(operator_kubeconfig, tmp_path):
         job = LiveJob(control_plane, namespace, runPolicy__startDeadlineSeconds=15)
         pods = f"/api/v1/namespaces/{namespace}/pods"
@@ -63,7 +63,9 @@ def test_pods_that_do_not_start_end_their_attempt_at_the_start_deadline(
 def test_the_last_lines_survive_a_kill_before_they_were_read(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    """The kubelet is slow, the operator dies meanwhile: the pod stays until another life has read its log."""
+    """The kubelet is slow, the operator dies meanwhile: the pod stays until the restarted operator has read
+    its log.
+    """
     process = OperatorProcess(operator_kubeconfig, tmp_path)
     node = f"double-{secrets.token_hex(3)}"
     try:
@@ -75,7 +77,7 @@ def test_the_last_lines_survive_a_kill_before_they_were_read(
             double.nodes = (node,)
             job = LiveJob(control_plane, namespace)
             _fail_with_a_slow_kubelet(job, double, logs)
-            process.kill()  # at once: nobody waits for a slow log for ever
+            process.kill()  # at once: the operator does not wait for a slow log for ever
             assert job.status()["phase"] == "Restarting"
             pod = control_plane.get("pod", "gpt-1-1", "-n", namespace)
             assert "deletionTimestamp" not in pod["metadata"]
@@ -154,7 +156,9 @@ def test_a_dead_node_is_waited_for_by_nobody(
     api: KubeJson,
     tmp_path: Path,
 ) -> None:
-    """Its kubelet would leave the pods Terminating for ever; the job's own timeout is ten minutes."""
+    """The dead node's kubelet would leave the pods Terminating for ever; the job's own timeout is ten
+    minutes.
+    """
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10**6) as double:
         double.nodes = (NODE, node)
         job = LiveJob(control_plane, namespace, runPolicy__terminationTimeoutSeconds=600)
@@ -178,7 +182,7 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_left(
     api: KubeJson,
     tmp_path: Path,
 ) -> None:
-    """The control plane hears nothing of it; while steps come, its workers live all the same."""
+    """The control plane gets no heartbeat of the node; its workers count as alive while steps come."""
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10**6) as double:
         double.nodes = (NODE, node)
         policy = {"nodeNotReadySeconds": 10}
@@ -189,7 +193,7 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_left(
         reached = double.trainings()[0].step
         wait_for_step(double, reached + round((policy["nodeNotReadySeconds"] + 3) / 0.05))
         assert job.status()["attempt"] == 1, "its workers take part in every step"
-        double.nodes, double.off = (NODE,), {node}  # now they do not
+        double.nodes, double.off = (NODE,), {node}  # now no steps come
         wait_until(lambda: len(double.trainings()) == 2, "the second attempt to run")
         status = job.wait_for("Running")
         (failure,) = status["failures"]
@@ -199,7 +203,7 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_left(
 
 
 def fell_silent_long_ago(api: KubeJson, node: str) -> None:
-    """As the node controller writes it after its grace period."""
+    """Set the node's condition as the node controller does after its grace period."""
     since = "2026-01-01T00:00:00Z"
     unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
     told = {**unknown, "lastHeartbeatTime": since, "lastTransitionTime": since}

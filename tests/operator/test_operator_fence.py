@@ -1,4 +1,4 @@
-"""A replica whose lease may be another's by now writes nothing: no status, no pods, no events."""
+"""A replica whose lease may have passed to another one writes nothing: no status, no pods, no events."""
 
 from __future__ import annotations
 

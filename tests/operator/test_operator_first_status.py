@@ -1,4 +1,4 @@
-"""The first attempt of a small job does not wait for a status write, and none is lost by that."""
+"""The first attempt of a small job does not wait for a status write, and no attempt is lost by that."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_a_gang_is_written_before_its_pods() -> None:
 
 @pytest.mark.parametrize("edited", [False, True], ids=["since before", "by an event of now"])
 async def test_a_job_known_from_before_this_operator_led_is_written_first(edited: bool) -> None:
-    """Whoever led then may be attempts ahead; the version in the write tells."""
+    """The former leader may be attempts ahead; the version in the write shows it."""
     double = accepting()
     async with served(double) as api:
         hands = controller(api)
@@ -190,7 +190,7 @@ async def test_news_that_come_while_the_plan_is_made_are_not_lost(
         held = hands.jobs.get(KEY)
         assert held is not None
         assert held["metadata"]["uid"] == uid
-        await turn(hands)  # of the news
+        await turn(hands)  # the pass of the new version
         (sent,) = double.bodies(STATUS)
         assert sent["status"]["phase"] == "Suspended"
         assert not double.asked(f"POST {CORE}/pods")

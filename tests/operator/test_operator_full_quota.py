@@ -1,4 +1,4 @@
-"""A full quota refuses the creation of what exists, too: it is looked at before the storage."""
+"""A full quota rejects also the creation of objects that exist, so they are read first."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEEP = KeepShared(attempt=1)
 
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of any speed makes all pods in one pass."""
+    """Lengthen the time slice of a pass, so that a machine of any speed makes all pods in one pass."""
     monkeypatch.setattr(hands_module, "TURN_S", 600.0)
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
@@ -152,7 +152,7 @@ async def test_a_later_failures_lines_are_kept_beside_the_first_ones(there: bool
 async def test_a_deadline_holds_where_an_action_is_refused(
     wake_s: float, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The earlier one of deadline and backoff brings the pass; one that is now leaves a pause."""
+    """The earlier one of deadline and backoff triggers the pass; one that is due now leaves a pause."""
     now, asked = datetime.now(UTC), list[float]()
 
     async def refuse(_: Executor, __: Json, ___: object) -> None:

@@ -1,6 +1,7 @@
-"""All workers or none, on a real scheduler with its gang plugin, and a size that follows the cluster's.
+"""Gangs, all workers or none, on a real scheduler with its gang plugin, and a size that follows the
+cluster's.
 
-Simulated nodes of 8 GPUs; a pod that holds one of them makes room for one worker of two.
+Simulated nodes of 8 GPUs; a pod that fills one of two nodes leaves capacity for one worker.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def two_whole_nodes(cluster: Cluster, space: str, **scheduling: Any) -> LiveJob:
 
 
 def block_a_node(cluster: Cluster, space: str) -> None:
-    """Returns when it runs: from then on one node is full."""
+    """Fill one node with a pod, and return when it runs."""
     resources = {"limits": {"nvidia.com/gpu": "8"}}
     containers = [{"name": "main", "image": "simulated", "resources": resources}]
     cluster.apply(
@@ -109,7 +110,7 @@ def test_the_scheduler_binds_all_workers_or_none(
 def test_a_job_gets_smaller_with_its_cluster_and_grows_back(
     gang_cluster: Cluster, process: OperatorProcess, space: str
 ) -> None:
-    """One of two nodes is lost, and comes back under the same name."""
+    """One of the two nodes is lost, and comes back under the same name."""
     job = LiveJob(
         gang_cluster,
         space,
@@ -140,7 +141,7 @@ def test_a_job_gets_smaller_with_its_cluster_and_grows_back(
 
 
 def running_with(job: LiveJob, workers: int) -> dict[str, Any] | None:
-    """The status once all workers of an attempt of this size run."""
+    """Return the status once all workers of an attempt of this size run."""
     status = job.status()
     found = status.get("phase") == "Running" and status["workers"]["running"] == workers
     return status if found and status["workers"]["desired"] == workers else None
@@ -195,7 +196,7 @@ def test_the_pod_groups_of_other_schedulers_are_found_and_written(
 
 @contextmanager
 def foreign_group(cluster: Cluster, space: str, version: str, name: str, spec: Any) -> Iterator[None]:
-    """A group of somebody else that has the name of ours, until the end of the block."""
+    """Keep another owner's group under the name of ours, until the end of the block."""
     item = {"apiVersion": version, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
     cluster.apply(item, namespace=space)
     yield

@@ -1,5 +1,6 @@
-"""Jobs that together want more than a quota or the nodes hold all complete, one after the other: on a real
-scheduler with simulated nodes, without any gang."""
+"""Jobs that together need more than a quota or the nodes hold all complete, one after the other: on a real
+scheduler with simulated nodes, without any gang.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ END = "devcluster.zerotrain.dev/exit-code=0"
 
 @pytest.fixture(scope="module")
 def nodes(simulated_cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """With an operator."""
+    """Cluster of simulated nodes with an operator."""
     folder = tmp_path_factory.mktemp("giving-back")
     with (
         Devcluster().lease("simulated", "--nodes", str(NODES)) as cluster,
@@ -70,7 +71,7 @@ def jobs(cluster: Cluster, space: str, count: int, workers: int, **spec: Any) ->
 
 
 def all_complete(cluster: Cluster, space: str, teams: list[LiveJob]) -> list[dict[str, Any]]:
-    """Each job's ranks end with 0 once all of them have met; the statuses at the end."""
+    """End each job's ranks with 0 once all of them have met; return the statuses at the end."""
 
     def done() -> bool:
         phases = {job.name: job.status().get("phase") for job in teams}
@@ -110,7 +111,7 @@ def test_three_jobs_of_sixteen_in_a_quota_of_twenty_four_behind_a_slow_webhook(
 
 @contextmanager
 def slow_webhook(cluster: Cluster, space: str, folder: Path, *, seconds: float) -> Iterator[None]:
-    """Admits every pod of the namespace, after so long."""
+    """Run a webhook that admits every pod of the namespace after so many seconds."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""A hang on a live job: found, named, its stacks kept, and only then the next attempt, which goes on."""
+"""A hang on a live job is found and named, its stacks are kept, and only then the next attempt resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICY = {"minTimeoutSeconds": 4, "startupTimeoutSeconds": 60}
 
 
 RANK = 2
-"""The first of worker 1."""
+"""The first rank of worker 1."""
 
 
 def stop_rank(double: KubeletDouble) -> None:
@@ -40,7 +40,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
         stop_rank(double)
         hung = wait_until(lambda: job.status().get("hang"), "the hang in status", every_s=0.1)
         assert (hung["rank"], hung["pod"], hung["node"]) == (RANK, "gpt-1-1", "double")
-        # What was found survives the operator; the stacks are collected before any pod goes.
+        # The finding survives the operator; the stacks are collected before any pod is deleted.
         process.kill()
         process.start()
         wait_until(lambda: job.status().get("attempt") == 2, "the second attempt")

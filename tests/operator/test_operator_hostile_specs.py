@@ -1,5 +1,8 @@
-"""Specs that no reader can take, stored before the operator starts and while it runs: a job of another
-namespace gets its pods, the operator is healthy and small, and each such job says what is wrong with it."""
+"""Specs that no reader accepts, stored before the operator starts and while it runs.
+
+A job of another namespace gets its pods, the operator is healthy and small, and each such job reports what is
+wrong with it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def peak_bytes(process: OperatorProcess) -> int:
 
 @contextmanager
 def other_tenant(cluster: Cluster, name: str) -> Iterator[None]:
-    """Their job gets its pods within the block's start, whatever is stored beside it."""
+    """Check that a job of another tenant gets its pods before the block starts, whatever else is stored."""
     with cluster.namespace() as namespace:
         LiveJob(cluster, namespace, name)
 
@@ -69,7 +72,7 @@ def other_tenant(cluster: Cluster, name: str) -> Iterator[None]:
 
 
 def said_of(cluster: Cluster, namespace: str, name: str) -> str:
-    """Its condition Stalled."""
+    """Return status, reason and message of the job's condition Stalled."""
     path = "{range .status.conditions[?(@.type=='Stalled')]}{.status} {.reason} {.message}{end}"
     return cluster.kubectl("get", "ztj", name, "-n", namespace, "-o", f"jsonpath={path}").stdout
 

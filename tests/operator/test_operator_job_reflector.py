@@ -1,5 +1,6 @@
-"""The jobs that the operator knows of follow the cluster: events in company, deletions that no watch told,
-and whatever the API server says on the way."""
+"""The operator's cache of jobs follows the cluster: batched events, deletions that no watch showed, and any
+error of the API server in between.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/zerotrain-system/leases"
 
 
 def listed_job(name: str, version: int, *, uid: str = "", namespace: str = "ml") -> Json:
-    """As it stands in a list: without its kind."""
+    """Return a job as it stands in a list: without its kind."""
     meta = {"name": name, "namespace": namespace, "uid": uid or name, "resourceVersion": str(version)}
     return {"metadata": meta, "spec": {"workers": 1}}
 
@@ -44,10 +45,12 @@ def says(code: int) -> Json:
 
 
 class Site:
-    """Lists and watches in this order, the last of either for ever; an open watch stays open."""
+    """Scripted lists and watches, the last of either repeated for ever; an open watch stays open."""
 
     def __init__(self, *script: tuple[int, list[Json]] | int | list[Json]) -> None:
-        """Per list a version with its jobs, or the code of a refusal; per watch its events."""
+        """Script the answers: per list a version with its jobs, or the code of a refusal; per watch its
+        events.
+        """
         self._lists = [step for step in script if not isinstance(step, list)]
         self._watches = [step for step in script if isinstance(step, list)]
         self.lists = self.watches = 0
@@ -76,7 +79,7 @@ class Site:
 
 
 class Known:
-    """What was told, in its order, and the cache that it goes into."""
+    """The calls in their order, and the cache that they fill."""
 
     def __init__(self) -> None:
         self.jobs, self.told = JobCache(), list[tuple[str, str, str]]()
@@ -97,7 +100,7 @@ class Known:
 
 @asynccontextmanager
 async def following(**sites: Site) -> AsyncIterator[tuple[Known, JobReflector]]:
-    """Of the namespaces that are named; `everywhere` is the whole cluster."""
+    """Run a reflector of the named namespaces; `everywhere` is the whole cluster."""
     double, known = ApiDouble(), Known()
     namespaces = tuple(name for name in sites if name != "everywhere")
     for path, site in zip(scoped(ALL_JOBS, namespaces), sites.values(), strict=True):
@@ -120,7 +123,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("code", [500, 504, 403, 404, 410])
 async def test_no_word_of_the_api_server_on_the_watch_ends_it(code: int) -> None:
-    """An etcd without a leader, a role or a kind that is being replaced, a version that is too old."""
+    """The causes are an etcd without a leader, a role or a kind that is being replaced, a version that is too
+    old.
+    """
     site = Site((5, [listed_job("a", 2)]), [says(code)], (7, [listed_job("a", 2)]), [event("ADDED", "b", 9)])
     async with following(everywhere=site) as (known, _):
         await until(lambda: known.names() == {"a", "b"})
@@ -128,7 +133,7 @@ async def test_no_word_of_the_api_server_on_the_watch_ends_it(code: int) -> None
 
 
 async def test_a_kind_that_is_gone_is_waited_for() -> None:
-    """Somebody deleted the definition, and applies it again."""
+    """The definition is deleted, and applied again."""
     site = Site((5, [listed_job("a", 2)]), [says(404)], 404, 404, (90, [listed_job("b", 80)]), [])
     async with following(everywhere=site) as (known, reflector):
         await until(lambda: known.names() == {"b"})
@@ -147,7 +152,7 @@ async def test_jobs_that_went_while_nobody_watched_are_deleted_and_younger_ones_
 
 
 async def test_a_job_that_went_before_its_event_was_handed_over_is_not_brought_back() -> None:
-    """The watch broke off in between, and the next list came within the moment that the event waits."""
+    """The watch broke off in between, and the next list came while the event was still held back."""
     known, listed = Known(), asyncio.Event()
     sink = _Jobs(known.jobs, known.changed, known.deleted, None, lambda namespace: listed.set())
     for name, version in (("a", 2), ("b", 3), ("c", 8)):
@@ -159,8 +164,9 @@ async def test_a_job_that_went_before_its_event_was_handed_over_is_not_brought_b
 
 
 async def test_events_of_one_job_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most are the echo of a write. A deletion is told at once, and of a second life of the name all the same
-    that the first is over."""
+    """Events within one moment are mostly echoes of writes. A deletion is passed on at once, also when the
+    name already has a new object.
+    """
     monkeypatch.setattr(job_reflector, "BATCH_S", 0.3)
     events = [
         event("MODIFIED", "a", 6),
@@ -175,7 +181,7 @@ async def test_events_of_one_job_in_one_moment_are_one(monkeypatch: pytest.Monke
 
 
 async def test_a_namespace_that_may_not_be_read_keeps_no_other_waiting() -> None:
-    """And a list of one namespace says nothing about the jobs of another."""
+    """A list of one namespace says nothing about the jobs of another."""
     mine = Site((5, [listed_job("a", 2)]), [event("ADDED", "b", 9)])
     async with following(ml=mine, lost=Site(403), other=Site((20, []), [])) as (known, reflector):
         await until(lambda: known.names() == {"a", "b"})
@@ -207,7 +213,7 @@ async def test_who_may_read_no_jobs_is_not_ready() -> None:
 
 
 async def test_no_pass_runs_before_all_jobs_and_pods_are_known() -> None:
-    """Also where the lease is there first."""
+    """The order holds also where the lease comes first."""
     double, release = ApiDouble(), {"jobs": asyncio.Event(), "pods": asyncio.Event()}
 
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,6 @@
-"""A job is read within bounds: what passes them leaves its name, its status and a reason, nothing else."""
+"""A job is read within bounds: one that exceeds them keeps its name, its status and a reason, nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ STATUS = {"phase": "Running", "attempt": 2, "zeroStage": 3, "workers": {"desired
 
 
 def text_of(config: str, **more: Any) -> bytes:
-    """A job as it is stored, with this text for its configuration."""
+    """Return a job as it is stored, with this text for its configuration."""
     body = job(**more.pop("meta", {}))
     body["spec"] |= {"config": "CONFIG", **more.pop("spec", {})}
     whole = {**dict(sorted(body.items())), **more}
@@ -68,7 +70,7 @@ def test_small_values_are_counted() -> None:
 
 
 def test_managed_fields_are_as_deep_as_what_they_manage() -> None:
-    """They stand before the spec, and nobody reads them."""
+    """Managed fields stand before the spec, and the operator does not read them."""
     fields = [{"manager": "kubectl", "fieldsV1": "FIELDS"}]
     text = text_of(deep(3000), meta={"managedFields": fields}).replace(b'"FIELDS"', deep(3000).encode())
     found = bounded(text)

@@ -1,4 +1,6 @@
-"""What the operator keeps in memory of each job: what it reads, once, and models of the latest jobs alone."""
+"""Memory that the operator keeps of each job: the parts that it reads, once, and models of the latest jobs
+alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 
 def sent(number: int = 0) -> Json:
-    """A job as the API server sends it: parsed anew, with the words of its writers."""
+    """Return a job as the API server sends it: parsed anew, with the writers' metadata."""
     body = job(resourceVersion=str(number + 1))
     body["metadata"] |= {
         "name": f"job-{number}",
@@ -34,7 +36,7 @@ def sent(number: int = 0) -> Json:
 
 
 def words(part: Any) -> Iterator[str]:
-    """Every key and every value that is text, in order."""
+    """Yield every key and every value that is text, in order."""
     if isinstance(part, dict):
         for name, value in part.items():
             yield name

@@ -26,7 +26,7 @@ FLAVOR = {
 
 @pytest.fixture(scope="module")
 def queues(control_plane: Cluster) -> Cluster:
-    """The cluster with Kueue's kinds and nobody behind them."""
+    """The cluster with Kueue's kinds and no controller behind them."""
     control_plane.kubectl("apply", "-f", str(CRDS))
     wait_established(control_plane, "workloads.kueue.x-k8s.io", "resourceflavors.kueue.x-k8s.io")
     control_plane.apply(FLAVOR)
@@ -84,7 +84,7 @@ def test_a_suspended_job_leaves_its_queue_and_a_new_operator_follows_it(
             job = LiveJob(queues, namespace, scheduling={"queueName": "team-a"})
             script.admit(flavor="a100")
             wait_for_step(double, 10)
-        # Nobody looks while the queue takes the admission back.
+        # No operator runs while the queue revokes the admission.
         script.evict("ClusterQueueStopped", "stopped by its owner")
         with operator(operator_kubeconfig, tmp_path):
             wait_until(lambda: script.condition("QuotaReserved").get("status") == "False", "the quota")
@@ -98,7 +98,7 @@ def test_a_suspended_job_leaves_its_queue_and_a_new_operator_follows_it(
 def test_a_queue_left_while_nobody_looked_keeps_no_quota(
     queues: Cluster, namespace: str, operator_kubeconfig: Path, tmp_path: Path
 ) -> None:
-    """No other job is in a queue, and this one names none any more."""
+    """No other job is in a queue, and this one no longer names one."""
     script = KueueDouble(queues, namespace)
     with operator(operator_kubeconfig, tmp_path):
         job = LiveJob(queues, namespace, scheduling={"queueName": "team-a"})

@@ -1,6 +1,7 @@
-"""A job in a queue of a real Kueue: what its scheduler and controllers make of what the operator writes.
+"""A job in a queue of a real Kueue: how its scheduler and controllers react to the operator's writes.
 
-The other half of `test_operator_kueue.py`, where a script plays Kueue and so may say anything at any moment.
+The other half of `test_operator_kueue.py`, where a script plays Kueue and so may write anything at any
+moment.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ HASTY = {
         "requeuingStrategy": {"timestamp": "Eviction", "backoffBaseSeconds": 1, "backoffMaxSeconds": 1},
     }
 }
-"""So soon a job whose pods are not ready loses its place, and so soon it stands in line again."""
+"""Configuration in which a job whose pods are not ready soon loses its admission, and is soon requeued."""
 
 
 @pytest.fixture(scope="module")
 def own_cluster(devcluster: Devcluster) -> Iterator[Cluster]:
-    """Kueue's kinds are the whole cluster's, and other tests script them."""
+    """A cluster of the test's own: Kueue's kinds are cluster-wide, and other tests script them."""
     if (reason := can_mount()) is not None:
         pytest.skip(f"Kueue reads certificates in {CERTS} alone, and no private mount can be made: {reason}")
     with devcluster.lease("control-plane") as cluster:
@@ -47,7 +48,7 @@ def queues(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """With Kueue at work, configured as the test says, one flavor and two priorities."""
+    """Cluster with Kueue running, configured as the test says, one flavor and two priorities."""
     with kueue_running(kueue, own_cluster, tmp_path_factory.mktemp("kueue"), **request.param):
         flavor = {"nodeLabels": {POOL: "a100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
         own_cluster.apply(
@@ -58,13 +59,13 @@ def queues(
 
 @pytest.fixture(scope="module")
 def kubeconfig(own_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the rights of the operator's ServiceAccount."""
+    """Kubeconfig with the rights of the operator's ServiceAccount."""
     return install(own_cluster, tmp_path_factory.mktemp("operator"))
 
 
 @pytest.fixture
 def space(queues: Cluster) -> Iterator[str]:
-    """A namespace with a LocalQueue `team-a` of a ClusterQueue that has room for one job of two workers."""
+    """A namespace with a LocalQueue `team-a` of a ClusterQueue with quota for one job of two workers."""
     preemption = {"withinClusterQueue": "LowerPriority"}
     with team_namespace(queues, "a100", cpu=2, memory="4Gi", preemption=preemption) as name:
         yield name
@@ -185,7 +186,7 @@ def test_pods_that_do_not_start_in_time_lose_their_place_at_every_admission(
 
 
 def queued(cluster: Cluster, space: str, name: str, **scheduling: Any) -> LiveJob:
-    """A job that takes all of the quota."""
+    """Return a job that takes all of the quota."""
     resources = {"cpu": "1", "memory": "1Gi"}
     return LiveJob(
         cluster, space, name, resources=resources, scheduling={"queueName": "team-a", **scheduling}
@@ -198,13 +199,13 @@ def workload(cluster: Cluster, space: str, job: str) -> dict[str, Any]:
 
 
 def condition(cluster: Cluster, space: str, job: str, kind: str) -> dict[str, Any]:
-    """Of the job's Workload; empty where there is none of that kind."""
+    """Return a condition of the job's Workload; empty where there is none of that type."""
     found = workload(cluster, space, job).get("status", {}).get("conditions", ())
     return next((dict(item) for item in found if item["type"] == kind), {})
 
 
 def edit(cluster: Cluster, space: str, kind: str, spec: dict[str, Any]) -> None:
-    """As an administrator does."""
+    """Edit an object of Kueue as an administrator does."""
     name = space if kind == "clusterqueue" else workload(cluster, space, "gpt")["metadata"]["name"]
     patch = json.dumps({"spec": spec})
     cluster.kubectl("patch", f"{kind}s.{GROUP}", name, "-n", space, "--type=merge", "-p", patch)

@@ -1,5 +1,6 @@
 """A quota is given back once, as Kueue may have admitted the job anew before the watch shows it, and the next
-start is one of its own."""
+start counts as a new one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from zerotrain.operator.resources.kueue import workload_name
     ids=["evicted", "admitted-anew", "released"],
 )
 async def test_only_what_is_evicted_now_is_given_back(evicted: str, reserved: str, writes: int) -> None:
-    """The watch may still show the eviction before."""
+    """The watch may still show the previous eviction."""
     double, version = ApiDouble(), "kueue.x-k8s.io/v1beta2"
     parsed = ZeroTrainingJob.parse(job())
     path = f"/apis/{version}/namespaces/{parsed.namespace}/workloads/{workload_name(parsed.name, parsed.uid)}"
@@ -53,7 +54,7 @@ async def test_only_what_is_evicted_now_is_given_back(evicted: str, reserved: st
     ],
 )
 def test_kueue_is_told_whether_pods_start_or_recover(before: str, step: QueueStep, after: str) -> None:
-    """It has a limit for each of the two, and one for a recovery only where an administrator set it."""
+    """Kueue has a limit for each of the two; the one for a recovery only where an administrator set it."""
     found = {"conditions": conditions(PodsReady=before) if before else []}
     told = advanced(found, Said(step=step, message="why", at=NOW, generation=4))
     words = [

@@ -20,14 +20,14 @@ from tests.support.private_mount import can_mount
 pytestmark = pytest.mark.tools
 RACK, HOST = "zerotrain.dev/rack", "kubernetes.io/hostname"
 NODES = {"rack-a-1": "a", "rack-a-2": "a", "rack-b-1": "b", "rack-b-2": "b"}
-"""Each holds two workers, beside what belongs to the cluster."""
+"""Node -> rack. Each node holds two workers, beside what belongs to the cluster."""
 REQUIRED = {"kueue.x-k8s.io/podset-required-topology": RACK}
 UNCONSTRAINED = "kueue.x-k8s.io/podset-unconstrained-topology"
 
 
 @pytest.fixture(scope="module")
 def racks(devcluster: Devcluster, kueue: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two racks of two nodes, and Kueue, which knows them."""
+    """Two racks of two nodes, and a Kueue that knows them."""
     if (reason := can_mount()) is not None:
         pytest.skip(f"Kueue reads certificates in {CERTS} alone, and no private mount can be made: {reason}")
     with devcluster.lease("control-plane") as cluster:
@@ -44,7 +44,7 @@ def racks(devcluster: Devcluster, kueue: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def kubeconfig(racks: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the rights of the operator's ServiceAccount."""
+    """Kubeconfig with the rights of the operator's ServiceAccount."""
     return install(racks, tmp_path_factory.mktemp("operator"))
 
 
@@ -134,7 +134,7 @@ def test_a_job_that_asks_for_nothing_has_its_places_chosen_too(
 def test_a_node_that_fails_is_replaced_by_another_one(
     racks: Cluster, space: str, double: KubeletDouble
 ) -> None:
-    """The last one here: the node stays as it is."""
+    """The last test of the file, since the node stays out of service."""
     job = queued(racks, space)
     wait_for_step(double, 10)
     first = places(racks, space, attempt=1)
@@ -170,7 +170,7 @@ def runs_again(job: LiveJob) -> None:
 
 
 def places(cluster: Cluster, space: str, *, attempt: int) -> list[str]:
-    """The nodes of the workers of one attempt, by rank."""
+    """Return the nodes of the workers of one attempt, by rank."""
     items = cluster.get("pods", "-n", space, "-l", f"zerotrain.dev/attempt={attempt}")["items"]
     found = sorted(items, key=lambda pod: int(pod["metadata"]["labels"]["zerotrain.dev/rank"]))
     for pod in found:
@@ -180,7 +180,7 @@ def places(cluster: Cluster, space: str, *, attempt: int) -> list[str]:
 
 
 def chosen(cluster: Cluster, space: str) -> list[str]:
-    """Kueue's own words: a node for each worker, by rank."""
+    """Return the node that Kueue assigned to each worker, by rank."""
     (pods,) = workload(cluster, space)["status"]["admission"]["podSetAssignments"]
     nodes = []
     for part in pods["topologyAssignment"]["slices"]:
@@ -205,7 +205,7 @@ def workload(cluster: Cluster, space: str) -> dict[str, Any]:
 
 
 def node(name: str, rack: str) -> dict[str, Any]:
-    """As its kubelet registers it."""
+    """Return a node as its kubelet registers it."""
     room = {"cpu": "2900m", "memory": "4Gi", "pods": "10"}
     labels = {RACK: rack, HOST: name, "zerotrain.dev/pool": "racks"}
     conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]

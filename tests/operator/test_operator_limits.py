@@ -1,5 +1,6 @@
-"""The operator's own limits: urgent requests wait for nobody, budgets of keys stay small, and somebody
-who writes all the time does not make the operator write all the time."""
+"""The operator's own limits: urgent requests do not wait for others, budgets of keys stay small, and a client
+that writes all the time does not make the operator write all the time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on nodes that fell silent are heard in time, whatever else the operator asks of so large a job."""
+"""Workers on not-ready nodes are heard in time, whatever other polls so large a job needs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ pytestmark = pytest.mark.unit
 
 WORKERS = 4000
 LOST_AFTER_S = 60
-"""`failurePolicy.nodeNotReadySeconds`, unless given."""
+"""Value of `failurePolicy.nodeNotReadySeconds`, unless given."""
 KEY = JobKey("ml", "gpt")
 
 
 class Cluster:
-    """A job of thousands in a first step that takes long, whose workers all answer at once."""
+    """A job of thousands of workers in a long first step, whose workers all answer at once."""
 
     def __init__(self) -> None:
         self.now_s, self.calls, self.memories = 1000.0, 0, JobStates()
         self.refuses: ChannelError | None = None
-        """What is said to who listens, in the place of a report."""
+        """Error that workers raise in the place of a report."""
         self.changed: list[JobKey] = []
         self._job = job(spec={"workers": WORKERS}, status=status("Running"))
         self._pods = tuple(ready(index) for index in range(WORKERS))

@@ -1,4 +1,4 @@
-"""deploy/kustomize: accepted without a warning, no right beyond what is used, and one word for one thing."""
+"""deploy/kustomize: accepted without a warning, no right beyond what is used, and consistent names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.unit
 def test_the_role_names_every_right_and_no_dangerous_one() -> None:
-    """That it grants what is used and nothing else is judged by `test_operator_rbac.py`."""
+    """`test_operator_rbac.py` judges that the role grants what is used and nothing else."""
     granted_rights = granted([FOLDER / "cluster_role.yaml", FOLDER / "lease_role.yaml"])
     assert not [right for right in granted_rights if "*" in (right.verb, right.group, right.resource)]
     assert {right.verb for right in granted_rights if right.resource == "secrets"} == {"create"}
@@ -57,7 +57,9 @@ def test_the_deployment_sets_only_variables_that_are_read(tmp_path: Path) -> Non
 def test_the_api_server_takes_them_without_a_warning(
     control_plane: Cluster, operator_kubeconfig: Path
 ) -> None:
-    """The namespace enforces and warns by Pod Security "restricted", so a pod that is not would be told."""
+    """The namespace enforces and warns by Pod Security "restricted", so a violating pod would give a
+    warning.
+    """
     applied = control_plane.kubectl("apply", "--dry-run=server", "-k", str(FOLDER))
     assert "Warning" not in applied.stderr
     assert "deployment.apps/zerotrain-operator created" in applied.stdout
@@ -67,7 +69,7 @@ def test_the_api_server_takes_them_without_a_warning(
 def test_server_side_apply_takes_them_over_from_client_side_apply(
     control_plane: Cluster, operator_kubeconfig: Path
 ) -> None:
-    """A value that is left out here and filled in by the API server makes a conflict where it is atomic."""
+    """An atomic value that is left out here and filled in by the API server would give a conflict."""
     control_plane.kubectl("apply", "-k", str(FOLDER))
     taken = control_plane.kubectl("apply", "--server-side", "-k", str(FOLDER), check=False)
     assert (taken.returncode, taken.stderr) == (0, "")

@@ -1,4 +1,6 @@
-"""Before the ranks have met: all are asked early, so that somebody knows whom a rendezvous waited for."""
+"""Polls before the rendezvous of the ranks: all workers are polled early, so that the missing ones are
+known.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A job that cannot fit, on the real API server: nothing of it exists until an annotation says otherwise."""
+"""A job that cannot fit, on the real API server: no object of it is created until an annotation overrides the
+check.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator exports: of itself, born at 0, and of every job, from its status."""
+"""Metrics of the operator: its own, which start at 0, and those of every job, from its status."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def value(source: Telemetry, name: str, **labels: str) -> float | None:
         ({"stepTimeoutFactor": 40}, 60.0, 2400),
         ({"stepTimeoutFactor": 40, "minTimeoutSeconds": 3600}, 60.0, 3600),
         ({"stepTimeoutFactor": 1000}, 86_400.0, 30 * 86_400),
-        # The rules know ten times the mean themselves, and one long step is no reason to wait for long.
+        # The limits already contain ten times the mean, and one long step is no reason to wait for long.
         ({"stepTimeoutFactor": 10}, 60.0, 300),
         ({"stepTimeoutFactor": 40}, None, 300),
     ],
@@ -268,7 +268,7 @@ def test_the_operators_own_are_born_at_0() -> None:
     found = Telemetry()
     for spec in OPERATOR_METRICS:
         if spec.kind is MetricKind.INFO or not all(spec.labels.values()):
-            continue  # what is asked, and of which namespaces, is known when it is
+            continue  # labels of requests and of namespaces are known with the first request
         name = f"{spec.name}_count" if spec.kind is MetricKind.HISTOGRAM else spec.name
         own = {label: values[0] for label, values in spec.labels.items()}
         assert found.registry.get_sample_value(name, own) == 0, name

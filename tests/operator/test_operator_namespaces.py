@@ -25,7 +25,7 @@ VARIABLE = "ZEROTRAIN_OPERATOR_NAMESPACES"
 
 
 def namespaced_rules() -> list[dict[str, Any]]:
-    """The shipped rules without what lies outside namespaces."""
+    """Return the shipped rules without cluster-scoped resources."""
     text = (REPOSITORY / "deploy" / "kustomize" / "cluster_role.yaml").read_text()
     rules = YAML(typ="safe", pure=True).load(text)["rules"]
     return [rule for rule in rules if not CLUSTER_SCOPED & set(rule["resources"])]
@@ -55,7 +55,7 @@ def grant(cluster: Cluster, namespace: str) -> None:
 
 @pytest.fixture
 def spaces(control_plane: Cluster, operator_kubeconfig: Path) -> Iterator[tuple[str, str, str]]:
-    """Two that are looked after and one that is not."""
+    """Two namespaces that the operator watches and one that it does not."""
     account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -149,7 +149,7 @@ def test_a_namespace_that_loses_its_roles_stops_no_other(
         control_plane.kubectl("delete", "rolebinding", ACCOUNT, "-n", second)
         process.kill()
         process.start()
-        # What runs elsewhere is looked after, and whoever asks is told what is not.
+        # Jobs elsewhere are reconciled, and /readyz names the namespace that is not.
         LiveJob(control_plane, first, workers=2).wait_for("Running")
         told = process.get("/readyz").splitlines()
         assert told[0] == "ok"

@@ -1,4 +1,4 @@
-"""The operator's memory of nodes, and what it keeps of a log: nothing of well nodes, nothing unbounded."""
+"""The operator's memory of nodes, and what it keeps of a log: nothing of healthy nodes, nothing unbounded."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_only_the_end_of_a_long_log_is_held(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.ranks
 async def test_where_that_is_too_much_the_newest_lines_are_read_alone() -> None:
-    """A progress bar without line ends, and the traceback after it."""
+    """The log is a progress bar without line ends, and the traceback after it."""
 
     async def long(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()

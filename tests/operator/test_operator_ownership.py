@@ -1,4 +1,4 @@
-"""Live jobs against other owners, quotas, nodes that do not answer, and deletion with nobody at the wheel."""
+"""Live jobs against other owners, quotas, nodes that do not answer, and deletion while no operator runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 
 def wait_for_reason(job: LiveJob, reason: str) -> str:
-    """The message of Reconciling once it has this reason."""
+    """Return the message of Reconciling once it has this reason."""
 
     def there() -> str | None:
         found = job.condition("Reconciling")
@@ -92,7 +92,7 @@ def test_a_job_that_is_deleted_with_the_operator_down_leaves_nothing(
 def test_a_namesake_of_a_deleted_job_starts_afresh(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    """The deleted job's pods still hang in Terminating: they are neither adopted nor counted."""
+    """The deleted job's pods are still Terminating: they are neither adopted nor counted."""
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=40, held=True) as double:
         first = LiveJob(control_plane, namespace)
         first.wait_for("Running")

@@ -1,4 +1,4 @@
-"""Writes that wait for company, models that are read once, one pass for many pods that start."""
+"""Status writes that are batched, models that are read once, one pass for many pods that start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status.memoryPlan` says what `zerotrain plan -o json` says of the job, in few bytes, to all readers."""
+"""`status.memoryPlan` equals the plan that `zerotrain plan -o json` prints of the job, in few bytes."""
 
 from __future__ import annotations
 
@@ -65,15 +65,17 @@ CASES: dict[str, Json] = {
 
 
 def stored(job: Json, status: Json | None = None, **metadata: Any) -> Json:
-    """As the API server has it."""
+    """Return the job as the API server has it."""
     meta = {**job["metadata"], "namespace": "ml", "uid": "u", "generation": 1, **metadata}
     spec = {key: value for key, value in job["spec"].items() if value is not None}
     return {**job, "metadata": meta, "spec": spec, "status": status or {}}
 
 
 def written(job: Json, status: Json | None = None, **metadata: Any) -> Json | None:
-    """What the operator sends after its pass about the job; None where it sends nothing. What is read back
-    must be what it meant, or else it would be sent again and again."""
+    """Return what the operator sends after its pass about the job; None where it sends nothing.
+
+    The value must survive being read back, or else it would be sent again and again.
+    """
     plan = reconcile(stored(job, status, **metadata), seen(), NOW)
     if plan.status is None:
         return None
@@ -102,7 +104,7 @@ def tiers_of(found: list[Json]) -> list[Json]:
 
 
 def expected(found: Json, ranks_per_worker: int) -> Json:
-    """The status by hand, from what the command prints."""
+    """Return the status computed by hand from what the command prints."""
     by_tier = {tier["tier"]: tier for tier in found["tiers"]}
     gpu, pace = by_tier.get("gpu"), found["pace"]
     activations = gpu["activation_bytes"] if gpu else by_tier["host"]["activation_bytes"] // ranks_per_worker
@@ -149,7 +151,7 @@ def test_the_status_says_what_the_command_says(name: str, tmp_path: Path) -> Non
 
 
 def test_the_cases_hold_every_field() -> None:
-    """Else a field that is never written would be equal everywhere."""
+    """A field that is never written would otherwise be equal everywhere."""
     plans = {name: (written(job) or {})["memoryPlan"] for name, job in CASES.items()}
     assert {"Fits", "DoesNotFit", "Unknown"} <= {plan["verdict"] for plan in plans.values()}
     way_out, none = plans["no room, and a way out"], plans["no room, and no way out"]
@@ -199,7 +201,7 @@ def compact(value: Json) -> int:
 
 
 def test_it_stays_small() -> None:
-    """Everybody who watches jobs gets it with every write of every status."""
+    """Every watcher of jobs gets the plan with every write of every status."""
     sizes = {name: compact((written(job) or {})["memoryPlan"]) for name, job in CASES.items()}
     assert max(sizes.values()) < 1700, sizes
     assert sorted(sizes.values())[len(sizes) // 2] < 1000, sizes
@@ -235,7 +237,7 @@ def test_what_another_operator_wrote_is_read(held: Json) -> None:
 
 
 def test_a_plan_is_written_once() -> None:
-    """Read back it is the same; one of an operator before these fields is written anew, once."""
+    """A plan that is read back is the same; one of an operator before these fields is written anew, once."""
     job, ignores = CASES["no room, and a way out"], {ANNOTATION_IGNORE_MEMORY_PLAN: "true"}
     first = written(job)
     assert first is not None
@@ -254,7 +256,7 @@ def test_a_plan_is_written_once() -> None:
 
 
 def test_a_running_job_keeps_the_plan_of_an_earlier_operator() -> None:
-    """After an upgrade thousands of jobs are looked at, and none is written for its plan alone."""
+    """An upgrade brings passes over thousands of jobs; none is written for its plan alone."""
     status = {"phase": "Running", "attempt": 1, "podsCreated": True, "memoryPlan": OLD}
     workers = seen(*(ready(index) for index in range(EXAMPLES["gpt.yaml"]["spec"]["workers"])))
     plan = reconcile(stored(EXAMPLES["gpt.yaml"], status), workers, NOW)

@@ -1,4 +1,4 @@
-"""Memory plans of the operator: made beside the event loop, once."""
+"""Memory plans of the operator: made outside of the event loop, once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ranks
 
 
 async def test_a_memory_plan_is_made_beside_the_event_loop_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan may take a tenth of a second, in which nothing else would turn."""
+    """A plan may take a tenth of a second, which would block the event loop."""
     made: list[int] = []
     real = planning._planned
 
@@ -33,7 +33,7 @@ async def test_a_memory_plan_is_made_beside_the_event_loop_and_once(monkeypatch:
         hands = controller(api)
         for uid in ("one", "two"):
             job_of_its_own = {**body, "metadata": {**body["metadata"], "uid": uid, "generation": 1}}
-            with suppress(Exception):  # what follows the decision needs a whole cluster
+            with suppress(Exception):  # the rest of the pass needs a whole cluster
                 await hands._reconcile(KEY, job_of_its_own)
     assert len(made) == 1
     assert made[0] != threading.get_ident()

@@ -1,4 +1,6 @@
-"""Pulling progress: who is asked and how often, whose answer counts, when all are asked and who is named."""
+"""Polling of progress: which workers are polled and how often, whose answer counts, and which ranks are
+named.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,16 @@ RUNNING = [{"name": "worker", "state": {"running": {}}}]
 
 
 class Workers:
-    """Answers for every pod by its name."""
+    """Channel that answers for every pod by its name."""
 
     def __init__(self, steps: dict[str, int]) -> None:
         self.steps = steps
         self.asked: list[str] = []
         self.uid, self.attempt = "job-uid", 1
         self.idle_s = 1.0
-        """Since any step moved."""
+        """Seconds since any step moved."""
         self.phases: dict[str, Phase] = {}
-        """By pod, of those that are in no step."""
+        """Phase by pod, for those that are in no step."""
         self.empty = False
         """Whether the launchers answer without any rank."""
         self.checkpoint: CheckpointProgress | None = None
@@ -81,7 +83,7 @@ class Workers:
 
 
 class Bench:
-    """A puller with its surroundings and a clock that the test moves."""
+    """A puller with its surroundings and a clock that the test advances."""
 
     def __init__(self, workers: Workers, *, phase: str = "Running", jobs: int = 1) -> None:
         self.workers, self.now = workers, 1000.0
@@ -105,7 +107,7 @@ class Bench:
         )
 
     async def after(self, seconds: float) -> list[str]:
-        """Let time pass; the pods that are asked then."""
+        """Advance the time; return the pods that are polled then."""
         self.now += seconds
         self.workers.asked.clear()
         await asyncio.gather(*self.puller.start_due())
@@ -213,7 +215,7 @@ async def test_the_seconds_of_the_slowest_rank_are_no_news_but_a_straggler_is() 
 
 LIMIT_S = 300
 BOTH = ["gpt-1-0", "gpt-1-0", "gpt-1-1"]
-"""Rank 0 by itself, then everybody."""
+"""Polls of rank 0 alone, then of all workers."""
 
 
 async def test_a_step_that_stands_still_makes_all_pods_be_asked_and_the_last_rank_be_named() -> None:
@@ -260,7 +262,7 @@ async def test_when_worker_0_is_mute_the_others_say_whether_the_job_moves() -> N
 
 
 async def test_when_worker_0_has_ended_the_others_are_asked_without_it() -> None:
-    """Rank 0 returned; rank 1 hangs in what it does last."""
+    """Rank 0 returned; rank 1 hangs in its last work."""
     workers = Workers({"gpt-1-0": 7, "gpt-1-1": 7})
     bench = Bench(workers)
     await bench.after(0)
@@ -317,7 +319,7 @@ async def test_when_everything_stands_still_the_looks_stay_within_their_budget()
             pod["metadata"]["labels"]["zerotrain.dev/job"] = key.name
             bench.store.put(pod, now=NOW)
             workers.steps[pod["metadata"]["name"]] = 7
-    workers.uid = ""  # every answer is another job's: what counts here is who is asked
+    workers.uid = ""  # every answer is another job's: what counts here is which workers are polled
     bench.puller._is_suspect = lambda *_: True  # type: ignore[method-assign]
     await bench.after(0)
     looks = 0

@@ -1,8 +1,8 @@
-"""The shipped roles against what the operators of this test run asked for, both ways.
+"""The shipped roles against the requests of the operators of this test run, both ways.
 
 `call_record.py` collects every kind of request from every operator process that a test started. One that no
 role grants fails here and, as a 403, in its own test. A right that no test's operator used is a right to
-remove, or a test that is missing: that way needs the whole folder; of a part only the first way is judged.
+remove, or a test that is missing: that check needs the whole folder; for a part only the first way is judged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDER = REPOSITORY / "deploy" / "kustomize"
 ROLES = (FOLDER / "cluster_role.yaml", FOLDER / "lease_role.yaml")
 
 REVIEWS = {Call("create", "authorization.k8s.io", "selfsubjectaccessreviews")}
-"""Granted to everybody by the cluster's own roles."""
+"""Requests that the cluster's own roles grant to every user."""
 
 NAMED: list[tuple[str, str, str]] = [
     ("GET", "/api/v1/pods?labelSelector=a&limit=500", "list pods"),
@@ -66,7 +66,7 @@ def test_what_is_no_resource_needs_no_right(path: str) -> None:
 def test_a_right_for_the_rare_ways_is_used(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    """The ways that an ordinary run does not take: a name that is taken, a lost race, an opened policy."""
+    """An ordinary run does not make these requests: a name that is taken, a lost race, an opened policy."""
     seen = RecordFile()
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10_000) as double:
         taken(api, namespace)
@@ -109,7 +109,7 @@ def test_no_service_may_be_changed_or_deleted() -> None:
 
 
 class RecordFile:
-    """What the operators of this test run did so far."""
+    """Requests that the operators of this test run have made so far."""
 
     def __init__(self) -> None:
         self._file = Path(os.environ[FILE_VARIABLE])
@@ -125,14 +125,14 @@ class RecordFile:
 
 
 def taken(api: KubeJson, namespace: str) -> None:
-    """A pod that bears the name of a worker and is somebody else's."""
+    """Create a pod that has the name of a worker and another owner."""
     pod = {"metadata": {"name": "taken-1-0"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     api.post(f"/api/v1/namespaces/{namespace}/pods", {"apiVersion": "v1", "kind": "Pod", **pod})
 
 
 @contextmanager
 def constant_writes(api: KubeJson, namespace: str) -> Iterator[None]:
-    """Somebody annotates the job without pause, so that status writes lose their race."""
+    """Annotate the job without pause, so that status writes lose their race."""
     path = f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace}/zerotrainingjobs/gpt"
     stop = threading.Event()
 

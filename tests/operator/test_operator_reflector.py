@@ -132,7 +132,7 @@ def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:
 
 
 def named(index: int, name: str, *, version: int = 1, attempt: int = 1) -> Json:
-    """A pod of a tenant's own making that bears the job's labels and its owner."""
+    """Return a pod that a tenant made, with the job's labels and its owner."""
     forged = pod_json(index, version=version)
     forged["metadata"] |= {"name": name, "uid": name}
     forged["metadata"]["labels"]["zerotrain.dev/attempt"] = str(attempt)
@@ -145,7 +145,7 @@ def named(index: int, name: str, *, version: int = 1, attempt: int = 1) -> Json:
     [(0, 1, "mine"), (0, 1, "gpt-1-00"), (0, 2, "gpt-1-0"), (-1, 1, "gpt-1--1"), (0, 0, "gpt-0-0")],
 )
 def test_a_pod_without_the_name_of_its_labels_is_no_worker(index: int, attempt: int, name: str) -> None:
-    """Names are unique: nobody can be a second worker 0, and report progress in its place."""
+    """Names are unique: no pod can be a second worker 0, and report progress in its place."""
     store = PodStore()
     assert store.put(named(index, name, attempt=attempt), now=NOW) is None
     assert present(store) == []
@@ -161,7 +161,7 @@ def test_pods_of_a_tenants_own_making_cannot_fill_the_memory() -> None:
         store.put(named(index, f"gpt-7-{index}", attempt=7), now=NOW)
     most = 2 * 2 + HELPERS
     assert len(present(store)) == most
-    # The job's own come in whatever is there.
+    # The job's own pods are stored however many others there are.
     store.put(pod_json(1, version=9), now=NOW)
     assert [index for index, _ in present(store)][:2] == [0, 1]
     for index in range(5, 500):
@@ -255,7 +255,7 @@ def test_no_termination_message_makes_a_pod_unreadable(message: str) -> None:
 
 @pytest.mark.unit
 def test_the_culprit_is_known_where_kubelet_cut_the_message() -> None:
-    """Of a pod of twelve containers it keeps a KiB each."""
+    """The kubelet keeps one KiB for each container of a pod of twelve."""
     words = Termination(attempt=1, code=84, rank=3, step=7, exception="E" * 2000, last_line="L" * 2000)
     ended = {"exitCode": 84, "message": words.to_json()[:1024]}
     store = PodStore()
@@ -288,12 +288,12 @@ def page(*pods: Json, version: int, more: str = "") -> tuple[int, Json]:
 
 
 class Cluster:
-    """Lists from a script; each watch plays its events and then stays open."""
+    """Scripted lists; each watch plays its events and then stays open."""
 
     def __init__(self, lists: list[tuple[int, Json]], watches: list[list[Json]]) -> None:
         self.lists, self.watches = lists, watches
         self.versions: list[str] = []
-        """Where each watch began."""
+        """Version at which each watch began."""
         self.played = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -320,7 +320,7 @@ async def reflected(cluster: Cluster, watches: int) -> tuple[PodStore, list[JobK
         task = asyncio.create_task(PodReflector(api, store, changed.append).run())
         async with asyncio.timeout(PATIENCE_S):
             await cluster.played.wait()
-            for _ in range(20):  # turns of the loop, of which the last event needs a few
+            for _ in range(20):  # iterations of the loop, of which the last event needs a few
                 await asyncio.sleep(0.005)
         task.cancel()
     assert len(cluster.versions) == watches
@@ -390,14 +390,14 @@ class Roles:
         return response
 
     def revoke(self) -> None:
-        """Watches that are open end, as they do every few minutes."""
+        """Take the role away. Open watches end, as they do every few minutes."""
         self.granted = False
         self.revoked.set()
 
 
 @asynccontextmanager
 async def watching(**spaces: Roles) -> AsyncIterator[tuple[PodReflector, PodStore, list[str | None]]]:
-    """A reflector of these namespaces; the list tells which came into sight."""
+    """Run a reflector of these namespaces; the list shows which came into sight."""
     double, store, seen = ApiDouble(), PodStore(), list[str | None]()
     for name, roles in spaces.items():
         double.on(f"GET /api/v1/namespaces/{name}/pods", roles.answer)
@@ -431,7 +431,7 @@ async def test_a_namespace_that_is_refused_keeps_no_other_waiting(
         assert (seen, reflector.refused) == (["ml"], {"ml": False, "lost": True})
         assert store.sight.since("ml") is not None
         assert store.sight.since("lost") is None
-        # A watch that may not look says nothing about the health of those that may.
+        # A watch that is forbidden says nothing about the health of those that are allowed.
         reflector._watches["lost"]._alive_at -= 1000
         assert reflector.age_s < 100
     assert caplog.text.count("pods cannot be watched") == 1

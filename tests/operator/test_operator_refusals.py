@@ -1,4 +1,6 @@
-"""What the API server refuses, and what it cannot do while a webhook is down: told, and in nobody's way."""
+"""Rejections by the API server, and errors while a webhook is down: reported, and no obstacle for other
+jobs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests the operator spends on a job: growth here is what makes a thousand jobs slow."""
+"""Number of requests that the operator spends on a job: growth here is what makes a thousand jobs slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINE = re.compile(
 
 
 def writes(process: OperatorProcess) -> dict[str, int]:
-    """Creations, updates and deletions so far, by resource."""
+    """Return the creations, updates and deletions so far, by resource."""
     found: dict[str, int] = {}
     for _, resource, verb, number in LINE.findall(process.get("/metrics")):
         if verb not in ("GET", "WATCH") and resource != "leases":
@@ -47,6 +47,7 @@ def test_a_job_of_four_pods_from_apply_to_running(
         shared = [spent[kind] for kind in ("services", "networkpolicies", "secrets")]
         assert shared == [1, 1, 1]
         assert spent["events"] <= 3
-        # The attempt; all pods seen; then at most one for each pod that started and each that became ready:
-        # how many of these fall into one pass is a matter of timing, that there are no others is not.
+        # One write for the attempt and one for all pods seen; then at most one for each pod that started and
+        # each that became ready. How many of these fall into one pass is a matter of timing; that there are
+        # no others is not.
         assert spent["zerotrainingjobs/status"] <= 2 + 2 * WORKERS

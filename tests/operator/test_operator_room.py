@@ -1,4 +1,6 @@
-"""The hint on free room: allocatable minus requests of one reading; nothing where that cannot be told."""
+"""The hint on free resources: allocatable minus requests of one reading; nothing where that cannot be
+told.
+"""
 
 from __future__ import annotations
 

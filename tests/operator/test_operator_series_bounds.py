@@ -1,4 +1,6 @@
-"""However many jobs a tenant makes: the operator's scrape stays below its limit, and others keep theirs."""
+"""The operator's scrape stays below its limit however many jobs a tenant makes, and other tenants keep their
+series.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_the_bounds_hold_and_the_rest_is_counted(seed: int) -> None:
     assert len(chosen.jobs) <= overall
     assert max(kept.values(), default=0) <= of_namespace
     assert len(chosen.jobs) + sum(chosen.left_out.values()) == len(jobs)
-    # Nobody has more than a namespace that had to leave some out.
+    # No namespace keeps more than one that had to leave series out.
     left = {namespace for namespace, _ in chosen.left_out}
     assert all(kept[namespace] == max(kept.values()) for namespace in left - {""} if kept)
 

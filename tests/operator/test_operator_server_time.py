@@ -44,7 +44,7 @@ def test_a_wrong_clock_is_set_right_by_the_first_answer(off_s: float) -> None:
 
 
 def test_a_clock_that_is_nearly_right_is_left_alone() -> None:
-    """The answer's whole seconds would only make it jump."""
+    """The whole seconds of the answer would only make the clock jump."""
     machine = Machine(0.7)
     clock = machine.server_time()
     clock.heard(format_datetime(machine.true, usegmt=True))

@@ -1,5 +1,6 @@
-"""What the pods of a running attempt share, on a live API server: whatever of it is deleted comes back within
-the attempt."""
+"""Objects that the pods of a running attempt share, on a live API server: a deleted one comes back within the
+attempt.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def test_what_is_deleted_under_a_running_attempt_comes_back(
     kind: str,
 ) -> None:
     def found() -> dict[str, str]:
-        """UIDs by name."""
+        """Return the UIDs by name."""
         mine = "app.kubernetes.io/name=zerotrain" if kind == "Service" else "zerotrain.dev/job=gpt"
         items = control_plane.get(kind, "-n", namespace, "-l", mine)["items"]
         return {item["metadata"]["name"]: item["metadata"]["uid"] for item in items}

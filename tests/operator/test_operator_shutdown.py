@@ -1,5 +1,6 @@
-"""SIGTERM in the middle of a large creation: the pass ends, the lease is free, and whoever takes it makes the
-rest."""
+"""SIGTERM in the middle of a large creation: the pass ends, the lease is free, and the next leader makes the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +40,6 @@ def test_a_replica_that_ends_gives_the_lease_back_and_its_successor_makes_the_re
 
 
 def pods(api: KubeJson, namespace: str) -> dict[str, str]:
-    """Name -> UID."""
+    """Return the UIDs by name."""
     items = api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     return {item["metadata"]["name"]: item["metadata"]["uid"] for item in items}

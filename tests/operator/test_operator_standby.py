@@ -1,4 +1,4 @@
-"""Replicas that stand by, and what one knows that begins to lead."""
+"""Standby replicas, and the knowledge of a replica that begins to lead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_one_that_stands_by_forgets_the_pods_of_attempts_that_are_over() -
 @pytest.mark.ranks
 @pytest.mark.parametrize("is_old", [True, False])
 async def test_pods_of_a_later_attempt_say_that_the_job_must_be_read_again(is_old: bool) -> None:
-    """Nothing that an old view leads to need conflict with anything. Forged pods block nothing for good."""
+    """The actions of an outdated view need not conflict with anything. Forged pods block nothing for good."""
     double = ApiDouble()
     accept_all(double)
     shape = {"workers": 2, "gracePeriodSeconds": 60, "generation": 1}
@@ -85,7 +85,7 @@ def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: in
     memories = JobStates(acting_since=ago(acts_s))
     store = PodStore()
     store.sight.gained(None, now=ago(86_400))
-    for index in (0, 1):  # on their nodes, where their containers do not start
+    for index in (0, 1):  # bound to their nodes, where their containers do not start
         pod = of_attempt(2, index, 50 + index, "Pending")
         conditions = [{"type": "PodScheduled", "status": "True"}]
         store.put({**pod, "status": {"phase": "Pending", "conditions": conditions}}, now=ago(1200))
@@ -97,7 +97,7 @@ def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: in
 
 @pytest.mark.unit
 def test_a_replica_that_begins_to_lead_waits_for_late_creations() -> None:
-    """Of the one before it, whose requests may still be carried out."""
+    """The previous leader's requests may still be carried out."""
     memories, store = JobStates(acting_since=ago(1)), PodStore()
     store.sight.gained(None, now=ago(86_400))
     row = Row(

@@ -1,4 +1,4 @@
-"""Starting the operator: its variables, its channel key, and what /healthz makes of a stall."""
+"""Start of the operator: its variables, its channel key, and the effect of a stall on /healthz."""
 
 from __future__ import annotations
 

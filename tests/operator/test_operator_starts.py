@@ -1,4 +1,4 @@
-"""Who creates pods and who stands in line: nobody is forgotten, and a large job keeps nobody waiting."""
+"""Slots for creating pods: every job gets one in the end, and a large job does not delay the others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_large_jobs_and_small_ones_do_not_wait_for_each_other() -> None:
 
 
 def test_the_small_jobs_of_a_namespace_that_hangs_leave_places_to_others() -> None:
-    """Behind a webhook that does not answer nobody leaves."""
+    """No pass ends behind a webhook that does not answer."""
     starts = Starts[str](namespace_of=lambda key: key[0], room=lambda _: 1000)
     entered = [starts.enter(f"a{number}", pods=4) for number in range(40)]
     assert sum(entered) == MAX_STARTS_OF_ONE
@@ -86,7 +86,9 @@ def test_the_small_jobs_of_a_namespace_that_hangs_leave_places_to_others() -> No
 
 
 def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
-    """Nothing of it is answered, so nobody there leaves; more come than the operator has passes."""
+    """No request of the namespace is answered, so no pass ends there; more jobs come than the operator has
+    passes.
+    """
     starts = StartLines[str](namespace_of=lambda key: key[0])
     names = [f"a{number}" for number in range(40)] + ["b0", "c0"]
     inside = [name for name in names if starts.enter(name, pods=1000)]
@@ -148,7 +150,7 @@ def test_who_goes_on_in_the_next_pass_keeps_its_place() -> None:
     assert starts.leave("a") == []
     assert enters(starts, "a") == [True]
     assert starts.leave("a") == ["b"], "it stayed for one pass"
-    starts.stay("a")  # without a place, as those of a large job
+    starts.stay("a")  # without a slot, as for a large job
     assert enters(starts, "b") == [True]
     assert starts.leave("a") == []
     assert starts.leave("b") == []
@@ -192,7 +194,7 @@ def test_a_job_of_many_pods_is_never_alone() -> None:
 
 
 def test_a_slow_namespace_keeps_no_other_waiting() -> None:
-    """Of one tenant every creation waits for a webhook that hangs; of the other none does."""
+    """Every creation of one tenant waits for a webhook that hangs; no creation of the other does."""
     starts = Starts[str](
         8, least=2, namespace_of=lambda key: key[0], room=lambda namespace: 8 if namespace == "a" else 80
     )
@@ -213,7 +215,7 @@ def test_a_slow_namespace_keeps_no_other_waiting() -> None:
 
 @pytest.mark.parametrize("pods", [4, 1000], ids=["small", "large"])
 def test_namespaces_whose_passes_take_long_have_no_places_of_others(pods: int) -> None:
-    """A webhook hangs in as many namespaces as there are places."""
+    """A webhook hangs in as many namespaces as there are slots."""
     starts = StartLines[str](namespace_of=lambda key: key[0])
     slow = [f"{tenant}{number}" for tenant in "ABCDEFGHIJKLMNOP" for number in range(MAX_STARTS_OF_ONE + 4)]
     inside = [name for name in slow if starts.enter(name, pods=pods)]
@@ -255,7 +257,7 @@ def test_namespaces_take_turns() -> None:
 
 
 def test_a_large_job_that_has_begun_comes_before_those_that_have_not() -> None:
-    """Its pods hold nodes; but an operator that starts anew may find many such jobs."""
+    """The pods of a begun job hold nodes; but an operator that starts anew may find many such jobs."""
     starts = StartLines[str]()
     assert starts.enter("job", pods=1000, begun=True)
     assert not starts.enter("new", pods=1000)

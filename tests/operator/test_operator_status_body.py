@@ -1,4 +1,4 @@
-"""What a status write sends: nothing that is empty, and all that is read back."""
+"""Body of a status write: nothing that is empty, and all that is read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A status that the API server refuses is tried again ever later, and people are told."""
+"""A status that the API server rejects is retried at growing intervals, and the rejection is reported."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ pytestmark = pytest.mark.ranks
 
 PUT = f"PUT {PATH}/status"
 DUE = [1, 3, 5, 9, 17, 33, 65, 125, 185]
-"""Seconds of the tries, 1, 2, 4 ... 60 s apart. At second 2 there is a change that may wait for company."""
+"""Seconds of the tries, 1, 2, 4 ... 60 s apart. At second 2 there is a change that may wait to be batched."""
 
 
 @pytest.mark.parametrize("status", [403, 422])
 async def test_passes_in_between_bring_no_try_forward(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """One a second, in turn with a change that may wait for company and with one that may not."""
+    """Every second there is a pass, by turns with a change that may wait to be batched and with one that may
+    not.
+    """
     now = 0
 
     def changing(*_: object) -> Plan:

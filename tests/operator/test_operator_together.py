@@ -1,5 +1,6 @@
-"""What an action does at once comes to its end before the action does, also when a part of it is refused:
-nothing goes on beside the job's next pass, or after a replica that ends has given its lease back."""
+"""Parallel parts of an action all end before the action does, also when one of them is refused: nothing runs
+beside the job's next pass, or after a replica that ends has given its lease back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time to live deletes the version of the job that was looked at, or nothing."""
+"""The time to live deletes the version of the job that was checked, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that run and do not answer: the job says so, and the metric that alerts go by."""
+"""Workers that run and do not answer: the job reports them, and so does the metric of the alerts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_one_answer_begins_the_count_anew() -> None:
 
 
 async def test_an_answer_without_ranks_is_one() -> None:
-    """While ranks start and after they ended the launcher answers alone."""
+    """The launcher answers alone while ranks start and after they ended."""
     bench = Bench(Workers({"gpt-1-0": 7}))
     bench.workers.empty = True
     await bench.after(0)

@@ -1,4 +1,4 @@
-"""Workers that let calls time out: they hold up neither other jobs nor a yield, and pile nothing up."""
+"""Workers that let calls time out: they delay neither other jobs nor a yield, and calls do not pile up."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ LOST = ChannelError("no answer", timed_out=True)
 
 
 class CutOff(Workers):
-    """Of the second job nobody answers."""
+    """Workers of two jobs; those of the second job do not answer."""
 
     def __init__(self, steps: dict[str, int]) -> None:
         super().__init__(steps)
         self.error = LOST
         self.endless: set[Lane] = set()
-        """In which calls do not even time out."""
+        """Lanes in which calls do not even time out."""
         self.reached = ""
-        """The one that answers all the same."""
+        """The worker that answers all the same."""
         self.open = 0
         self.lanes: list[Lane] = []
-        """Of looks."""
+        """Lanes of the polls."""
 
     async def report(self, worker: Worker) -> WorkerReport:
         if not worker.pod.startswith("gpt1-"):
@@ -69,7 +69,7 @@ class CutOff(Workers):
 
 
 def bench_of(workers: Workers, size: int) -> Bench:
-    """The second of two jobs has so many workers."""
+    """Return a bench of two jobs; the second has so many workers."""
     bench = Bench(workers, jobs=2)
     for index in range(size):
         pod = pod_json(index, version=1, uid="uid-1", phase="Running", containerStatuses=RUNNING)
@@ -150,7 +150,7 @@ async def test_a_worker_that_got_no_slot_is_not_silent() -> None:
 
 @pytest.mark.unit
 async def test_a_look_goes_on_with_the_workers_that_answered() -> None:
-    """The look that confirms a hang must reach whom the first one reached."""
+    """The poll that confirms a hang must reach the workers that the first one reached."""
     workers = CutOff({"gpt-1-0": 7, "gpt1-1-25": 7})
     workers.reached = "gpt1-1-25"
     workers.idle_s = LIMIT_S
@@ -183,7 +183,7 @@ async def test_a_look_whose_first_workers_get_no_slot_asks_no_more() -> None:
 
 @pytest.mark.unit
 async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
-    """It may be the one that moves."""
+    """The worker that was not polled may be the one that moves."""
 
     class Short(Workers):
         async def report(self, worker: Worker) -> WorkerReport:
@@ -243,7 +243,9 @@ def worker(index: int, lane: Lane = Lane.POLL) -> Worker:
 
 @asynccontextmanager
 async def silent_workers() -> AsyncIterator[tuple[HttpChannel, asyncio.Semaphore]]:
-    """Real sockets: progress is never answered, a yield at once. The semaphore counts the calls held."""
+    """Yield a channel over real sockets: progress is never answered, a yield at once. The semaphore counts
+    the calls held.
+    """
     double, held, end = ApiDouble(), asyncio.Semaphore(0), asyncio.Event()
 
     async def never(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""A worker's pod that goes while no operator looks: the job is completed by what the others say."""
+"""A worker's pod that goes while no operator runs: the job is completed by what the other pods report."""
 
 from __future__ import annotations
 

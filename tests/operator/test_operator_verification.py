@@ -1,5 +1,6 @@
-"""The verification of a live job: one pod whatever happens to the operator, its outcome in status and
-event, and a time to live that waits for it."""
+"""The verification of a live job: one pod whatever happens to the operator, its outcome in status and event,
+and a time to live that waits for it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_one_pod_reads_the_checkpoint_and_the_time_to_live_waits_for_it(
 
 
 def helper(api: KubeJson, namespace: str, job: str) -> dict[str, Any]:
-    """The job's one pod that is no worker."""
+    """Return the job's one pod that is no worker."""
     path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=zerotrain.dev/helper,zerotrain.dev/job={job}"
 
     def only() -> Any:
@@ -68,7 +69,7 @@ def helper(api: KubeJson, namespace: str, job: str) -> dict[str, Any]:
 
 
 def end(api: KubeJson, pod: dict[str, Any], *, code: int, log: str) -> None:
-    """The pod's program ended, as its kubelet reports it."""
+    """Report the end of the pod's program, as its kubelet does."""
     meta = pod["metadata"]
     ended = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "message": log}
     container = {"name": "verify", "image": "i", "imageID": "", "restartCount": 0, "ready": False}

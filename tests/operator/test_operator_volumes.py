@@ -1,4 +1,4 @@
-"""Live jobs whose volumes must be encrypted, and whose pods a namespace refuses, on a real API server."""
+"""Live jobs whose volumes must be encrypted, and whose pods a namespace rejects, on a real API server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVEL = "pod-security.kubernetes.io/enforce"
 
 @pytest.fixture
 def plain_class(control_plane: Cluster) -> Iterator[str]:
-    """A StorageClass that declares nothing."""
+    """A StorageClass that does not declare encryption."""
     name = f"plain-{uuid4().hex[:8]}"
     meta = {"name": name}
     control_plane.apply(
@@ -38,7 +38,7 @@ def plain_class(control_plane: Cluster) -> Iterator[str]:
 
 
 def stalled(job: LiveJob, reason: str) -> str:
-    """The message of Stalled once it is true for this reason."""
+    """Return the message of Stalled once it is true for this reason."""
 
     def there() -> str | None:
         found: dict[str, Any] = job.condition("Stalled")
@@ -68,7 +68,7 @@ def test_no_pod_before_the_class_declares_its_encryption(
         assert not double.created
         assert job.owned() == []
         control_plane.kubectl("annotate", "storageclass", plain_class, "zerotrain.dev/encrypted-volumes=true")
-        process.kill()  # a new one reads the class at once, the old one after a minute
+        process.kill()  # a restarted operator reads the class at once, the running one after a minute
         process.start()
         job.wait_for("Completed")
         assert missing.status()["attempt"] == 0
@@ -98,7 +98,7 @@ def test_no_pod_before_the_class_of_the_checkpoints_claim_declares_its_encryptio
         job = LiveJob(control_plane, namespace, checkpoint=checkpoint)
         assert "claim ckpt cannot be read" in stalled(job, "StorageClassUnknown")
         api.post(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", claim)
-        process.kill()  # a new one reads the claim at once, the old one after a minute
+        process.kill()  # a restarted operator reads the claim at once, the running one after a minute
         process.start()
         assert f"StorageClass {plain_class} of claim ckpt" in stalled(job, "VolumeNotEncrypted")
         assert not double.created
@@ -114,7 +114,7 @@ def test_rdma_in_a_namespace_that_refuses_it_is_a_stall_with_a_way_out(
     control_plane.kubectl("label", "namespace", namespace, f"{LEVEL}=restricted")
     rdma = {"rdma": {"resourceName": "rdma/hca", "count": 1}}
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10) as double:
-        # Nodes of this cluster have no such device, and room would be waited for.
+        # Nodes of this cluster have no such device, and the job would wait for capacity.
         job = LiveJob(control_plane, namespace, resources=rdma, scheduling={"gang": "None"})
         message = stalled(job, "PodSecurity")
         assert 'violates PodSecurity "restricted:latest"' in message

@@ -1,4 +1,4 @@
-"""JSON of the API server: fast where it is plain, and never refused for what a tenant's program said."""
+"""JSON of the API server: fast where it is plain, and never rejected for texts of a tenant's program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
 
 @pytest.mark.ranks
 def test_the_operator_starts_without_the_validator_of_the_kubernetes_package() -> None:
-    """Installed or not: seconds in which a leader that was killed is not back."""
+    """The import would take seconds in which a restarted leader is not back, whether or not the validator is
+    installed.
+    """
     env = {**os.environ, "ZEROTRAIN_OPERATOR_NAMESPACES": "no*name"}
     command = [sys.executable, "-X", "importtime", "-m", "zerotrain.operator"]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)

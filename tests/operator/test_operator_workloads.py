@@ -1,4 +1,4 @@
-"""The watch of Kueue's Workloads: what it believes, what it keeps, and how often it asks."""
+"""The watch of Kueue's Workloads: which ones it accepts, what it keeps, and how often it sends requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSION = "kueue.x-k8s.io/v1beta1"
 
 
 class Server:
-    """Answers lists of Workloads, flavors and discovery; counts what it was asked."""
+    """Server that answers lists of Workloads, flavors and discovery, and counts requests."""
 
     def __init__(self, *items: Json) -> None:
         self.items = list(items)
@@ -93,7 +93,7 @@ def queue_of(memories: JobStates, uid: str = UID, namespace: str = "ml") -> Queu
 
 
 def test_the_list_may_come_before_the_first_pass_of_a_job() -> None:
-    """A job that runs is not told that its Workload was deleted because nobody remembered it yet."""
+    """A running job must not see its Workload as deleted because it was not in the operator's memory yet."""
     watch, memories, changed = watch_of(Server(workload("early-uid"), workload()))
     memories.of("early-uid")
     assert queue_of(memories) is None
@@ -194,7 +194,7 @@ def test_a_version_that_goes_away_is_looked_for_again() -> None:
     ids=["a workload is left", "none is left"],
 )
 def test_who_begins_to_lead_looks_for_what_was_left_behind(server: Server, found: bool) -> None:
-    """A job whose `queueName` was removed while no operator ran asks for no watch itself."""
+    """A job whose `queueName` was removed while no operator ran does not request the watch itself."""
     watch, memories, _ = watch_of(server)
     memories.apis = None
     asyncio.run(watch.look())
@@ -251,7 +251,7 @@ def test_a_namespace_that_is_refused_keeps_no_others_jobs_waiting(caplog: pytest
 
 
 async def test_a_flavor_that_could_not_be_read_is_looked_at_again() -> None:
-    """A role that is granted by now is no event of the Workload, which keeps its quota meanwhile."""
+    """A role that is granted later gives no event of the Workload, which keeps its quota meanwhile."""
 
     class Guarded(Server):
         granted = False

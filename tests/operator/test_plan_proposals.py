@@ -1,4 +1,6 @@
-"""Every proposal of the planner, done by hand in the job, is taken by the operator and fits as it says."""
+"""Every proposal of the planner, carried out in the job, is admitted by the operator and needs what it
+says.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def job(
 
 
 def done_by_hand(given: dict[str, Any], proposal: Proposal) -> dict[str, Any]:
-    """What the words of the proposal come to for somebody who edits the job with it beside him."""
+    """Return the spec of a job that a user edited by the words of the proposal."""
     spec = copy.deepcopy(given)
     for text in proposal.changes:
         words, _, volume = text.partition(" with spec.nvme")
@@ -56,19 +58,23 @@ def done_by_hand(given: dict[str, Any], proposal: Proposal) -> dict[str, Any]:
             config = spec["config"]
             if key.startswith(("offload_", "stage3_")):
                 config = config.setdefault("zero_optimization", {})
-                config.pop("cpu_offload", None)  # of two names of one key there may be one
+                config.pop("cpu_offload", None)  # only one of two names of one key is allowed
             config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
     return spec
 
 
 def without_volume(found: Demand) -> list[TierDemand | int]:
-    """A volume that is yet to be made has no size that a proposal could be compared with."""
+    """Return the demand of each tier; of NVMe only the total, since a volume that is yet to be made has no
+    size to compare.
+    """
     return [tier.total_bytes if tier.tier is Tier.NVME else tier for tier in found.tiers]
 
 
 def check(given: dict[str, Any], *, workers: int | None = None) -> Proposal | None:
-    """The proposal for a job, held to what it says. `workers`: of a job that has begun, with spec.workers of
-    them, and was resized since."""
+    """Check that the proposal for a job is admitted and fits as it says; return it.
+
+    `workers`: size of a job that began with spec.workers workers and was resized since.
+    """
     spec = ZeroTrainingJobSpec.model_validate(given, by_alias=True)
     assert refusals(spec) == ()
     base = spec.workers if spec.elastic is not None else None
@@ -258,7 +264,7 @@ KINDS: tuple[dict[str, Any], ...] = ({}, elastic(4), {"checkpoint": OWN})
 
 @pytest.mark.parametrize("stage", range(4))
 def test_so_is_every_other(stage: int) -> None:
-    """Stages and optimizers in all combinations, over batches, models and kinds of jobs in turn."""
+    """All optimizers at this stage, over batches, models and kinds of jobs by turns."""
     turns = itertools.cycle(itertools.product(SIZES, KINDS))
     told: set[str] = set()
     for batch, kind in itertools.product(BATCHES[stage % 2 :: 2], OPTIMIZERS):
@@ -277,7 +283,7 @@ def test_so_is_every_other(stage: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("batch", BATCHES[2:], ids=str)
 def test_a_job_that_was_resized_keeps_its_samples(batch: dict[str, Any], workers: int) -> None:
-    """What is written into the file counts for the size that the job began with."""
+    """The values written into the file count for the size that the job began with."""
     samples = 4 * batch.get("train_batch_size", 64)
     if "train_batch_size" in batch:
         batch = {**batch, "train_batch_size": samples}
@@ -294,7 +300,7 @@ def test_a_job_that_was_resized_keeps_its_samples(batch: dict[str, Any], workers
 
 
 def test_more_workers_cost_what_they_cost() -> None:
-    """A step of twice as many ranks has twice as many samples, unless the file says how many."""
+    """A step of twice as many ranks has twice as many samples, unless the file gives the batch."""
     rows = [(dict[str, Any](ONE), 16), ({**ONE, "train_batch_size": 32}, 32)]
     for batch, samples in rows:
         found = check(job({**ON_HOST, **batch}, **SMALL_DRIVE))

@@ -1,4 +1,4 @@
-"""What is read of a pod in which other containers run beside or before the worker's."""
+"""The view of a pod in which other containers run beside or before the worker's."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_pod_lingers_while_something_outlives_its_worker(
 
 @pytest.mark.parametrize("code", [1, 3, 65, 75, 82, 84, 137, 143])
 def test_an_init_container_that_failed_is_named_with_its_own_code(code: int) -> None:
-    """No code of its own is one of the worker's, whose table of exit codes is about its program alone."""
+    """The worker's table of exit codes applies to its own program alone, not to an init container's code."""
     seen = view(phase="Failed", initContainerStatuses=[{"name": "fetch", "state": ended(code)}])
     assert (seen.failed_container, seen.exit_code, seen.worker_code) == ("fetch", code, None)
     assert seen.state is PodState.FAILED
@@ -100,7 +100,7 @@ def test_a_launcher_that_could_not_read_its_attempt_is_heard(attempt: int, told:
 
 @pytest.mark.parametrize(("policy", "found"), [("Always", None), (None, 143)])
 def test_a_sidecar_that_ended_with_its_pod_is_not_what_failed(policy: str | None, found: int | None) -> None:
-    """A kubelet starts it again for as long as the pod lives, so that no pod fails by it."""
+    """A kubelet restarts a sidecar for as long as the pod lives, so that no pod fails by it."""
     sidecar = {"name": "proxy", **({"restartPolicy": policy} if policy else {})}
     statuses = [{"name": "proxy", "state": ended(143)}]
     seen = view(phase="Failed", before=[sidecar], initContainerStatuses=statuses, reason="NodeShutdown")

@@ -1,4 +1,4 @@
-"""Which checkpoint status names: that of the newest attempt, whatever the clocks of its nodes."""
+"""The checkpoint in the status is that of the newest attempt, whatever the clocks of its nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def saved(step: int, *, s_ago: float = 3, path: str = "/ckpt/x") -> CheckpointPr
 
 
 def last(observed: Observed, attempt: int = 2, **known: Any) -> CheckpointRecord:
-    """status.checkpoint.last after a pass over a job that knew one of step 50 by attempt 1."""
+    """Return status.checkpoint.last after a pass over a job that knew one of step 50 by attempt 1."""
     record = {"step": 50, "path": "/ckpt/50", "time": stamp(ago(30)), "attempt": 1, "durable": True, **known}
     state = status("Running", attempt, checkpoint={"last": record})
     plan = reconcile(job(status=state), observed, NOW)

@@ -1,4 +1,4 @@
-"""Days of a job's life on a bad cluster: whatever comes in whatever order, every attempt has its reason.
+"""Days of a job's life on a bad cluster: in any order of events, every attempt has its reason.
 
 Each history ends with a quiet hour, in which the job must be running, and with the end of its last step.
 """
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.unit
 SECOND = timedelta(seconds=1)
 HOURS = 24
 SEEDS = (1, 2, 3, 4)
-"""CI's; `make chaos` lives through more."""
+"""Seeds of CI's histories; `make chaos` runs more."""
 
 PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0, 1500.0)
-"""Between two happenings: storms and long calms."""
+"""Seconds between two events: storms and long calms."""
 
 ALWAYS_UP_S = 1500.0
-"""After so long without a happening a job runs that may, whatever came before."""
+"""Seconds without an event after which a job that may run does run."""
 
 
 def rank_fails(world: DayWorld) -> None:
@@ -70,7 +70,7 @@ def node_returns(world: DayWorld) -> None:
 
 
 def kubelet_falls_silent(world: DayWorld) -> None:
-    """It is restarted or upgraded: what runs there runs on, and gives nobody a reason for another attempt."""
+    """Restart or upgrade a kubelet: its pods run on, and give no reason for another attempt."""
     up = [machine for machine in world.machines.values() if machine.ready]
     if len(up) > 1:
         world.chance.choice(up).not_ready_since = world.now
@@ -121,7 +121,7 @@ def operator_dies(world: DayWorld) -> None:
 
 
 def operator_is_away(world: DayWorld) -> None:
-    """Nobody looks for a while; the cluster goes on."""
+    """Stop the operator for a while; the cluster goes on."""
     world.wake_at = None
     world.lagging = True
     for _ in range(5):
@@ -161,7 +161,7 @@ HAPPENINGS: tuple[tuple[Callable[[DayWorld], None], int], ...] = (
 
 
 def live_through(seed: int, hours: float = HOURS) -> DayWorld:
-    """One history, from the first pod to the end of the job."""
+    """Play one history, from the first pod to the end of the job."""
     chance = random.Random(seed)
     world = DayWorld(chance)
     acts, weights = zip(*HAPPENINGS, strict=True)
@@ -186,7 +186,7 @@ def live_through(seed: int, hours: float = HOURS) -> DayWorld:
 
 
 def check_that_it_runs(world: DayWorld) -> None:
-    """Nothing has happened for long, and at least one node is up: a job that may run runs."""
+    """Check that a job that may run does run after a long calm, with at least one node up."""
     due = world.status.get("nextAttemptTime")
     held_off = due is not None and datetime.fromisoformat(due) > world.now
     no_room = not any(machine.open for machine in world.machines.values())
@@ -200,7 +200,7 @@ def check_that_it_runs(world: DayWorld) -> None:
 
 
 def come_to_rest(world: DayWorld) -> None:
-    """A quiet hour, then the last step: the job runs, stays, and ends."""
+    """Play a quiet hour, then the last step: the job runs, stays, and ends."""
     for machine in world.machines.values():
         machine.alive, machine.cordoned, machine.not_ready_since = True, False, None
     if world.job["spec"].get("suspend"):

@@ -1,4 +1,4 @@
-"""The names that `reconcile` promises to others are there."""
+"""The names that `reconcile` exports to other modules exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tenant's program writes the progress: no number or text in it may end a pass."""
+"""Hostile progress records, which a tenant's program writes: no number or text in them may end a pass."""
 
 from __future__ import annotations
 

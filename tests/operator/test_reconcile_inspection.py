@@ -1,4 +1,6 @@
-"""Who is accused when no rank moves: the surest difference counts, and nobody without one."""
+"""Choice of the rank to blame when no rank moves: the surest difference counts, and without one there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 def rank(number: int, *, idle_s: float = 400, silent_s: float = 2, **more: Any) -> Progress:
-    """One of the victims: alive at step 40, waiting in a collective."""
+    """Return the record of a victim: alive at step 40, waiting in a collective."""
     fields = {"phase": Phase.STEP, "step": 40, "heartbeat_at": 1.0, "collective_wait_seconds": 390.0, **more}
     return Progress(
         rank=number, attempt=1, motion=Motion(idle_seconds=idle_s, silent_seconds=silent_s), **fields
@@ -39,12 +41,14 @@ def workers(*ranks: Progress, each: int = 2) -> dict[int, WorkerReport | None]:
 
 
 def before(number: int, phase: Phase, **more: Any) -> Progress:
-    """The first step, and where the engine does not know yet how long it waits."""
+    """Return the record of a rank without a step, for which the engine does not know yet how long it
+    waits.
+    """
     return rank(number, **{"phase": phase, "step": 0, "collective_wait_seconds": None, **more})
 
 
 def ended(number: int, **more: Any) -> Progress:
-    """It has said that it is done, and its process is gone."""
+    """Return the record of a rank that has reported its end, and whose process is gone."""
     record = rank(number, **{"phase": Phase.DONE, "collective_wait_seconds": 0.0, **more})
     return replace(record, motion=Motion(idle_seconds=400, silent_seconds=0, ended_seconds=399))
 

@@ -1,4 +1,6 @@
-"""A new operator gives pods that its predecessor asked for time to appear before it goes on without them."""
+"""A new operator gives the pods that its predecessor requested time to appear before it goes on without
+them.
+"""
 
 from __future__ import annotations
 

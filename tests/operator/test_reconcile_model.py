@@ -1,7 +1,8 @@
-"""reconcile against a small model of a cluster: random failures, deletions, suspends, crashes at every point.
+"""Model test of `reconcile` against a small cluster: random failures, deletions, suspends, crashes at every
+point.
 
-Whatever happens, no two attempts overlap, no pod name is used twice, no attempt number is skipped, and a
-cluster that stays quiet long enough brings every job to its end.
+In all cases no two attempts overlap, no pod name is used twice, no attempt number is skipped, and a cluster
+that stays quiet long enough brings every job to its end.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ELASTIC = {"minWorkers": 1, "maxWorkers": 2, "shrinkAfterSeconds": 10, "growAfte
 
 
 class World:
-    """An API server, its pods and their nodes; one job of one or two workers."""
+    """API server, pods and nodes; one job of one or two workers."""
 
     def __init__(self) -> None:
         self.job = job(spec={"failurePolicy": {"maxRestarts": 3}, "elastic": ELASTIC})
@@ -52,14 +53,14 @@ class World:
         self.names: set[str] = set()
         self.attempts = [0]
         self.forgot = False
-        """The operator was restarted since the attempt began."""
+        """Whether the operator was restarted since the attempt began."""
         self.budgets: set[int] = set()
         """Attempts that a disruption budget protects."""
         self.protection: Protection | None = None
         self.cordoned: set[str] = set()
 
     def reconcile(self, *, actions: int = 99) -> Plan:
-        """One pass; a crash leaves only the first `actions` of its actions done."""
+        """Run one pass; a crash leaves only the first `actions` of its actions done."""
         observed = Observed(
             pods=tuple(self.pods.values()),
             gone=tuple(self.gone),
@@ -106,8 +107,9 @@ class World:
     def create(self, index: int, attempt: int) -> None:
         pod = pending(index, attempt)
         if pod.name not in self.pods:
-            # Once all pods of the attempt were seen, status says so. Until then an operator that lost its
-            # memory cannot tell a pod that somebody deleted from one it never made; no ranks have met yet.
+            # Once all pods of the attempt were seen, the status records it. Until then an operator that lost
+            # its memory cannot tell a pod that a user deleted from one that was never made; no ranks have met
+            # yet.
             unknown = self.forgot and not self.job["status"]["podsCreated"]
             assert unknown or pod.name not in self.names, f"the name {pod.name} was used before"
             self.names.add(pod.name)

@@ -1,5 +1,6 @@
-"""A job that begins from another job's checkpoint says so, and one that trained no step says that, whether
-its workers were asked while they ran or only left a message."""
+"""The origin of a job's state in its status: another job's checkpoint, and whether the job trained any step,
+whether its workers answered while they ran or only left a termination message.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def test_a_job_that_trained_says_how_far() -> None:
 
 
 def test_the_message_of_a_worker_keeps_where_it_began() -> None:
-    """Whatever else has to give way."""
+    """The origin stays, whatever else must be cut."""
     ends = tuple(RankEnd(rank=rank, code=1, reason="x" * 500) for rank in range(64))
     words = Termination(
         attempt=1,

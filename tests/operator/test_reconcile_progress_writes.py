@@ -1,4 +1,4 @@
-"""Which reports of the ranks are worth a status write: every write costs all watchers."""
+"""Choice of the reports of the ranks that are worth a status write: every write costs all watchers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 
 def writes(step: int, *, s_later: float, **more: Any) -> bool:
-    """Whether a record of that step, so many seconds after the stored one of step 40, is written."""
+    """Return whether a record of that step, so many seconds after the stored one of step 40, is written."""
     before = settled(
         job(status=status("Running", attemptStartTime=stamp(ago(3600)))),
         seen(ready(0), ready(1), progress=progress(40, heartbeat_at=ago(100).timestamp())),
@@ -58,7 +58,9 @@ def test_a_write_for_another_reason_takes_the_step_along() -> None:
 
 
 def test_a_report_takes_the_place_of_the_last_one_as_a_whole() -> None:
-    """What it leaves out is not known any more; a checkpoint stays, which is on its volume."""
+    """Values that the new report leaves out become unknown; the checkpoint stays, because it is on its
+    volume.
+    """
     rich: dict[str, Any] = {
         "loss": 2.5,
         "tokens_per_second": 900.0,

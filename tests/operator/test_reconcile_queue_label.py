@@ -1,5 +1,6 @@
-"""The label that Kueue's own jobs have names the queue of a job, too: both at once must agree, and a change
-counts from the next suspension."""
+"""The label of Kueue's own jobs names the queue of a job, too: where both are given they must agree, and a
+change counts from the next suspension.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""runPolicy.activeDeadlineSeconds: no clock before pods exist, and a deadline erases no cause."""
+"""Table of runPolicy.activeDeadlineSeconds: no clock before pods exist, and a deadline keeps the earlier
+cause.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def within(phase: str, limit_s: int = 500, **stored: Any) -> dict[str, Any]:
 
 
 def waiting(*pods: Any, **stored: Any) -> dict[str, Any]:
-    """As earlier passes have stored it, in which these pods were seen."""
+    """Return the job as earlier passes stored it, which saw these pods."""
     young = within("Pending", 9_000_000, **stored)
     again = settled(young, seen(*pods))
     return {**again, "spec": within("Pending")["spec"]}

@@ -1,4 +1,6 @@
-"""reconcile of workers that have to leave their nodes, and of the budget that keeps evictions off them."""
+"""Table of `reconcile` for workers that have to leave their nodes, and for the budget that prevents
+evictions.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def tolerating(**toleration: Any) -> dict[str, Any]:
 
 
 def moving(*, s_ago: float = 10, **more: Any) -> dict[str, Any]:
-    """A job whose ranks were asked to yield because a worker has to leave its node."""
+    """Return a job whose ranks were asked to yield because a worker has to leave its node."""
     asked = stamp(ago(s_ago))
     request = {"reason": "Drain", "requestedAt": asked, "message": "worker 1 has to go", **more}
     return job(status=status("Yielding", yieldRequest=request, checkpoint={"requestedAt": asked}))

@@ -1,4 +1,6 @@
-"""reconcile of elastic jobs: the wish, lost room, room again, and what survives a crash in between."""
+"""Table of `reconcile` for elastic jobs: requested size, lost capacity, capacity regained, crashes in
+between.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,15 @@ pytestmark = pytest.mark.unit
 
 
 ELASTIC = {"minWorkers": 1, "maxWorkers": 8}
-"""One rank per worker and micro batch 1: the global batch is the number of workers that it is meant for."""
+"""Bounds of the size. With one rank per worker and micro batch 1, a batch is meant for as many workers as it
+has samples.
+"""
 
 
 def elastic(size: int, /, *, requested_workers: int = 4, base: int = 4, **state: Any) -> dict[str, Any]:
-    """A job that runs with `size` workers, whose user asks for `requested_workers` and whose batch is that of
-    `base`."""
+    """Return a job that runs with `size` workers; the user requests `requested_workers`, and the batch is
+    that of `base`.
+    """
     chosen = (
         {}
         if size == requested_workers
@@ -66,7 +71,7 @@ def changed(row_job: dict[str, Any], spec: Mapping[str, Any] = {}, **stored: Any
 
 
 def team(size: int, **more: Any) -> Observed:
-    """All workers ready and training."""
+    """Return an observation of all workers ready and training."""
     pods = [ready(index) for index in range(size)]
     return seen(*pods, progress=progress(30), protection=PROTECTED, **more)
 
@@ -82,7 +87,7 @@ YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 
 
 def yielding(row_job: dict[str, Any], reason: str, **stored: Any) -> dict[str, Any]:
-    """The same job, asked to yield ten seconds ago."""
+    """Return the same job, asked to yield ten seconds ago."""
     asked = stamp(ago(10))
     request = {"reason": reason, "requestedAt": asked, "joined": True}
     return changed(
@@ -233,7 +238,7 @@ def starting(size: int, *, s_ago: float, **more: Any) -> dict[str, Any]:
 
 
 def placed(count: int, size: int, **more: Any) -> Observed:
-    """`count` of the pods have a node."""
+    """Return an observation in which `count` of the pods have a node."""
     homeless: dict[str, Any] = {"unscheduled_reason": NO_NODE, "refused_seen_at": ago(60)}
     pods = [
         pending(index, scheduled=True) if index < count else pending(index, **homeless)
@@ -243,7 +248,7 @@ def placed(count: int, size: int, **more: Any) -> Observed:
 
 
 def three_of_four(**more: Any) -> Observed:
-    """Their programs run and wait for the fourth, which has no node."""
+    """Return an observation of three running programs that wait for the fourth, which has no node."""
     last = pending(3, unscheduled_reason=NO_NODE, refused_seen_at=ago(60))
     return seen(*(running(index) for index in range(3)), last, **more)
 

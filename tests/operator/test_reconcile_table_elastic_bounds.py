@@ -1,4 +1,6 @@
-"""reconcile of elastic jobs whose bounds are edited while a size is kept in place of a refused wish."""
+"""Table of `reconcile` for elastic jobs whose bounds are edited while they keep a size because the requested
+one was rejected.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ OF_SIX = {"reason": "Refused", "message": "6 workers x 1 ranks: train_batch_size
 def bounded(
     size: int, lowest: int, highest: int, *, phase: str = "Restarting", **state: Any
 ) -> dict[str, Any]:
-    """A job of 8 workers, of a batch of 16, in whose place of a refused wish for 6 `size` are kept; by now
-    its bounds are these."""
+    """Return a job of 8 workers with a batch of 16 that keeps `size` workers because its request for 6 was
+    rejected; its bounds are now these.
+    """
     bounds = {**ELASTIC, "minWorkers": lowest, "maxWorkers": highest}
     body = elastic(size, requested_workers=6, base=8, **{**OF_SIX, "workers": size, **state})
     return changed(body, {"workers": 6, **batch(16, 1), "elastic": bounds}, phase=phase)

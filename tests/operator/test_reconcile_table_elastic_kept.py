@@ -1,5 +1,6 @@
-"""reconcile of elastic jobs whose wish is refused, at once or with a later configuration: what stands in its
-place outlasts lost room, a failure rule and a suspension."""
+"""Table of `reconcile` for elastic jobs whose requested size is rejected, at once or with a later
+configuration: the size kept in its place outlasts lost capacity, a failure rule and a suspension.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ WHY = "3 workers x 1 ranks: train_batch_size: must be a multiple of 3 ranks = 3"
 REFUSAL = {"workers": 4, "message": WHY}
 TOLD = {"Admitted": ("True", "ResizeRefused")}
 KEPT = {"elastic.workers": 4, "elastic.reason": "Refused", "elastic.message": WHY, "elastic.refused": None}
-"""A wish for 3 workers, in whose place the job keeps the 4 that its batch is meant for."""
+"""Fields of a job that requests 3 workers and keeps the 4 that its batch is meant for."""
 
 
 def batch(samples: int, micro: int = 2) -> dict[str, Any]:
@@ -38,14 +39,14 @@ def batch(samples: int, micro: int = 2) -> dict[str, Any]:
 
 
 def refused(size: int, **state: Any) -> dict[str, Any]:
-    """A job that runs with `size` of the 4 workers that it keeps."""
+    """Return a job that runs with `size` of the 4 workers that it keeps."""
     if size == 4:
         return elastic(4, requested_workers=3, workers=4, reason="Refused", message=WHY, **state)
     return elastic(size, requested_workers=3, refused=REFUSAL, **state)
 
 
 def resumed(size: int, spec: Mapping[str, Any], *, requested_workers: int, **state: Any) -> dict[str, Any]:
-    """With what its spec says by now."""
+    """Return a suspended job with the present values of its spec."""
     return changed(
         elastic(size, requested_workers=requested_workers, **state),
         {"workers": requested_workers, **spec},
@@ -325,7 +326,7 @@ def test_what_was_decided_is_not_written_again() -> None:
 
 
 def test_a_rule_finds_no_size_where_the_configuration_is_wrong_for_every_one() -> None:
-    """One that was given under a suspension that no pass saw, before its ranks failed."""
+    """The configuration was given under a suspension that no pass saw, before the job's ranks failed."""
     body = changed(elastic(4), {**RULE, "config": {"nonsense": 1}})
     plan, after = run(Row(id="", job=body, seen=seen(*(ended(index, 1) for index in range(4))), want=Want()))
     assert after["phase"] == "Restarting"

@@ -1,4 +1,6 @@
-"""reconcile of elastic jobs whose users ask for a size that the memory cannot hold: nothing stops for it."""
+"""Table of `reconcile` for elastic jobs whose users request a size that the memory cannot hold: no attempt
+stops for it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SPEC: dict[str, Any] = {
     "config": CONFIG,
     "elastic": {"minWorkers": 1, "maxWorkers": 64},
 }
-"""Fits on 16 workers, is tight on 8, and does not fit on 4: each rank then holds more of the model."""
+"""Spec that fits on 16 workers, is tight on 8, and does not fit on 4: each rank then holds more of the
+model.
+"""
 
 IGNORE: dict[str, Any] = memory.IGNORE
 NUMBERS = "4 workers: each GPU needs 131.0 GiB of GPU memory"
@@ -31,7 +35,7 @@ REFUSED = {"workers": 16, "reason": "Refused", "message": "4 workers: ...", "sin
 def sized(
     requested_workers: int, phase: str = "Running", *, spec: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """A job that has 16 workers, and whose user asks for `requested_workers` now."""
+    """Return a job that has 16 workers, and whose user now requests `requested_workers`."""
     state = {"baseWorkers": 16, "requestedWorkers": more.pop("answered", 16), **more.pop("state", {})}
     stored = status(phase, shape={"workers": 16}, elastic=state, attemptStartTime=stamp(ago(9000)))
     return job(spec={**SPEC, **(spec or {}), "workers": requested_workers}, status=stored, **more)

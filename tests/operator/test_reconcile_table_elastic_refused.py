@@ -1,4 +1,6 @@
-"""reconcile of elastic jobs whose pods the scheduler refuses: what it placed says how large the job is."""
+"""Table of `reconcile` for elastic jobs whose pods the scheduler refuses: the placed pods determine the
+size.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ STAYS: dict[str, Any] = {"elastic.workers": None, "elastic.losses": 0}
 
 
 def refused(count: int, size: int, *, s_ago: float, attempt: int = 1, **more: Any) -> Observed:
-    """`count` of the pods have a node; so long ago the scheduler said that there is none for the others."""
+    """Return an observation in which `count` of the pods have a node, and the scheduler found none for the
+    others so long ago.
+    """
     said: dict[str, Any] = {"unscheduled_reason": NO_NODE, "refused_seen_at": ago(s_ago)}
     bound = [pending(index, attempt, scheduled=True) for index in range(count)]
     return seen(*bound, *(pending(index, attempt, **said) for index in range(count, size)), **more)

@@ -1,5 +1,6 @@
-"""What changes the size of an elastic job: a quota and the scheduler, not a turn in a queue, and no size
-whose workers could not hold the model."""
+"""Causes that change the size of an elastic job: a quota and the scheduler, not a slot in a queue, and no
+size whose workers could not hold the model.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ LET_IN = QueueView(exists=True, workers=2, queue="team-a", admitted=True, holds_
 
 
 def waiting(spec: Mapping[str, Any], **state: Any) -> dict[str, Any]:
-    """Queued."""
+    """Return the job in phase Queued."""
     body = changed(elastic(4, **state), spec, phase="Queued", startTime=None)
     return changed(body, protectedAttempt=None)
 
@@ -151,7 +152,7 @@ HUGE = {
     "model": {"path": "/m", "parameters": 7_000_000_000},
     "resources": {"gpus": {"count": 1, "memory": "20Gi"}, "memory": "200Gi"},
 }
-"""Fits eight GPUs, and not four."""
+"""Spec that fits eight GPUs, and not four."""
 
 HOST = {"resources": {"gpus": {"count": 1, "memory": "80Gi"}, "memory": "200Gi"}}
 
@@ -223,7 +224,7 @@ def test_a_failure_rule_does_not_shrink_below_the_memory() -> None:
 
 
 def shrunk_by_rule(s_ago: float, reason: str) -> Row:
-    """One of two workers, since so long ago, with room for both ever since."""
+    """Row of a job that has had one of two workers for so long, with capacity for both all the time."""
     since = stamp(ago(s_ago))
     state = {"baseWorkers": 2, "requestedWorkers": 2, "workers": 1, "reason": reason, "since": since}
     spec = {"elastic": {"minWorkers": 1, "maxWorkers": 2}}

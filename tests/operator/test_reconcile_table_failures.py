@@ -1,4 +1,6 @@
-"""reconcile when workers fail: who is to blame, who pays, when the next attempt comes, when none does."""
+"""Table of `reconcile` when workers fail: the culprit, the restart budget that is charged, when the next
+attempt comes, and when none does.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def failing(
     progress: Progress | None = None,
     **more: Any,
 ) -> Row:
-    """A running first attempt in which `pods` are seen."""
+    """Row of a running first attempt in which `pods` are seen."""
     stored = job(spec=spec, status=status("Running", **more))
     return Row(id=id, job=stored, seen=seen(*pods, gone=gone, progress=progress), want=want)
 

@@ -1,4 +1,4 @@
-"""Whose end explains the attempt's, and how long it is waited for."""
+"""Choice of the worker whose end explains the attempt's, and the time for which that end is awaited."""
 
 from __future__ import annotations
 

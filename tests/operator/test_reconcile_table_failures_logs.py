@@ -1,4 +1,6 @@
-"""reconcile and the last lines of a rank that failed: read before its pod goes, whoever died between."""
+"""Table of `reconcile` for the last lines of a failed rank: they are read before its pod goes, also over a
+restart of the operator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""reconcile after rules have spoken: exclusions that expire, hold-offs, restarts that lead nowhere."""
+"""Table of `reconcile` after rules have applied: exclusions that expire, hold-offs, restarts without
+progress.
+"""
 
 from __future__ import annotations
 
@@ -215,7 +217,7 @@ def test_restarts_that_lead_nowhere(row: Row) -> None:
 
 
 def test_the_pods_of_the_next_attempt_are_made() -> None:
-    """With its number and its exclusions in one status write before them."""
+    """A status write with the attempt's number and its exclusions comes before the pods."""
     row = NEXT_ATTEMPT[0]
     check(
         Row(
@@ -228,7 +230,9 @@ def test_the_pods_of_the_next_attempt_are_made() -> None:
 
 
 def test_hangs_are_held_off_by_their_number_whatever_was_gained_between() -> None:
-    """An alarm that is wrong comes ever more rarely; other failures of a job that gets ahead do not wait."""
+    """A wrong alarm comes at growing intervals; other failures of a job that makes progress are not
+    held off.
+    """
 
     def past(count: int) -> list[PastRestart]:
         return [

@@ -1,4 +1,4 @@
-"""reconcile when nodes stop answering, are declared dead or vanish under their workers."""
+"""Table of `reconcile` when nodes stop answering, are declared dead or vanish under their workers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def vanished(index: int) -> NodeView:
 def on(
     *pods: PodView, id: str, nodes: tuple[NodeView, ...], want: Want, phase: str = "Running", **more: Any
 ) -> Row:
-    """A first attempt of two workers on node-0 and node-1, of which these have something to say."""
+    """Row of a first attempt of two workers on node-0 and node-1, with these node views."""
     heard = {
         name: more.pop(name)
         for name in ("progress", "step_moved_at", "synced_at", "heard", "unasked", "yielding")

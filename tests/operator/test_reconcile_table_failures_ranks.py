@@ -1,4 +1,6 @@
-"""reconcile and the ranks of a failed attempt: each that failed is on record, whatever pod it ran in."""
+"""Table of `reconcile` for the ranks of a failed attempt: each that failed is recorded, whatever pod it ran
+in.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ pytestmark = pytest.mark.unit
 def failed(
     index: int, code: int, rank: int | None, *others: RankEnd, s_ago: float = 5, **more: Any
 ) -> PodView:
-    """A pod whose launcher names these ranks; `rank` failed first."""
+    """Return a pod whose launcher names these ranks; `rank` failed first."""
     words = last_words(code, rank=rank, also_failed=others, exception=more.pop("exception", None))
     return ended(index, code, s_ago=s_ago, termination=words, **more)
 
 
 def each(*pods: PodView, id: str, want: dict[str, Any], ranks: int = 4) -> Row:
-    """Two workers of so many ranks."""
+    """Row of two workers of so many ranks."""
     body = job(spec={"ranksPerWorker": ranks}, status=status("Running"))
     return Row(id=id, job=body, seen=seen(*pods), want=Want(fields=want))
 

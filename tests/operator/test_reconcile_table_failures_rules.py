@@ -1,4 +1,6 @@
-"""reconcile under failurePolicy.rules: which rule speaks, what its action does, what no rule can do."""
+"""Table of `reconcile` under failurePolicy.rules: which rule applies, the effect of its action, the limits of
+rules.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,7 @@ MATCHING = [
 
 
 def by_kubelet(pod_reason: str) -> dict[str, Any]:
-    """What the kubelet writes of a pod that it ends itself."""
+    """Return the fields that the kubelet writes of a pod that it ends itself."""
     return {"pod_reason": pod_reason, "disruption": "TerminationByKubelet"}
 
 

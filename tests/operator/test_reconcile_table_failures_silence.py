@@ -1,4 +1,6 @@
-"""A peer that ends before a silent node counts as lost, which the peer's collective could not wait for."""
+"""A peer that ends before an unresponsive node counts as lost: its collective timed out while it waited for
+that node.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 
 ABORTED = 134
-"""NCCL's watchdog: a peer's collective did not end."""
+"""Exit code of NCCL's watchdog: a peer's collective did not end."""
 
 ECHOES = [
     on(

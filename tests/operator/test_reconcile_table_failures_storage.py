@@ -1,4 +1,6 @@
-"""reconcile of ranks whose files went away: what the cluster did comes before what the user could correct."""
+"""Table of `reconcile` for ranks whose files went away: a cause in the cluster comes before one that the user
+could correct.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""reconcile of attempts that hold a part of their pods or nodes and are refused the rest: they give back what
-they hold, at nobody's cost, and the oldest job of a namespace comes last."""
+"""Table of `reconcile` for attempts that hold a part of their pods or nodes and are refused the rest: they
+give back what they hold, without a charge, and the oldest job of a namespace comes last.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def case(
     limits: StartLimits = START_LIMITS,
     **stored: Any,
 ) -> Row:
-    """The first attempt of a job of two workers; `short`: what it has lacked for so many seconds."""
+    """Row of the first attempt of a job of two workers; `short`: the resource that it has lacked, and for how
+    many seconds.
+    """
     if short is not None:
         stored["shortage"] = lacking(*short)
     taken = {name: stored.pop(name) for name in ("queue", "apis") if name in stored}
@@ -341,7 +344,7 @@ GAVE_UP = [
 
 
 def between(times: int = 1, *, s_left: float = 0, older: str | None = None, **spec: Any) -> Row:
-    """After an attempt that gave back, with so many seconds of the hold-off left."""
+    """Row after an attempt that gave back, with so many seconds of the hold-off left."""
     due = None if not s_left else stamp(ago(-s_left))
     stored: dict[str, Any] = {
         "givenBack": {"times": times, "message": "for 60 s all"},
@@ -411,7 +414,7 @@ def test_what_was_decided_is_not_written_again() -> None:
 
 
 def hold_off_s(times: int, uid: str = "u", limits: StartLimits = START_LIMITS, attempt: int = 1) -> float:
-    """After the `times`th attempt in a row that gave back."""
+    """Return the hold-off after the `times`th attempt in a row that gave back."""
     row = case(
         running(0, attempt),
         id="",

@@ -1,4 +1,6 @@
-"""Hangs as rows: what is one and what is none, how the alarm goes on to stacks and another attempt."""
+"""Table of hangs: what counts as one and what does not, and the way from the alarm to stacks and another
+attempt.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +62,12 @@ STACKS = StacksView(attempt=1, at=NOW, config_map="gpt-1-stacks")
 
 
 def active(**more: Any) -> dict[str, Any]:
-    """Status of an attempt that began a day ago."""
+    """Return the status of an attempt that began a day ago."""
     return status("Running", **{"attemptStartTime": stamp(ago(DAY_S)), **more})
 
 
 def alarm(s_ago: float, attempt: int = 1, **more: Any) -> dict[str, Any]:
-    """status.hang as the detection writes it."""
+    """Return status.hang as the detection writes it."""
     found = {"attempt": attempt, "detectedAt": stamp(ago(s_ago)), "step": 40, "phase": "step"}
     accused = {"rank": 1, "worker": 1, "pod": "gpt-1-1", "node": "node-1", "message": SUSPECT.why}
     return {**found, "limitSeconds": 300, **accused, **more}
@@ -79,7 +81,7 @@ def look(
     accused: SlowRank | None = SUSPECT,
     **paces: RankPace,
 ) -> Inspection:
-    """Every rank idle for so long in phase step, or `paces` by phase."""
+    """Return an inspection with every rank idle for so long in phase step, or `paces` by phase."""
     found = {Phase(name): pace for name, pace in paces.items()} or {Phase.STEP: RankPace(idle_s=idle_s)}
     return Inspection(attempt=attempt, at=ago(s_ago), step=40, paces=found, laggard=accused)
 
@@ -111,7 +113,7 @@ SLOW = RankPace(idle_s=400, usual_s=45, longest_s=60)
 
 
 def early(first_s: float | None, *, idle_s: float = 300) -> RankPace:
-    """In the second step of an attempt."""
+    """Return the pace of the second step of an attempt."""
     return RankPace(idle_s=idle_s, warms_up=True, first_s=first_s)
 
 
@@ -392,7 +394,7 @@ LADDER[-1].job["spec"]["suspend"] = True
 
 
 def with_rule(action: str, name: str, **more: Any) -> None:
-    """The row of that name gets a failure policy with a rule for hangs."""
+    """Give the row of that name a failure policy with a rule for hangs."""
     (found,) = [item for item in LADDER if item.id == name]
     found.job["spec"]["failurePolicy"] = {"rules": [{"onReasons": ["Hang"], "action": action, **more}]}
 
@@ -424,7 +426,7 @@ def test_ladder(item: Row) -> None:
 
 
 def judge(item: Row) -> None:
-    """As `check`; of the actions only those that a hang leads to."""
+    """Check a row as `check` does, and of its actions only those that a hang leads to."""
     check(replace(item, want=replace(item.want, actions=None)))
     if item.want.actions is not None:
         plan, _ = run(item)
@@ -436,7 +438,9 @@ def hang_actions(plan: Plan) -> tuple[Action, ...]:
 
 
 def settled_before(item: Row) -> dict[str, Any]:
-    """The job as the pass before the look left it, so that a quiet row is one that changes nothing."""
+    """Return the job as the pass before the inspection left it, so that a quiet row is one that changes
+    nothing.
+    """
     return settled(item.job, replace(item.seen, inspection=None, stacks=None))
 
 

@@ -1,4 +1,6 @@
-"""Queues that choose the node of every worker: gates, nodes that the job keeps off, nodes that fail."""
+"""Table of queues that choose the node of every worker: gates, nodes that the job excludes, nodes that
+fail.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def test_row(row: Row) -> None:
 
 
 def placed(request: dict[str, Any] | None, **status: Any) -> dict[str, Any]:
-    """A Workload that Kueue admitted with places."""
+    """Return a Workload that Kueue admitted with an assignment of nodes."""
     pods: dict[str, Any] = {"name": "workers", "count": 2}
     if request is not None:
         pods["topologyRequest"] = request

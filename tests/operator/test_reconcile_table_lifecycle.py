@@ -1,4 +1,4 @@
-"""reconcile from creation to completion: attempts, pods, phases, counts, clean-up, deadlines."""
+"""Table of `reconcile` from creation to completion: attempts, pods, phases, counts, clean-up, deadlines."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ IN_LINE = [
         want=Want(phase="Pending", actions=(), says={"Reconciling": "exceeded quota: q"}),
     ),
 ]
-"""Jobs that wait until others of their namespace have their pods."""
+"""Rows of jobs that wait until others of their namespace have their pods."""
 
 
 @pytest.mark.parametrize("row", IN_LINE, ids=lambda row: row.id)

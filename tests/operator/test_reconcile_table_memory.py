@@ -1,4 +1,6 @@
-"""reconcile of the memory plan: refused before a pod exists, overridden, tight, unknown; peaks beside it."""
+"""Table of `reconcile` for the memory plan: refused before a pod exists, overridden, tight, unknown; with
+observed peaks.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def with_memory(memory: str, **spec: Any) -> dict[str, Any]:
 
 
 def host_need() -> int:
-    """Of one worker of the small job of these tables."""
+    """Return the host memory that one worker of the small job of these tables needs."""
     found = plan_job(ZeroTrainingJobSpec.model_validate(job(spec=with_memory("8Gi"))["spec"]))
     assert found.demand is not None
     return found.demand.tiers[0].total_bytes
@@ -205,7 +207,7 @@ def test_the_gate(row: Row) -> None:
 
 
 def test_the_size_of_the_next_attempt_is_planned() -> None:
-    """The size of the attempt that is about to start is planned, and not spec.workers."""
+    """The plan is for the size of the attempt that is about to start, and not for spec.workers."""
     shrunk = {
         "baseWorkers": 4,
         "requestedWorkers": 4,
@@ -226,7 +228,7 @@ PLAN = {"verdict": "Fits", "message": "", "ranks": 2, "hostBytes": 700 * MIB}
 def peaks(
     given: dict[str, int], *, before: dict[str, Any] | None = None, attempt: int = 1, gpus: bool = False
 ) -> dict[str, Any] | None:
-    """status.memoryPlan.observed after a report of these peaks, where `before` was stored."""
+    """Return status.memoryPlan.observed after a report of these peaks, where `before` was stored."""
     plan = {**PLAN, **({"observed": before} if before else {})}
     spec = {"resources": {"gpus": {"count": 1}}} if gpus else {}
     stored = status("Running", attempt=2, memoryPlan=plan)
@@ -255,7 +257,7 @@ def test_peaks_of_a_rank_with_a_gpu() -> None:
 
 
 def test_only_growth_is_news() -> None:
-    """A peak that creeps is not worth a status write."""
+    """A peak that grows slowly is not worth a status write."""
     before = {"attempt": 2, "hostBytes": 500 * MIB}
     assert peaks({"memory_peak_bytes": 505 * MIB}, before=before, attempt=2) == before
     assert peaks({"memory_peak_bytes": 400 * MIB}, before=before, attempt=2) == before

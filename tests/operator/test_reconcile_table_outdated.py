@@ -1,4 +1,6 @@
-"""reconcile for attempts whose spec was edited under a suspension that came and went between two passes."""
+"""Table of `reconcile` for attempts whose spec was edited under a suspension that came and went between two
+passes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ ACKED = YieldState(attempt=1, acked_at=ago(1))
 
 
 def begun(**changes: object) -> dict[str, Any]:
-    """A running job whose attempt began under generation 1; in generation 3 its spec has these changes."""
+    """Return a running job whose attempt began under generation 1; in generation 3 its spec has these
+    changes.
+    """
     plan = reconcile(job(), seen(), NOW)
     assert plan.status is not None
     shape = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)["shape"]

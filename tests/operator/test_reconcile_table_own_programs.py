@@ -1,5 +1,6 @@
-"""reconcile of a user's own program that is asked to stop, by the operator or by what takes its pods away:
-each rank may answer in a way of its own."""
+"""Table of `reconcile` for a user's own program that is asked to stop, by the operator or by a deletion of
+its pods: each rank may react in its own way.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +40,14 @@ OWN = {"command": ["python", "own.py"]}
 def asked(
     reason: str = "Suspend", *, s_ago: float = 20, spec: dict[str, Any] = OWN, **more: Any
 ) -> dict[str, Any]:
-    """A job that was asked to stop so long ago, with 60 s for it."""
+    """Return a job that was asked to stop so long ago, with 60 s to do so."""
     request = {"reason": reason, "requestedAt": stamp(ago(s_ago)), "message": "why", "joined": True, **more}
     kept: dict[str, Any] = {"yieldRequest": request, "checkpoint": {"requestedAt": stamp(ago(s_ago))}}
     return job(spec={**spec, "suspend": reason == "Suspend"}, status=status(PHASES[reason], **kept))
 
 
 def deleted(pod: PodView, *, s_ago: float = 19) -> PodView:
-    """With SIGTERM by a deletion and the job's own grace."""
+    """Return a pod that got SIGTERM by a deletion with the job's own grace period."""
     return replace(pod, deletion_at=ago(s_ago) + timedelta(seconds=60), deletion_grace_s=60)
 
 
@@ -330,7 +331,7 @@ def test_row(item: Row) -> None:
 
 
 def test_what_is_done_is_complete_after_the_resume() -> None:
-    """From the request to the second 0, which nobody asked for."""
+    """All ranks exit with 0 after the request, and again, without a request, after the resume."""
     stopping = settled(asked(), seen(*DONE, yielding=ACKED))
     suspended = settled(stopping, seen(gone=DONE, yielding=ACKED))
     assert suspended["status"]["phase"] == "Suspended"
@@ -342,7 +343,9 @@ def test_what_is_done_is_complete_after_the_resume() -> None:
 
 
 def test_what_is_done_is_complete_after_the_preemption() -> None:
-    """From the first 0, which says nothing, to the second, for which nobody asked."""
+    """All ranks exit with 0 at the preemption, which proves nothing, and again, without a request, in the
+    next attempt.
+    """
     told = tuple(taken(pod) for pod in DONE)
     ends = settled(RUNNING, seen(*told))
     next_one = settled(ends, seen(gone=told))

@@ -1,4 +1,6 @@
-"""reconcile where the job is not ours to act on, or what is seen belongs to another life or attempt."""
+"""Table of `reconcile` where the job is not ours to act on, or what is seen belongs to another job or
+attempt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""reconcile of jobs that ask for RDMA: said once, and a namespace that refuses the pods is a stall."""
+"""Table of `reconcile` for jobs that request RDMA: one message, and a namespace that rejects the pods is a
+stall.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a waiting job asks of its queue when its question changes or ends."""
+"""Requests of a waiting job to its queue when its Workload has to change or to end."""
 
 from __future__ import annotations
 

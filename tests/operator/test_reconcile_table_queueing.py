@@ -1,4 +1,6 @@
-"""What an attempt waits for, what it starts with, and what the queue is told: one row per situation."""
+"""Conditions that an attempt waits for, its settings at the start, and the queue's updates: one row per
+situation.
+"""
 
 from __future__ import annotations
 

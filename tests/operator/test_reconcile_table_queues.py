@@ -1,5 +1,6 @@
-"""A job in a queue of Kueue: what it waits for, what it starts with, when the quota goes back, and what the
-queue is told: one row per situation."""
+"""A job in a queue of Kueue: what it waits for, what it starts with, when the quota goes back, and which
+updates the queue gets: one row per situation.
+"""
 
 from __future__ import annotations
 
@@ -362,7 +363,7 @@ STOPPING = {
     "yieldRequest": {"reason": "Suspend", "requestedAt": stamp(ago(30)), "joined": True},
     "checkpoint": {"requestedAt": stamp(ago(30))},
 }
-"""The ranks checkpoint for a suspension; by now the job is resumed."""
+"""Status of ranks that checkpoint for a suspension; by now the job is resumed."""
 
 
 def stopping(**spec: Any) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""reconcile when the API server refuses what a job needs: one event, and Stalled if only people can help."""
+"""Table of `reconcile` when the API server rejects what a job needs: one event, and Stalled if only users can
+help.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""reconcile and spec.runPolicy: what ends with a job, when, and what edits of the policy do to a job
-that runs or has ended."""
+"""Table of `reconcile` for spec.runPolicy: what ends with a job, when, and the effect of edits of the policy
+on a job that runs or has ended.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def finished(phase: str, seconds_ago: float = 100) -> dict[str, Any]:
 
 
 def beside(index: int, code: int, *, s_ago: float) -> PodView:
-    """A worker that has ended in a pod in which something else runs on."""
+    """Return a worker that has ended in a pod in which another container runs on."""
     return ended(index, code, s_ago=s_ago, phase="Running")
 
 

@@ -1,4 +1,4 @@
-"""reconcile and the objects that the pods of an attempt share: when it is looked whether they still exist."""
+"""Table of `reconcile` for the objects that the pods of an attempt share: when their existence is checked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEEP = KeepShared(attempt=1)
 
 
 def looked(*pods: PodView, id: str, want: Want, due_s_ago: float | None = 0, **more: Any) -> Row:
-    """A first attempt whose objects are due to be looked at."""
+    """Row of a first attempt whose objects are due to be checked."""
     due = ago(due_s_ago) if due_s_ago is not None else None
     protection = more.pop("protection", None)
     stored = status(more.pop("phase", "Running"), **more)

@@ -1,5 +1,6 @@
-"""reconcile and the active deadline of a job that is refused between two attempts: it waits for a person, and
-no clock runs meanwhile, as in suspended time."""
+"""Table of `reconcile` for the active deadline of a job that is refused between two attempts: it waits for a
+user, and no clock runs meanwhile, as in suspended time.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +32,13 @@ pytestmark = pytest.mark.unit
 
 
 FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
-"""What admission refuses."""
+"""Spec that admission rejects."""
 SECOND = CreateWorkers(attempt=2, indices=ALL)
 NO_GROUPS = ClusterApis(at=ago(1))
 
 
 def within(seconds: int, **spec: Any) -> dict[str, Any]:
-    """The clock of `status` has been running for 600 s."""
+    """Return the spec with this deadline; the clock of `status` has been running for 600 s."""
     return {"runPolicy": {"activeDeadlineSeconds": seconds}, **spec}
 
 
@@ -123,7 +124,9 @@ def test_the_clock_of_a_stalled_job(row: Row) -> None:
 
 @pytest.mark.parametrize("stalled_s", [1, 59, 3600, 30 * 86_400])
 def test_an_attempt_after_a_stall_has_the_whole_deadline(stalled_s: int) -> None:
-    """Refused between two attempts, corrected after so long, and followed to the deadline of the second."""
+    """The job is refused between two attempts, corrected after so long, and followed to the deadline of the
+    second.
+    """
     limit_s = 700
     stalled = settled(job(spec=within(limit_s, **FP8), status=status("Restarting")), seen())
     later = NOW + timedelta(seconds=stalled_s)

@@ -1,5 +1,6 @@
-"""reconcile when workers do not start: runPolicy.startDeadlineSeconds, and whom a rendezvous that timed out
-blames."""
+"""Table of `reconcile` when workers do not start: runPolicy.startDeadlineSeconds, and the worker that a
+rendezvous timeout blames.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ NO_NODE = "Unschedulable: 0/4 nodes are available"
 
 
 def stuck(index: int, **more: Any) -> PodView:
-    """A pod with a node and without a program."""
+    """Return a pod with a node and without a running program."""
     return pending(index, **{"node": f"node-{index}", "scheduled": True, "waiting": PULL, **more})
 
 
@@ -57,7 +58,7 @@ def unplaced(index: int, **more: Any) -> PodView:
 def waiting_for(
     worker: int | None, *, s_ago: float = 20, attempt: int = 1, phase: Phase = Phase.RENDEZVOUS
 ) -> Inspection:
-    """A look at ranks that wait for one, of which it is known why it does not come."""
+    """Return an inspection of ranks that wait for one worker, with the known reason for its absence."""
     late = None
     if worker is not None:
         late = SlowRank(rank=worker, worker=worker, step=0, phase="init", why="it is stopped")
@@ -67,7 +68,7 @@ def waiting_for(
 def starting(
     *pods: PodView, id: str, want: Want, limit_s: int | None = 600, began_s_ago: float = 600, **more: Any
 ) -> Row:
-    """A first attempt of two workers that began so long ago."""
+    """Row of a first attempt of two workers that began so long ago."""
     spec = {"runPolicy": {} if limit_s is None else {"startDeadlineSeconds": limit_s}, **more.pop("spec", {})}
     taken = {name: more.pop(name, None) for name in ("problem", "inspection", "stacks")}
     observed = seen(*pods, synced_at=more.pop("synced_at", ago(3600)), **taken)

@@ -1,4 +1,4 @@
-"""Stragglers as rows: who is named with which node, once, and when the alarm ends."""
+"""Table of stragglers: which rank is named with which node, once, and when the alarm ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reconcile for suspend and resume, and for ranks that yield without being asked by the job."""
+"""Table of `reconcile` for suspend and resume, and for ranks that yield without a request of the job."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ pytestmark = pytest.mark.unit
 SUSPENDED = {"suspend": True}
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 SIGTERM = DeleteWorkers(attempt=1, grace_s=None, ended=False)
-"""For those that still run: an ended pod stays until its last words are in status."""
+"""Deletion of the pods that still run: an ended pod stays until its termination message is in the status."""
 
 ACKED = YieldState(attempt=1, acked_at=ago(1))
 
 
 def asked(seconds: float) -> dict[str, object]:
-    """The status of a job whose checkpoint was requested so many seconds ago."""
+    """Return the status of a job whose checkpoint was requested so many seconds ago."""
     return status("Suspending", checkpoint={"requestedAt": stamp(ago(seconds))})
 
 

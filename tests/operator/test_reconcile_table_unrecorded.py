@@ -1,4 +1,6 @@
-"""reconcile over a job whose first attempt was begun by an operator that ended before it wrote a status."""
+"""Table of `reconcile` for a job whose first attempt was begun by an operator that ended before it wrote a
+status.
+"""
 
 from __future__ import annotations
 

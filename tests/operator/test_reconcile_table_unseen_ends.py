@@ -1,4 +1,4 @@
-"""Workers whose pods went while no operator looked: when that completes the job, and when not."""
+"""Workers whose pods went while no operator ran: when that completes the job, and when not."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_event_says_whose_end_nobody_saw() -> None:
 
 
 def test_a_failed_rank_after_the_last_checkpoint_is_not_hidden_by_its_pod_s_end() -> None:
-    """What one operator saw fail stays a failure for the pass that comes after the pod is gone."""
+    """A failure that one operator saw stays a failure for the pass that comes after the pod is gone."""
     first = case("failed", seen(ended(0, 1), ended(1, 0)), "Restarting", **durable(100))
     check(first)
     after = settled(first.job, first.seen)

@@ -1,4 +1,4 @@
-"""reconcile of specs that must not run: a condition that names the field, and nothing created."""
+"""Table of `reconcile` for specs that must not run: a condition that names the field, and nothing created."""
 
 from __future__ import annotations
 

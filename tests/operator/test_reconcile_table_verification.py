@@ -1,4 +1,4 @@
-"""reconcile and the pod that verifies the newest checkpoint of a completed job."""
+"""Table of `reconcile` for the pod that verifies the newest checkpoint of a completed job."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def verifying(**spec: Any) -> dict[str, Any]:
 
 
 def completed(path: str = f"/checkpoints/gpt/{NAME}", **verification: Any) -> dict[str, Any]:
-    """A completed job's status; with arguments, the record of a verification that began a minute ago."""
+    """Return a completed job's status; with arguments, the record of a verification that began a minute
+    ago.
+    """
     last = {"step": 100, "path": path, "time": stamp(ago(70)), "durable": True}
     checkpoint: dict[str, Any] = {"last": last}
     if verification:
@@ -168,7 +170,9 @@ NOT_IN = "is not directly in /checkpoints/gpt, the one folder that is verified"
 
 
 def elsewhere(path: str, says: str = NOT_IN, **checkpoint: Any) -> Row:
-    """A program of the user's reports `path`, which the pod could not look at: it would call it gone."""
+    """Row of a user's program that reports `path`, which the pod could not read: it would report the
+    checkpoint as missing.
+    """
     spec = verifying(command=["python", "own.py"], model=None, data=None, steps=None)
     spec["checkpoint"] = {**spec["checkpoint"], **checkpoint}
     return Row(

@@ -1,4 +1,6 @@
-"""reconcile of jobs whose spilled state must lie on an encrypted volume: no pod before the class says so."""
+"""Table of `reconcile` for jobs whose spilled state must lie on an encrypted volume: no pod before the class
+declares it.
+"""
 
 from __future__ import annotations
 

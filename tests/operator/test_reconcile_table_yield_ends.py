@@ -1,4 +1,6 @@
-"""reconcile of a yield that comes to another end than its checkpoint, and what status says until the end."""
+"""Table of `reconcile` for a yield that ends otherwise than by its checkpoint, and its status until the
+end.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def asked(
     saved: dict[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A job that was asked to stop so long ago; `saved` is its newest checkpoint."""
+    """Return a job that was asked to stop so long ago; `saved` is its newest checkpoint."""
     request = {"reason": reason, "requestedAt": stamp(ago(s_ago)), "message": "why", "joined": joined}
     checkpoint: dict[str, Any] = {"requestedAt": stamp(ago(s_ago)), **({"last": saved} if saved else {})}
     kept = {"yieldRequest": request, "checkpoint": checkpoint, **more}
@@ -61,7 +63,7 @@ def asked(
 
 
 def at(step: int, *, s_ago: float = 3) -> dict[str, Any]:
-    """A durable checkpoint of the attempt."""
+    """Return a durable checkpoint of the attempt."""
     return {"step": step, "time": stamp(ago(s_ago)), "attempt": 1, "durable": True}
 
 
@@ -168,7 +170,7 @@ DURABLE = [
             Want(phase=PHASES[reason], conditions=UNANSWERED, says={"CheckpointDurable": "step 40"}),
         )
         for reason in PHASES
-        for step in (40, 42)  # the ranks make steps of which nobody heard yet
+        for step in (40, 42)  # the ranks make steps that are not reported yet
     ),
     row(
         "ranks that may not save on SIGTERM yield all the same",
@@ -274,7 +276,7 @@ SAID = [
 
 
 def held_off(**more: Any) -> dict[str, Any]:
-    """A job that is suspended after a failure, before its next attempt."""
+    """Return a job that is suspended after a failure, before its next attempt."""
     due = stamp(NOW + timedelta(seconds=60))
     return job(spec={"suspend": True}, status=status("Restarting", nextAttemptTime=due, **more))
 

@@ -1,4 +1,6 @@
-"""reconcile for pods that end while they are asked to stop: rules are for the ranks' own failures alone."""
+"""Table of `reconcile` for pods that end while they are asked to stop: rules apply to the ranks' own failures
+alone.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,12 @@ PHASES = {"Suspend": "Suspending", "QueueEviction": "Suspending", "Drain": "Yiel
 
 
 def killed(index: int, code: int = 137) -> PodView:
-    """Ended by the deletion that the operator asked for."""
+    """Return a pod that was ended by the operator's own deletion."""
     return replace(ended(index, code), deletion_at=ago(5), deletion_grace_s=1)
 
 
 def asked(reason: str, *rules: dict[str, Any], joined: bool = True, s_ago: float = 80) -> dict[str, Any]:
-    """A job that was asked to yield for this reason."""
+    """Return a job that was asked to yield for this reason."""
     request = {"reason": reason, "requestedAt": stamp(ago(s_ago)), "message": "why", "joined": joined}
     spec: dict[str, Any] = {"failurePolicy": {"rules": list(rules)}, "suspend": reason == "Suspend"}
     more: dict[str, Any] = {"yieldRequest": request, "checkpoint": {"requestedAt": stamp(ago(s_ago))}}
@@ -52,7 +54,7 @@ def without_saving(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def moved_often(body: dict[str, Any]) -> dict[str, Any]:
-    """With as many restarts by the application as are allowed, at step 90."""
+    """Give the job as many restarts by the application as are allowed, at step 90."""
     past = restarts("app", 3000, 2400, 1800, 1200, 600)
     body["status"] |= {"restarts": past, "progress": {"attempt": 1, "step": 90}}
     return body

@@ -1,4 +1,4 @@
-"""What people are told names the least that helps, and blames nobody who did nothing."""
+"""Messages to users name the smallest change that helps, and blame no component without cause."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def policy(labels: Json, **meta: Any) -> Json:
 
 
 def test_a_leftover_of_an_earlier_job_is_told_from_what_is_somebody_elses() -> None:
-    """An orphan's policy still binds pods that may train: whoever deletes it first opens them."""
+    """An orphaned policy still applies to pods that may train: deleting it first would open them."""
     labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/job-uid": "old"}
     told = name_taken(policy(labels)).problem.message
     assert told.startswith("NetworkPolicy gpt is left over from an earlier job gpt (uid old)")

@@ -28,7 +28,7 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 
 def resized(workers: int, **changes: Any) -> ZeroTrainingJob:
-    """The good job (2 workers of 2 ranks, micro batch 1, accumulation 4) in another size."""
+    """Return the good job (2 workers of 2 ranks, micro batch 1, accumulation 4) in another size."""
     return make_job(
         {
             "spec.elastic": {"minWorkers": 1, "maxWorkers": 8},

@@ -1,4 +1,4 @@
-"""What pods and pod groups carry for a gang, a topology and a queue; the attempt's shape decides."""
+"""Fields of pods and pod groups for a gang, a topology and a queue; the attempt's shape decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ranks give up waiting for each other later than the operator ends what hangs: it knows whom to blame."""
+"""Ranks give up waiting for each other later than the operator ends a hang, since the operator knows the
+culprit.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ Json = dict[str, Any]
 
 A_YEAR = 31_536_000
 FOUND_S = 15.0 + 60.0 + 160.0
-"""docs/operator/hangs.md: one look, the wait for stacks, the share of the largest job before."""
+"""Seconds by docs/operator/hangs.md: one look, the wait for stacks, the share of the largest job before."""
 
 COMMAND = {"spec.command": ["python", "train.py"]}
 
 
 def comm_env(changes: Mapping[str, Any] | None = None) -> CommEnv:
-    """What the ranks of the job's worker 0 read."""
+    """Return the environment that the ranks of the job's worker 0 read."""
     (container,) = worker_pod(make_job(changes), 1, 0, ResourceOptions())["spec"]["containers"]
     environ = {item["name"]: item["value"] for item in container["env"]}
     spec = LaunchSpec.from_env(environ)
-    # As the launcher starts a rank.
+    # The launcher starts a rank in the same way.
     return CommEnv.from_env({**unfolded(environ), **spec.to_env()})
 
 
@@ -61,7 +63,7 @@ times = st.none() | st.floats(0, 1e12)
 def test_no_limit_that_the_operator_may_reach_is_later(
     policy: Json, phase: Phase, usual_s: float | None, longest_s: float | None, hangs: int
 ) -> None:
-    """The policy may be changed while the job runs, so any may come to hold for a pod made before."""
+    """The policy may be changed while the job runs, so any policy may apply to a pod made before."""
     limit_s = (
         HangLimits.read(policy)
         .after(hangs)
@@ -78,7 +80,9 @@ def test_no_limit_that_the_operator_may_reach_is_later(
 
 
 def test_a_program_that_may_never_report_keeps_the_engines_own_watchdog() -> None:
-    """The operator may not judge it; with a hangPolicy, be it empty, its author says that it does."""
+    """The operator may not judge such a program; a hangPolicy, even an empty one, is its author's statement
+    that it reports.
+    """
     own = comm_env(COMMAND)
     assert (own.watchdog_seconds, own.hang_backstop_seconds) == (600.0, None)
     policy = {"action": "Report"}

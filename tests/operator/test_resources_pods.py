@@ -41,7 +41,7 @@ def _launch(pod: Json) -> LaunchSpec:
 
 
 def _volumes(pod: Json) -> dict[str, Json]:
-    """Sources by mount path of the worker container."""
+    """Return the volume sources by mount path of the worker container."""
     sources = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     return {mount["mountPath"]: sources[mount["name"]] for mount in _worker(pod)["volumeMounts"]}
 
@@ -81,7 +81,9 @@ def test_names_are_those_of_the_service() -> None:
 
 @pytest.mark.parametrize("command", [ABSENT, ["python", "train.py"]])
 def test_worker_0_is_behind_the_service_that_its_address_names(command: Any) -> None:
-    """Of the trainer's workers it alone: each pod behind a Service has it written again."""
+    """Worker 0 alone is behind the Service in a trainer's job, because each pod behind a Service has it
+    written again.
+    """
     job = make_job({"spec.command": command})
     found = headless_service(job)
     assert found is not None
@@ -128,7 +130,7 @@ def test_requests_equal_limits() -> None:
 
 
 def test_rdma_asks_for_its_devices_and_for_one_capability() -> None:
-    """Of the worker's own container alone, and only then."""
+    """The worker's own container alone gets the capability, and only then."""
     asked = {"rdma": {"resourceName": "rdma/hca", "count": 2}}
     template = {"sidecars": [{"name": "log", "image": "l"}]}
     pod = _pod({"spec.resources": asked, "spec.podTemplate": template})
@@ -277,7 +279,9 @@ def test_the_pull_policy_is_the_installers_choice() -> None:
 
 
 def test_no_volume_brings_a_token_along() -> None:
-    """Neither the account's own nor one for others: whoever may make jobs would get it from the logs."""
+    """Users who may make jobs would get a token from the logs: the account's own, or one for other
+    services.
+    """
     where = "/var/run/secrets/kubernetes.io/serviceaccount"
     root = {"configMap": {"name": "kube-root-ca.crt"}}
 

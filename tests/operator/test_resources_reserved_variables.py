@@ -1,5 +1,7 @@
-"""What the product reads from a rank's environment comes from the job alone, whatever an image or a ConfigMap
-named by envFrom sets: from the operator's pod over the launcher to the rank, for every variable there is."""
+"""Variables that the product reads from a rank's environment come from the job alone, whatever an image or a
+ConfigMap named by envFrom sets: from the operator's pod over the launcher to the rank, for every variable
+there is.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def rank_sees(changes: dict[str, Any], elsewhere: dict[str, str]) -> dict[str, str]:
-    """The environment of rank 1 of the job's worker 0 where image and envFrom set `elsewhere`."""
+    """Return the environment of rank 1 of the job's worker 0 where image and envFrom set `elsewhere`."""
     job = make_job({**changes, "spec.podTemplate.envFrom": SITE})
     (container,) = worker_pod(job, 1, 0, ResourceOptions())["spec"]["containers"]
     # The kubelet gives the variables of the pod precedence, name by name.
@@ -99,7 +101,7 @@ def test_a_job_cannot_give_any_other(name: str) -> None:
 
 
 def test_the_kubelet_replaces_nothing_in_the_variable() -> None:
-    """It puts other variables in the place of $(NAME), and a ConfigMap may hold those by valueFrom."""
+    """The kubelet replaces $(NAME) by other variables, which a ConfigMap may hold by valueFrom."""
     path = "/nvme$(SITE)"
     changes = {"spec.config": SPILLING, "spec.nvme": {"size": "1Gi", "mountPath": path}}
     (container,) = worker_pod(make_job(changes), 1, 0, ResourceOptions())["spec"]["containers"]

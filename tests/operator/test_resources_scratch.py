@@ -1,4 +1,4 @@
-"""No worker can fill its node's disk: every folder that lies there has a limit, and so has their sum."""
+"""Limits on a worker's use of its node's disk: every folder that lies there has one, and so has their sum."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def pod(changes: Json | None = None) -> Json:
 
 
 def limits(changes: Json | None = None) -> dict[str, str | None]:
-    """Of the pod's folders on the node's disk."""
+    """Return the size limits of the pod's folders on the node's disk."""
     folders = {item["name"]: item["emptyDir"] for item in pod(changes)["volumes"] if "emptyDir" in item}
     return {name: item.get("sizeLimit") for name, item in folders.items() if item.get("medium") != "Memory"}
 
 
 def disk(changes: Json | None = None) -> tuple[str, str]:
-    """The worker's limit and request."""
+    """Return the worker's limit and request."""
     resources = pod(changes)["containers"][0]["resources"]
     limit, request = (resources[part]["ephemeral-storage"] for part in ("limits", "requests"))
     return str(limit), str(request)
@@ -63,7 +63,7 @@ def test_every_folder_has_a_limit_and_so_has_their_sum(scratch: Json | None, bas
 
 
 def test_no_node_is_asked_to_set_it_aside() -> None:
-    """Beyond the volume of the spill, which is filled for sure."""
+    """The request covers only the volume of the spill, which is certainly filled."""
     assert disk() == ("52Gi", "0")
     assert disk(NVME) == ("152Gi", "100Gi")
     assert disk(CLASS) == ("52Gi", "0")

@@ -1,4 +1,4 @@
-"""A real API server with Pod Security "restricted" takes every object that the operator builds."""
+"""A real API server with Pod Security "restricted" accepts every object that the operator builds."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_nfs_is_the_one_volume_that_needs_a_weaker_namespace(
 
 @pytest.mark.parametrize("level", ["restricted", "baseline", "privileged"])
 def test_rdma_needs_the_level_privileged(control_plane: Cluster, level: str) -> None:
-    """The pods alone: everything else of the job is as strict as ever."""
+    """The pods alone need it: all other objects of the job stay restricted."""
     with control_plane.namespace() as name:
         control_plane.kubectl("label", "namespace", name, f"pod-security.kubernetes.io/enforce={level}")
         job = make_job({**RDMA, "metadata.namespace": name})

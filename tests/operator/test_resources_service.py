@@ -1,5 +1,6 @@
-"""One headless Service per job of several workers: the job's own, by a name that nobody else has, in front
-of the pods that somebody asks for."""
+"""One headless Service per job of several workers: the job's own, by a unique name, in front of the pods that
+are addressed by name.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def service(job: ZeroTrainingJob) -> dict[str, Any]:
 
 
 def named(job: ZeroTrainingJob) -> set[str]:
-    """The pods of the job that its Service gives names to."""
+    """Return the pods of the job that its Service gives names to."""
     wanted = service(job)["spec"]["selector"].items()
     pods = worker_pods(job, 3, range(job.shape.workers), ResourceOptions())
     return {pod["metadata"]["name"] for pod in pods if wanted <= pod["metadata"]["labels"].items()}
@@ -50,7 +51,7 @@ def test_the_trainers_names_worker_0_and_a_programs_names_all() -> None:
 
 
 def test_it_never_needs_to_be_changed() -> None:
-    """Of a suspended job the program and the size may change; a Service that is there stays as it is."""
+    """The program and the size of a suspended job may change; an existing Service stays as it is."""
     jobs = [make_job({"spec.workers": workers, **given}) for workers in (2, 3) for given in ({}, PROGRAM)]
     made = {service(job)["metadata"]["name"]: service(job) for job in jobs}
     assert all(made[service_name(job)] == service(job) for job in jobs)

@@ -62,8 +62,11 @@ def test_names_and_order() -> None:
 
 
 def test_no_two_contents_have_one_name() -> None:
-    """What is there by the name is taken for the attempt's own: garbage collection of a deleted job of the
-    same name may be late, and an attempt may be begun anew from another spec."""
+    """An existing object of the name is taken for the attempt's own.
+
+    Garbage collection of a deleted job of the same name may be late, and an attempt may be begun anew from
+    another spec.
+    """
     spec = make_job({"spec.steps": 7}).spec
     changes: list[Json] = [
         {},

@@ -1,4 +1,4 @@
-"""What a StorageClass is believed of the encryption of its volumes."""
+"""Parameters of a StorageClass that count as a declaration that its volumes are encrypted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pod that verifies a checkpoint: restricted, read-only, no worker; its program says what it means."""
+"""The pod that verifies a checkpoint: restricted, read-only, no worker; its program's output gives the
+result.
+"""
 
 from __future__ import annotations
 

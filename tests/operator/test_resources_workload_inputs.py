@@ -1,5 +1,6 @@
-"""What Kueue's Workload was made from: its hash tells other pods from the same ones, and survives the way to
-the API server and back."""
+"""Inputs of Kueue's Workload: their hash tells other pods from the same ones, and survives the way to the API
+server and back.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ OTHER_PODS: list[tuple[Json, Json]] = [
     ({}, {"spec.resources": {"cpu": "3"}}),
     ({}, {"spec.nvme": {"mountPath": "/nvme", "size": "1Gi"}}),
 ]
-"""By the rendered Workload, which is the reference."""
+"""Changes of a job that give other pods in the rendered Workload, which is the reference."""
 
 
 @pytest.mark.parametrize(("before", "after"), OTHER_PODS, ids=[str(row[1]) for row in OTHER_PODS])
@@ -83,7 +84,7 @@ def test_the_queue_s_view_has_the_hash_of_the_workload() -> None:
 
 
 def test_the_hash_of_a_spec_is_that_of_earlier_versions() -> None:
-    """A Workload of before an upgrade must not lose its place by it."""
+    """A Workload from before an upgrade must not lose its admission by it."""
     job = in_queue(
         {"spec.scheduling.nodeSelector": {"pool": "b"}, "spec.podTemplate": {"sidecars": [SIDECAR]}}
     )

@@ -1,4 +1,4 @@
-"""A start that hangs and a pod that does not go are told with what they hang on, once, and in conditions."""
+"""A start that hangs and a pod that does not go are reported with the cause, once, and in conditions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def starting(
     waiting: str = "ContainerCreating",
     message: str = "",
 ) -> PodView:
-    """Worker 0, which got its node so many seconds ago."""
+    """Return worker 0, which got its node so many seconds ago."""
     labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
     bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(ago(s_ago))}
     ready = {"type": "PodReadyToStartContainers", "status": sandbox}
@@ -116,7 +116,7 @@ def test_an_init_container_may_run_for_minutes_and_is_named() -> None:
 
 
 def test_one_that_runs_for_longer_may_wait_for_packets_that_the_policy_drops() -> None:
-    """It says nothing itself, and may as well be at work: no warning, and it goes on."""
+    """The container gives no sign and may be at work, so there is no warning, and it goes on."""
     plan = fetching(301)
     reason, message = ready(plan)
     assert reason == "InitContainerRuns"
@@ -154,7 +154,7 @@ def test_a_container_that_cannot_start_makes_an_event() -> None:
 
 
 def deleted(index: int, *, s_ago: float, over: bool) -> PodView:
-    """Its grace ended so many seconds ago."""
+    """Return a pod whose grace period ended so many seconds ago."""
     gone: Json = {"deletion_at": ago(s_ago), "deletion_grace_s": 1, "finalizers": ("example.com/audit",)}
     return ended(index, 1, **gone) if over else running(index, **gone)
 

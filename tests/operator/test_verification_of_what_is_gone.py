@@ -1,5 +1,8 @@
-"""What the program of the pod that verifies says of a lost checkpoint, and what the job's status makes of it:
-no loss is told more mildly than one flipped byte, and no whole one of another program's called lost."""
+"""Output of the verifying pod's program about a lost checkpoint, and the job's status that follows from it.
+
+No loss is reported more mildly than one flipped byte, and no whole checkpoint of another program is reported
+as lost.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def _distributed(path: Path) -> None:
 
 
 def _nothing(path: Path) -> None:
-    """It was reported as durable, in the folder that is on the volume, and is not there in any format."""
+    """Leave nothing of a checkpoint that was reported as durable, in the folder that is on the volume."""
 
 
 OWN = ((_torch_save, "Unknown"), (_distributed, "Unknown"), (_nothing, "Damaged"))

@@ -21,7 +21,7 @@ from zerotrain.contract.worker_http import (
 
 
 class Training:
-    """What all workers of an attempt have in common."""
+    """The state that all workers of an attempt share."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Training:
         self.stacks_asked: list[int] = []
         """Workers that were asked for their stacks, with the right token."""
         self.stopped_rank: int | None = None
-        """Stopped as by SIGSTOP: no rank gets past the step any more."""
+        """Rank that is stopped as by SIGSTOP: no rank gets past the step any more."""
         self.straggler: Straggler | None = None
-        """What rank 0 says of the slowest rank."""
+        """Rank 0's record of the slowest rank."""
         self.exit_code: int | None = None
-        """What every worker of the attempt ends with from now on."""
+        """Exit code of every worker of the attempt from now on."""
         self._launch, self._total, self._step_s, self._every = launch, total, step_s, every
         self._may_end = may_end
         self._joined: set[int] = set()
@@ -85,7 +85,7 @@ class Training:
             self.exit_code = ExitCode.DONE
 
     def request_stop(self) -> None:
-        """All ranks stop at the same step with a durable checkpoint."""
+        """Stop all ranks at the same step with a durable checkpoint."""
         self.advance()
         self.yields_asked += 1
         if self.stopped_rank is not None:
@@ -104,7 +104,7 @@ class Training:
         return CheckpointProgress(step=self.durable, path=f"{folder}/{self.durable}", time=self._saved_at)
 
     def progress(self, rank: int) -> Progress:
-        self.advance()  # ranks step whether or not their node comes to look at them
+        self.advance()  # ranks step whether or not their node polls them
         moved = 0.0 if self.step == self.first else time.time()
         return Progress(
             rank=rank,
@@ -141,11 +141,11 @@ class Training:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """A caller that died before its answer came is nobody's error here."""
+        """Ignore a caller that died before its answer came."""
 
 
 class WorkerServer:
-    """One worker's HTTP."""
+    """HTTP server of one worker."""
 
     def __init__(self, address: str, training: Training, launch: LaunchSpec, key: bytes) -> None:
         self.address = address
@@ -199,7 +199,7 @@ class WorkerServer:
                 self.wfile.write(text.encode())
 
             def log_message(self, format: str, *args: object) -> None:
-                """Silent."""
+                """Log nothing."""
 
         self._server = _Server((address, WORKER_HTTP_PORT), Handler)
         self._server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""How fast does it move: throughput, goodput, stragglers, collectives, updates, data."""
+"""Cases about the pace of a job: throughput, goodput, stragglers, collectives, updates, data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.monitoring.rules.model import Case, Firing, Training, Value, flat, me
 
 
 def forged(world_sizes: tuple[str, ...] = ("2", "4"), count: int = 121) -> dict[str, list[Value]]:
-    """A pod of somebody else whose rank 0 says more than once how many ranks there are."""
+    """Series of a pod in another namespace whose rank 0 exports several world sizes."""
     rank = {"namespace": "other", "job_name": "odd", "pod": "odd-1-0", "rank": "0"}
     told = {
         series("zerotrain_rank_info", **rank, world_size=size, UUID="GPU-0", gpu_uuid=f"GPU-{number}"): flat(
@@ -22,7 +22,7 @@ def forged(world_sizes: tuple[str, ...] = ("2", "4"), count: int = 121) -> dict[
 
 
 def twice(known: Mapping[str, Sequence[Value]]) -> dict[str, list[Value]]:
-    """The same series by a second scrape of the same pods."""
+    """Return the same series as a second scrape of the same pods adds them."""
     return {name.replace("{", '{job="again",', 1): list(values) for name, values in known.items()}
 
 
@@ -254,7 +254,9 @@ def collectives() -> tuple[Case, ...]:
     ):
 
         def buckets(slow: float, op: str = op) -> dict[str, list[Value]]:
-            """A hundred operations an interval on each rank; for twenty minutes `slow` of them take 2 s."""
+            """Return histogram buckets of 100 operations per interval on each rank; for 20 minutes `slow` of
+            them take 2 s.
+            """
             count = 120
 
             def total(fast: bool) -> list[Value]:

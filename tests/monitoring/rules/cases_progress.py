@@ -1,4 +1,6 @@
-"""Does the job move: hangs, missing ranks and metrics, restarts, waiting, failure; and the operator."""
+"""Cases about the progress of a job: hangs, missing ranks and metrics, restarts, waiting, failure; and the
+operator.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ GPT = {"namespace": NAMESPACE, "job_name": "gpt"}
 
 
 def job(metric: str, values: list[Value], **labels: str) -> dict[str, list[Value]]:
-    """A series of the operator about the job."""
+    """Return a series of the operator about the job."""
     return {series(metric, **{"job_name": "gpt", **labels}): values}
 
 
 def phase(name: str, count: int, *, since_s: float = 0.0) -> dict[str, list[Value]]:
-    """The job is in this phase all the time."""
+    """Return the series of a job that is in this phase all the time."""
     return merged(  # type: ignore[return-value]
         job("zerotrain_job_phase", flat(1, count), phase=name),
         job("zerotrain_job_phase_since_timestamp_seconds", flat(since_s, count)),
@@ -31,7 +33,7 @@ def phase(name: str, count: int, *, since_s: float = 0.0) -> dict[str, list[Valu
 
 
 def allowed(count: int, **limits_s: float) -> dict[str, list[Value]]:
-    """What the job's hang policy lets it stand still."""
+    """Return the hang limits that the operator exports for the job, by phase."""
     name = "zerotrain_job_hang_limit_seconds"
     return merged(*(job(name, flat(limit_s, count), phase=phase) for phase, limit_s in limits_s.items()))  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""When steps have become slower than they were."""
+"""Cases about steps that have become slower than they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what it computes and keeps sound: numerics, checkpoints, spill, memory, GPUs."""
+"""Cases about the state of a job: numerics, checkpoints, spill, memory, GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ TEAM = Training(ranks=2)
 def counted(
     alert: str, counter: str, *, severity: str, minutes: int, per_rank: float = 1.0
 ) -> tuple[Case, ...]:
-    """One event on both ranks fires at once, once, and for so long; a counter that stands fires never."""
+    """Cases of an alert on a counter: one event on both ranks fires one alert at once, for `minutes`; a
+    constant counter never fires.
+    """
     count = 20 + minutes * 2 + 20
     young = Training(ranks=2, attempt=2, begin=20)
     return (
@@ -49,7 +51,7 @@ def counted(
 
 
 def failed(alert: str, minutes: int, severity: str, **labels: str) -> Case:
-    """The operator saw an attempt end of it, although no scrape did."""
+    """Case of an attempt whose end only the operator saw: no scrape has the event."""
     said = {"reason": "RankFailed", "exit_code": "1", "exception": "", **labels}
     other = {"reason": "NodeLost", "exit_code": "", "exception": ""}
     samples = 20 + minutes * 2 + 20
@@ -352,17 +354,19 @@ def memory() -> tuple[Case, ...]:
 XIDS = (46, 48, 62, 64, 74, 79, 94, 95, 109, 119, 120, 136, 140, 143)
 REASONS = {8: "hardware slowdown", 32: "software thermal", 64: "hardware thermal", 128: "power brake"}
 HARMLESS = (1, 4 + 2 + 16 + 256, 4 + 2 + 1 + 16 + 256, 512, 1024)
-"""Idle, capped by power or by settings, and bits that have no meaning yet."""
+"""Bits for an idle GPU and for caps by power or by settings, and bits that have no meaning yet."""
 
 
 def dcgm(metric: str, gpu: int, values: list[Value]) -> dict[str, list[Value]]:
-    """A series as dcgm-exporter gives it: of the GPU and of the exporter, not of the job."""
+    """Return a series as dcgm-exporter gives it, with labels of the GPU and of the exporter, not of
+    the job.
+    """
     labels = {"UUID": f"GPU-{gpu}", "gpu": str(gpu), "Hostname": "node-1-0", "pod": "dcgm-x"}
     return {series(metric, namespace="gpu-operator", **labels): values}
 
 
 def on_gpu(rank: int, gpu: int, count: int, *, attempt: int = 1) -> dict[str, list[Value]]:
-    """The rank's info metric with its GPU."""
+    """Return the rank's info metric with its GPU."""
     team = Training(ranks=64, attempt=attempt)
     return team.of_rank(
         rank, "zerotrain_rank_info", flat(1, count), gpu_uuid=f"GPU-{gpu}", attempt=str(attempt)

@@ -1,4 +1,4 @@
-"""What is recorded without an alert, and what panels join: values at a moment."""
+"""Values at a moment of what is recorded without an alert, and of what panels join."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Values:
 
     name: str
     rule: str = ""
-    """The recording rule that is looked at; empty for a query on plain series."""
+    """The recording rule under test; empty for a query on plain series."""
     expr: str = ""
-    """What is asked; empty for the rule's own name."""
+    """The PromQL expression; empty to query the rule's own name."""
     series: Mapping[str, Sequence[Value]]
     finds: Mapping[int, Mapping[str, float]]
-    """Moment in seconds -> series without the name -> value; empty where there is nothing."""
+    """Moment in seconds -> series without the name -> value; empty where the query returns nothing."""
     interval_s: int = 30
 
     def document(self, rule_file: str) -> str:
-        """The promtool test file; JSON, which is YAML."""
+        """Return the promtool test file; JSON, which is YAML."""
         checks = [
             {
                 "expr": self.expr or self.rule,
@@ -50,32 +50,38 @@ class Values:
 
 
 COUNT, BEND = 60, 40
-"""Samples; the one from which counters grow at another pace, so that a window of another length has another
-mean."""
+"""Number of samples, and the sample from which counters grow at another pace, so that a window of another
+length has another mean.
+"""
 MIDST_S, END_S = (BEND - 1 + 5) * 30, (COUNT - 1) * 30
-"""A rate of five minutes is that of nine steps between samples. Five of the nine are behind the bend; all."""
+"""Moments at which five, and then all, of the nine steps between samples in a five-minute window are behind
+the bend.
+"""
 OLD, NEW = 4, 5
 TEAM = Training(ranks=2)
 JOB = '{namespace="ml",job_name="gpt"}'
 
 
 def bent(slow: float, fast: float) -> list[Value]:
-    """A counter that grows by `slow` and, in the last ten minutes, by `fast` for each sample."""
+    """Return a counter that grows by `slow` and, in the last ten minutes, by `fast` for each sample."""
     return [*ramp(0, slow, BEND), *ramp((BEND - 1) * slow + fast, fast, COUNT - BEND)]
 
 
 def ranks(
     metric: str, first: Sequence[Value], second: Sequence[Value], **labels: str
 ) -> dict[str, list[Value]]:
-    """What differs between the two ranks."""
+    """Return a metric whose samples differ between the two ranks."""
     return merged(  # type: ignore[return-value]
         TEAM.of_rank(0, metric, first, **labels), TEAM.of_rank(1, metric, second, **labels)
     )
 
 
 def mean_of(metric: str, recorded: str) -> Values:
-    """Ten things a sample in 30 s at first, then five in 20 s: 4 s each in the newest five minutes, and, in a
-    longer window, less."""
+    """Case of a mean over five minutes.
+
+    A sample counts ten events in 30 s at first, then five in 20 s: 4 s each in the newest five minutes, and
+    less in a longer window.
+    """
     still = TEAM.of_ranks(f"{metric}_count", flat(7, COUNT)) | TEAM.of_ranks(f"{metric}_sum", flat(7, COUNT))
     return Values(
         name=f"{recorded}: the mean of five minutes, nothing of a job that stands",
@@ -94,7 +100,7 @@ def mean_of(metric: str, recorded: str) -> Values:
 
 
 def rate_of(metric: str, recorded: str, **labels: str) -> Values:
-    """Of both ranks together; what goes the other way is not in it."""
+    """Case of a rate summed over both ranks; with labels, series of the other direction are left out."""
     other = {"direction": "spill_read"} if labels else None
     return Values(
         name=f"{recorded}: the rate of five minutes, of all ranks",
@@ -108,7 +114,7 @@ def rate_of(metric: str, recorded: str, **labels: str) -> Values:
 
 
 def last_of(metric: str, recorded: str) -> Values:
-    """Of rank 0 alone."""
+    """Case of a value that is taken from rank 0 alone."""
     return Values(
         name=f"{recorded}: as rank 0 tells it",
         rule=recorded,
@@ -118,7 +124,9 @@ def last_of(metric: str, recorded: str) -> Values:
 
 
 def buckets_of(op: str, recorded: str) -> Values:
-    """Each target's own counters of this operation, without the operation."""
+    """Case of bucket counters that keep each target's own series of this operation, without the label
+    `op`.
+    """
     name = "zerotrain_collective_duration_seconds_bucket"
     values = {le: ramp(0, growth, COUNT) for le, growth in (("0.5", 90), ("+Inf", 100))}
     parts = [TEAM.of_ranks(name, each, op=op, le=le) for le, each in values.items()]
@@ -137,7 +145,7 @@ def buckets_of(op: str, recorded: str) -> Values:
 
 
 def peaks() -> Values:
-    """Of the fullest rank in each phase, of GPUs alone."""
+    """Case of the peak of the fullest rank in each phase, over GPU memory alone."""
     name = "zerotrain_memory_peak_bytes"
     return Values(
         name="deepspeed:gpu_memory_peak_bytes: of the fullest rank, by phase",
@@ -157,7 +165,9 @@ def peaks() -> Values:
 
 
 def young(name: str, step_s: float, *, begins_s: int, baseline_s: int) -> Values:
-    """A job's mean is there from its fifth step on, its baseline by the next five minutes of the clock."""
+    """Case of a young job: its mean exists from its fifth step on, its baseline by the next five minutes of
+    the clock.
+    """
     kind = "namespace_job_name_world_size:zerotrain_step_duration_seconds"
     return Values(
         name=name,
@@ -189,4 +199,4 @@ RECORDED = (
     young("steps of ten seconds", 10.0, begins_s=60, baseline_s=300),
     young("steps of more than a minute", 70.0, begins_s=360, baseline_s=600),
 )
-"""Those that no alert is made of, and what a page promises of another."""
+"""Cases of the recording rules that no alert uses, and of one more that a page promises."""

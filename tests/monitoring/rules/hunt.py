@@ -1,7 +1,7 @@
-"""Looks for wrongs in the rules that no case notices.
+"""Search for mutants of the rules that no case notices.
 
-Tests hunt every `for` and every number; `python -m tests.monitoring.rules.hunt PROMTOOL`
-hunts everything, which takes some minutes.
+Tests hunt every `for` and every number; `python -m tests.monitoring.rules.hunt PROMTOOL` hunts everything,
+which takes some minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RULEBOOK = load()
 
 @dataclass(kw_only=True)
 class Hunt:
-    """A mutant and the cases that have not met it yet, cheapest first."""
+    """A mutant and the cases that have not yet been tried on it, cheapest first."""
 
     number: int
     wrong: Mutant
@@ -40,18 +40,18 @@ class Hunt:
         self.left = sorted(meets, key=lambda meet: _cost(meet[1]))
 
     def next_trial(self) -> Trial:
-        """The next case."""
+        """Take the next case and return it as a trial."""
         name, case = self.left.pop(0)
         return Trial(name=f"{self.number:04}", rules=closure(self.wrong.rules, name), cases=(case,))
 
 
 def _cost(case: Case | Values) -> tuple[bool, int]:
-    # Cases that fire first: they notice most.
+    # Cases that fire come first: they notice most.
     return isinstance(case, Case) and not case.fires, sum(len(values) for values in case.series.values())
 
 
 def survivors(promtool: Path, folder: Path, wrongs: Iterable[Mutant]) -> list[str]:
-    """The wrongs that all cases pass over."""
+    """Return the mutants that pass all cases."""
     hunted = [Hunt(number=number, wrong=wrong) for number, wrong in enumerate(wrongs)]
     found = [str(hunt.wrong) for hunt in hunted if not hunt.left]
     hunted, turn = [hunt for hunt in hunted if hunt.left], 0

@@ -1,4 +1,4 @@
-"""How the unit tests of rules are written down, and how they become files that promtool runs.
+"""Notation for the unit tests of rules, and its translation into files that promtool runs.
 
 A case is a set of series and the times between which an alert fires. promtool is asked at the last moment of
 silence and at the first moment of alarm, at both ends, so that a threshold or a `for` that moves is seen.
@@ -23,9 +23,9 @@ class Firing:
 
     labels: Mapping[str, str]
     from_s: int
-    """First evaluation at which it fires."""
+    """First evaluation at which the alert fires."""
     until_s: int | None = None
-    """First evaluation at which it does not any more; None where the case ends before."""
+    """First evaluation at which the alert no longer fires; None where the case ends before."""
     severity: str = "warning"
 
     def at(self, time_s: int) -> bool:
@@ -34,7 +34,7 @@ class Firing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One story told in series, and what the alert makes of it."""
+    """One sequence of events as series, and the alerts that must follow from it."""
 
     alert: str
     name: str
@@ -47,7 +47,7 @@ class Case:
 
     @property
     def moments_s(self) -> tuple[int, ...]:
-        """When promtool looks."""
+        """Moments, in seconds, at which promtool evaluates the case."""
         moments = set(self.quiet_at_s)
         for firing in self.fires:
             moments |= {firing.from_s - self.interval_s, firing.from_s}
@@ -56,7 +56,7 @@ class Case:
         return tuple(sorted(moments))
 
     def document(self, rule_file: str) -> str:
-        """The promtool test file; JSON, which is YAML."""
+        """Return the promtool test file; JSON, which is YAML."""
         checks = [
             {
                 "expr": f'ALERTS{{alertname="{self.alert}",alertstate="firing"}}',
@@ -86,7 +86,7 @@ class Case:
 
 
 def notation(values: Sequence[Value]) -> str:
-    """promtool's notation of samples, with runs of equal ones folded."""
+    """Return the samples in promtool's notation, with runs of equal ones folded."""
     words: list[str] = []
     start = 0
     while start < len(values):
@@ -114,7 +114,7 @@ def _alert_labels(alert: str, firing: Firing) -> str:
 
 
 def series(metric: str, **labels: str) -> str:
-    """`metric{...}` in the namespace of all cases unless `namespace` is given."""
+    """Return `metric{...}`, in the namespace of all cases unless `namespace` is given."""
     labels = {"namespace": NAMESPACE, **labels}
     return metric + "{" + ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items()) + "}"
 
@@ -128,7 +128,7 @@ def ramp(start: float, step: float, count: int) -> list[Value]:
 
 
 def pulse(before: int, height: float, after: int) -> list[Value]:
-    """A counter that is 0, then rises once."""
+    """Return a counter that is 0, then rises once."""
     return [*flat(0, before), *flat(height, after)]
 
 
@@ -141,7 +141,7 @@ class Training:
     interval_s: int = 30
     attempt: int = 1
     begin: int = 0
-    """Index of the first sample: what came before had no such series."""
+    """Index of the first sample: there is no such series before."""
     sums: list[Value] = field(default_factory=lambda: [0.0])
     counts: list[Value] = field(default_factory=lambda: [0.0])
     last_step_s: list[Value] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Training:
         self.last_step_s.append(float(self.begin * self.interval_s))
 
     def train(self, intervals: int, step_s: float) -> Training:
-        """So many intervals of steps of `step_s` seconds."""
+        """Train for `intervals` intervals, in steps of `step_s` seconds."""
         for _ in range(intervals):
             self.sums.append(_last(self.sums) + self.interval_s)
             self.counts.append(_last(self.counts) + self.interval_s / step_s)
@@ -158,7 +158,7 @@ class Training:
         return self
 
     def steps(self, count: int, step_s: float) -> Training:
-        """So many whole steps, told of when each ends, as real ranks do."""
+        """Train `count` whole steps, each exported when it ends, as real ranks do."""
         for _ in range(count):
             self.hang(round(step_s / self.interval_s) - 1)
             self.sums.append(_last(self.sums) + step_s)
@@ -167,14 +167,14 @@ class Training:
         return self
 
     def hang(self, intervals: int) -> Training:
-        """Nothing moves."""
+        """Add `intervals` samples in which no counter moves."""
         for _ in range(intervals):
             for values in (self.sums, self.counts, self.last_step_s):
                 values.append(values[-1])
         return self
 
     def series(self) -> dict[str, list[Value]]:
-        """Step histogram (sum and count), time of the last step and info of every rank."""
+        """Return step histogram (sum and count), time of the last step and info of every rank."""
         found: dict[str, list[Value]] = {}
         for rank in range(self.ranks):
             labels = self.labels(rank)
@@ -184,7 +184,7 @@ class Training:
                 ("zerotrain_last_step_timestamp_seconds", self.last_step_s),
             ):
                 found[series(metric, **labels)] = [*flat(None, self.begin), *values]
-            # Born at 0, as everything that a rank exports.
+            # The counters begin at 0, as everything that a rank exports.
             for metric in ("sum", "count"):
                 name = f"zerotrain_checkpoint_duration_seconds_{metric}"
                 found[series(name, **labels, operation="save")] = flat(0, self.begin + len(self.sums))
@@ -196,17 +196,17 @@ class Training:
         return found
 
     def labels(self, rank: int) -> dict[str, str]:
-        """Of a rank's series."""
+        """Return the labels of a rank's series."""
         pod = f"{self.job}-{self.attempt}-{rank}"
         return {"job_name": self.job, "rank": str(rank), "pod": pod, "node": f"node-{self.attempt}-{rank}"}
 
     def of_ranks(self, metric: str, values: Sequence[Value], **more: str) -> dict[str, list[Value]]:
-        """The same samples for every rank, from this attempt's beginning."""
+        """Return the same samples for every rank, from this attempt's beginning."""
         samples = [*flat(None, self.begin), *values]
         return {series(metric, **self.labels(rank), **more): samples for rank in range(self.ranks)}
 
     def of_rank(self, rank: int, metric: str, values: Sequence[Value], **more: str) -> dict[str, list[Value]]:
-        """Samples of one rank."""
+        """Return the samples of one rank."""
         return {series(metric, **self.labels(rank), **more): [*flat(None, self.begin), *values]}
 
     def _now_s(self) -> float:
@@ -214,7 +214,7 @@ class Training:
 
 
 def merged(*parts: Mapping[str, Sequence[Value]]) -> dict[str, Sequence[Value]]:
-    """All series together; none may be given twice."""
+    """Return all series together. Raises ValueError for a series that is given twice."""
     found: dict[str, Sequence[Value]] = {}
     for part in parts:
         twice = found.keys() & part.keys()
@@ -225,7 +225,7 @@ def merged(*parts: Mapping[str, Sequence[Value]]) -> dict[str, Sequence[Value]]:
 
 
 def by_alert(cases: Iterable[Case]) -> dict[str, tuple[Case, ...]]:
-    """The cases of every alert."""
+    """Return the cases of every alert."""
     found: dict[str, tuple[Case, ...]] = {}
     for case in cases:
         found[case.alert] = (*found.get(case.alert, ()), case)

@@ -1,7 +1,7 @@
-"""Small wrongs in the rules, each of which some case must notice.
+"""Mutants of the rules, each of which some case must notice.
 
 Every `for`, number, window, comparison and alternative of a matcher is changed, one at a time, in alerts and
-in what they are made of.
+in the recording rules that they use.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _FOR_FACTORS = (0.5, 2.0)
 _SHIFTS = (0.88, 1.12)
 _WINDOW_FACTORS = (0.5, 2.0)
 _BEYOND_ANY = "1e18"
-"""What a guard against a division by 0 is raised to: more than anything in a case."""
+"""Replacement for the 0 in a guard against division by 0: more than anything in a case."""
 
 
 class Kind(Enum):
-    """What was changed."""
+    """Kind of element that was changed."""
 
     FOR = "for"
     NUMBER = "number"
@@ -44,11 +44,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutant:
-    """All rules, with one of them wrong."""
+    """All rules, one of them mutated."""
 
     kind: Kind
     index: int
-    """Of the changed rule."""
+    """Index of the changed rule."""
     change: str
     rules: Sequence[Rule]
 
@@ -61,7 +61,7 @@ class Mutant:
 
 
 def mutants(rules: Sequence[Rule]) -> Iterator[Mutant]:
-    """One wrong after the other."""
+    """Yield the rules with one mutation at a time."""
     for index, rule in enumerate(rules):
         if rule.wait is not None:
             for factor in _FOR_FACTORS:
@@ -87,7 +87,7 @@ def _replacements(expr: str, token: re.Match[str], kind: str, text: str) -> Iter
         case "number":
             yield from _numbers(before, after, text)
         case "compare":
-            # A guard against dividing by 0, the other way round, is what raising it tests.
+            # Raising a guard against a division by 0 already tests the flipped comparison.
             if not (text == ">" and after.startswith("0)")):
                 yield _FLIPPED[text]
         case "text":
@@ -113,7 +113,9 @@ def _numbers(before: str, after: str, text: str) -> Iterator[str]:
 
 
 def _windows(expr: str) -> Iterator[tuple[Kind, str, str]]:
-    """A window that is written twice is one decision: both sides of a ratio change together."""
+    """Yield each window of the expression at other lengths; equal windows change together, as both sides of a
+    ratio do.
+    """
     for text in dict.fromkeys(_WINDOW.findall(expr)):
         window, *step = text[1:-1].split(":")
         for factor in _WINDOW_FACTORS:
@@ -129,5 +131,5 @@ def _alternatives(text: str) -> Iterator[str]:
 
 
 def seconds(duration: str) -> int:
-    """`1h30m` in seconds."""
+    """Return the seconds of a duration such as `1h30m`."""
     return sum(int(count) * _SECONDS[unit] for count, unit in _DURATION.findall(duration))

@@ -25,7 +25,7 @@ class Rule:
     expr: str
     alerting: bool
     wait: str | None = None
-    """`for`."""
+    """Duration of `for`."""
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
 
@@ -34,7 +34,7 @@ class Rule:
         return self.labels.get("severity", "")
 
     def document(self) -> dict[str, Any]:
-        """As in a rule file."""
+        """Return the rule as it stands in a rule file."""
         found: dict[str, Any] = {"alert" if self.alerting else "record": self.name, "expr": self.expr}
         if self.wait is not None:
             found["for"] = self.wait
@@ -46,7 +46,7 @@ class Rule:
 
 
 def load() -> tuple[Rule, ...]:
-    """All rules, recording ones first, in the order in which they are evaluated."""
+    """Return all rules, recording ones first, in the order in which they are evaluated."""
     rules: list[Rule] = []
     for path in (RULES / "recording.yaml", RULES / "alerts.yaml"):
         document = YAML(typ="safe", pure=True).load(path.read_text())
@@ -56,7 +56,7 @@ def load() -> tuple[Rule, ...]:
 
 
 def rule_of(raw: Mapping[str, Any]) -> Rule:
-    """A rule as a rule file has it."""
+    """Return the rule that an entry of a rule file describes."""
     return Rule(
         name=raw.get("alert") or raw["record"],
         expr=raw["expr"],
@@ -68,7 +68,7 @@ def rule_of(raw: Mapping[str, Any]) -> Rule:
 
 
 def closure(rules: Sequence[Rule], name: str) -> tuple[Rule, ...]:
-    """The rules that an alert or a recorded name is made of, in order."""
+    """Return the rules that an alert or a recorded name is made of, in order."""
     needed = {name}
     for rule in reversed(rules):  # a rule uses only what is recorded above it
         if rule.name in needed:
@@ -77,16 +77,16 @@ def closure(rules: Sequence[Rule], name: str) -> tuple[Rule, ...]:
 
 
 def dependents(rules: Sequence[Rule], name: str) -> tuple[str, ...]:
-    """The alerts that change when `name` does."""
+    """Return the alerts that change when `name` does."""
     alerts = dict.fromkeys(rule.name for rule in rules if rule.alerting)
     return tuple(alert for alert in alerts if any(rule.name == name for rule in closure(rules, alert)))
 
 
 def rule_file(rules: Iterable[Rule]) -> str:
-    """One group, so that everything is evaluated in this order; JSON, which is YAML."""
+    """Return a rule file of one group, so that all rules are evaluated in this order; JSON, which is YAML."""
     return json.dumps({"groups": [{"name": "tested", "rules": [rule.document() for rule in rules]}]})
 
 
 def with_rule(rules: Sequence[Rule], index: int, **changes: str | None) -> tuple[Rule, ...]:
-    """The rules with one of them changed."""
+    """Return the rules with one of them changed."""
     return (*rules[:index], replace(rules[index], **changes), *rules[index + 1 :])  # type: ignore[arg-type]

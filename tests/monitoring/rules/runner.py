@@ -1,4 +1,6 @@
-"""Runs promtool on many test files at once: one process, because its start costs more than most tests."""
+"""Runner of promtool on many test files at once: one process, because its start costs more than most
+tests.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ class Tested(Protocol):
     def name(self) -> str: ...
 
     def document(self, rule_file: str) -> str:
-        """The promtool test file."""
+        """Return the promtool test file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """Rules against cases: passes when every case does."""
+    """Rules and the cases to run against them; passes when every case does."""
 
     name: str
-    """Good for a file name."""
+    """Name that is valid as a file name."""
     rules: Sequence[Rule]
     cases: Sequence[Tested]
 
@@ -35,7 +37,7 @@ class Trial:
 def outcomes(
     promtool: Path, folder: Path, trials: Iterable[Trial], *, workers: int = 2, timeout_s: float = 1200.0
 ) -> dict[str, str]:
-    """What promtool said against each trial; "" where it passed."""
+    """Return what promtool reported for each trial; "" where it passed."""
     trials = list(trials)
     files: list[Path] = []
     owner: dict[str, str] = {}
@@ -65,7 +67,7 @@ def outcomes(
 
 
 def _start(promtool: Path, files: Sequence[Path], report: Path) -> subprocess.Popen[str]:
-    # The names stay relative: thousands of absolute ones exceed what a command line may hold.
+    # The names stay relative: thousands of absolute ones would exceed the limit of a command line.
     names = [file.name for file in files]
     command = [str(promtool), "test", "rules", f"--junit={report.name}", *names]
     return subprocess.Popen(
@@ -74,7 +76,7 @@ def _start(promtool: Path, files: Sequence[Path], report: Path) -> subprocess.Po
 
 
 def _failures(report: Path) -> list[tuple[str, str]]:
-    """(file, what promtool had against it)."""
+    """Return (file, promtool's complaint) for every failure in the report."""
     suites = ElementTree.parse(report).getroot()  # our own promtool wrote it
     return [
         (

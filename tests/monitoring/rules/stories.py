@@ -1,7 +1,7 @@
-"""What happens to jobs, told to the common rules and to ours at once.
+"""Sequences of events in jobs, as series for the common rules and for ours at once.
 
-The common rules read gauges by rank and pod (`deepspeed:*`), as an exporter beside DeepSpeed would show what
-its log says; ours read what workers export. Both are made from the same story.
+The common rules read gauges by rank and pod (`deepspeed:*`), as an exporter beside DeepSpeed would derive
+from its log; ours read what workers export. Both are made from the same story.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from tests.monitoring.rules.model import NAN, Training, Value, flat, merged, notation, pulse, ramp, series
 
 INTERVAL_S = 60
-"""Of scrapes and of evaluations, as in the common rules."""
+"""Interval of scrapes and of evaluations, as in the common rules."""
 
 HUNG = 0.0
-"""A step time that says: no step ends any more."""
+"""Step time that stands for a hang: no step ends any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How many alerts of each name have fired so far, or fire at this moment."""
+    """Number of alerts of each name that have fired so far, or that fire at this moment."""
 
     at_min: int
     common: Mapping[str, int] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Look:
     so_far: bool = True
 
     def checks(self) -> list[dict[str, object]]:
-        """For promtool: one check on the common rules, one on ours."""
+        """Return promtool's checks: one on the common rules, one on ours."""
         return [self._check("Common", self.common), self._check("ZeroTrain", self.ours)]
 
     def _check(self, prefix: str, expected: Mapping[str, int]) -> dict[str, object]:
@@ -47,15 +47,15 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Story:
-    """One row of the table in docs/alerts.md, or what the common rules are good at."""
+    """One row of the table in docs/alerts.md, or a story that the common rules do find."""
 
     name: str
-    """As the table has it."""
+    """Title of the row in the table."""
     series: Mapping[str, Sequence[Value]]
     looks: tuple[Look, ...]
 
     def document(self, rule_file: str) -> str:
-        """The promtool test file; JSON, which is YAML."""
+        """Return the promtool test file; JSON, which is YAML."""
         samples = max(len(values) for values in self.series.values())
         operator = {series("zerotrain_operator_leader", namespace="zerotrain", pod="op-0"): flat(1, samples)}
         told = [
@@ -77,9 +77,9 @@ def told(
     grad_norm: Sequence[Value] = (),
     counted: Mapping[str, Sequence[Value]] | None = None,
 ) -> dict[str, Sequence[Value]]:
-    """One attempt: minutes at a step time, then minutes at another; the gauges keep the last step's value.
+    """Return the series of one attempt: minutes at a step time, then minutes at another.
 
-    `counted` are further counters of all ranks.
+    The gauges keep the last step's value. `counted` are further counters of all ranks.
     """
     team = Training(ranks=ranks, attempt=attempt, begin=begin, interval_s=INTERVAL_S)
     step_time: list[Value] = [stretches[0][1]]
@@ -101,7 +101,7 @@ def told(
 
 
 COUNTERS = ("zerotrain_grad_norm_spikes_total", "zerotrain_nonfinite_steps_total")
-"""Born at 0, as everything that a rank exports."""
+"""Counters that begin at 0, as everything that a rank exports."""
 
 
 def numerics() -> tuple[Story, ...]:
@@ -214,4 +214,4 @@ FOUND_BY_ALL = (
         looks=(Look(at_min=60, common={"OptimizerStep": 2}, ours={"OptimizerShareHigh": 1}),),
     ),
 )
-"""What the common rules are for: they are alive, and their silence above is not that of a misspelt name."""
+"""Stories that the common rules find: they prove that their silence above is not that of a misspelt name."""
