@@ -2,7 +2,7 @@
 #include "zerotrain/bind.hpp"
 
 NB_MODULE(_native, m) {
-  // A script may end with an engine open; what the interpreter then leaves is no error of anybody's.
+  // A script may end with an engine open; objects that then remain in the interpreter are no error.
   nanobind::set_leak_warnings(false);
   bind_kernels(m);
   bind_io(m);

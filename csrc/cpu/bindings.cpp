@@ -1,4 +1,4 @@
-// The kernels' part of the Python module: typed, zero-copy DLPack arrays in, nothing of torch's headers.
+// The kernels' part of the Python module: typed, zero-copy DLPack arrays as inputs, and no header of torch.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -21,7 +21,7 @@ using namespace zerotrain;
 
 namespace {
 
-// Calls `work(start, stop)` for blocks of `numel` elements on up to `threads` threads; 0: as many as the process
+// Call `work(start, stop)` for blocks of `numel` elements on up to `threads` threads; 0 means as many as the process
 // may use.
 template <class Work>
 void in_blocks(std::size_t numel, int threads, const Work& work) {
@@ -94,7 +94,7 @@ void bind_kernels(nb::module_& m) {
         "Threads that this process may use by affinity, control groups and its share of the node's ranks.\n"
         "`root` stands for '/'.");
   bind_update(m);
-  // noconvert: nanobind would hand a copy of another dtype or stride over, and writes would be lost in it.
+  // noconvert: nanobind would pass a copy of another dtype or stride, and writes into it would be lost.
   m.def("accumulate_", &accumulate, nb::arg("into").noconvert(), nb::arg("parts").noconvert(), nb::arg("scale"),
         nb::kw_only(), nb::arg("overwrite") = false, nb::arg("threads") = 0, nb::arg("isa") = "",
         "into (+)= scale * each part, in the order of the parts; with overwrite from zero. 1-D arrays of equal size.");

@@ -11,8 +11,8 @@
 namespace zerotrain {
 namespace {
 
-// The least that a group and those above it allow; `cores_of(folder)` gives 0 without a limit. In a container
-// the path may be that of the host, which is not mounted: then its last folder that exists counts.
+// The smallest limit of a group and of those above it; `cores_of(folder)` returns 0 without a limit. In a container
+// the path may be that of the host, which is not mounted: then its last existing folder counts.
 template <class CoresOf>
 std::size_t least_upwards(const std::string& mount, std::string group, const CoresOf& cores_of) {
   std::size_t least = 0;
@@ -41,7 +41,7 @@ std::size_t cores_v2(const std::string& folder) {
 
 std::size_t cores_v1(const std::string& folder) {
   std::ifstream quota_file(folder + "/cpu.cfs_quota_us"), period_file(folder + "/cpu.cfs_period_us");
-  double quota = 0.0, period = 0.0;  // a quota of -1 is none
+  double quota = 0.0, period = 0.0;  // a quota of -1 means no limit
   quota_file >> quota;
   period_file >> period;
   return rounded_up(quota, period);
@@ -55,7 +55,7 @@ bool names_cpu(const std::string& controllers) {
   return false;
 }
 
-// A positive number at the start of a variable ("4" and OpenMP's "4,2"); 0 when there is none.
+// The positive number at the start of a variable ("4" and OpenMP's "4,2"); 0 if there is none.
 std::size_t number_in(const char* variable) {
   const char* text = std::getenv(variable);
   const long number = text ? std::strtol(text, nullptr, 10) : 0;
@@ -68,7 +68,7 @@ std::size_t cores_of_affinity() {
   return std::max(std::thread::hardware_concurrency(), 1u);  // more cores than the set holds
 }
 
-// As it was when the module was loaded: an OpenMP runtime may bind this thread to one core later.
+// The value when the module was loaded: an OpenMP runtime may bind this thread to one core later.
 const std::size_t cores_at_load = cores_of_affinity();
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which kernels this processor can run. Read by the bindings.
+// The kernels that this processor can run. Read by the bindings.
 #include "zerotrain/isa.hpp"
 
 namespace zerotrain {

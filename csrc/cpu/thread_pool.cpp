@@ -18,7 +18,7 @@
 namespace zerotrain {
 namespace {
 
-// Where the process could run when the module was loaded.
+// The cores on which the process could run when the module was loaded.
 struct Cores {
   cpu_set_t set;
   bool known;
@@ -26,7 +26,7 @@ struct Cores {
 };
 const Cores cores_at_load;
 
-// One call of run(). It lies on the caller's stack: the caller leaves when no worker is inside any more.
+// One call of run(). It is on the caller's stack: the caller returns once no worker is inside any more.
 struct Job {
   const std::function<void(std::size_t)>& work;
   const std::size_t blocks;
@@ -43,7 +43,7 @@ struct Job {
 
 std::atomic<ThreadPool*> shared_pool{nullptr};
 
-// The parent's threads do not exist in a child, and its mutexes may be held by them.
+// The parent's threads do not exist in a child, and may hold its mutexes.
 void forget_in_child() { shared_pool.store(nullptr); }
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_in_child);
 
@@ -51,13 +51,13 @@ void forget_in_child() { shared_pool.store(nullptr); }
 
 struct ThreadPool::State {
   std::mutex mutex;
-  std::condition_variable came;  // a job
-  std::condition_variable left;  // the last worker of a job
-  std::deque<Job*> jobs;         // that have places
+  std::condition_variable came;  // signals a new job
+  std::condition_variable left;  // signals that the last worker of a job has left
+  std::deque<Job*> jobs;         // jobs that have places
   std::size_t workers = 0;
   const std::size_t size = num_usable_threads();
 
-  // Blocks of one job until none is left. The first exception ends the job.
+  // Run blocks of one job until none is left. The first exception ends the job.
   void take_part(Job& job) {
     try {
       for (std::size_t block = job.next++; block < job.blocks; block = job.next++) job.work(block);
@@ -87,7 +87,7 @@ struct ThreadPool::State {
     }
   }
 
-  // Where the system refuses a thread, those that run do its blocks as well.
+  // If the system refuses a thread, the running ones do its blocks as well.
   void grow_to(std::size_t wanted) {
     if (workers >= wanted) return;
     const SignalsBlocked blocked;
@@ -110,7 +110,7 @@ ThreadPool& ThreadPool::shared() {
   ThreadPool* pool = shared_pool.load(std::memory_order_acquire);
   if (pool) return *pool;
   auto* made = new ThreadPool;
-  // Who comes second leaves its own, which has no threads yet, behind: a few hundred bytes, once.
+  // The second of two racing callers leaks its own pool, which has no threads yet: a few hundred bytes, once.
   return shared_pool.compare_exchange_strong(pool, made) ? *made : *pool;
 }
 

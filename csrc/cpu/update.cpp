@@ -1,4 +1,4 @@
-// Scalars of an update, and the walk over its segments.
+// Scalars of an update, and the loop over its segments.
 #include "zerotrain/update.hpp"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ std::size_t num_states(Rule rule) { return rule == Rule::adam || rule == Rule::a
 
 namespace {
 
-// What rounding `value` to fp32 leaves.
+// The error of rounding `value` to fp32.
 float low_part(double value) { return static_cast<float>(value - static_cast<double>(static_cast<float>(value))); }
 
 }  // namespace

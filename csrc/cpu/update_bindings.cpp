@@ -1,4 +1,4 @@
-// The optimizers' part of the Python module: typed, zero-copy DLPack arrays in, nothing of torch's headers.
+// The optimizers' part of the Python module: typed, zero-copy DLPack arrays as inputs, and no header of torch.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -18,7 +18,7 @@ using namespace zerotrain;
 
 namespace {
 
-// From here on the weights of one update are more than the caches keep until somebody reads them.
+// From this size on the weights of one update exceed what the caches keep until the weights are read.
 constexpr std::size_t kStreamsFrom = std::size_t{1} << 21;
 
 struct PySegment {
@@ -82,7 +82,7 @@ void make_task(BoundTask* self, const std::string& rule, const std::vector<PySeg
   self->task.num_segments = self->segments.size();
 }
 
-// The kernels take it that what they write is theirs alone.
+// The kernels assume that no other array overlaps the memory that they write.
 void check_memory(const UpdateTask& task) {
   const std::size_t numel = task.numel;
   const void* master = task.master ? static_cast<const void*>(task.master) : task.remainder;
@@ -168,7 +168,7 @@ void bind_update(nb::module_& m) {
            nb::arg("initial_sum") = 0.0)
       .def_ro("start", &PySegment::start)
       .def_ro("stop", &PySegment::stop);
-  // noconvert: nanobind would hand a copy of another dtype or stride over, and writes would be lost in it.
+  // noconvert: nanobind would pass a copy of another dtype or stride, and writes into it would be lost.
   nb::class_<BoundTask>(m, "UpdateTask",
                         "One optimizer step over the elements of `grad`, apart from where its states are.\n\n"
                         "`weight`, when given, gets the new values; with `weight_is_master` it is the master. Segments ascend; what none of them covers\n"

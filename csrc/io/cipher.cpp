@@ -28,7 +28,7 @@ namespace {
 #ifdef ZEROTRAIN_OPENSSL_STATIC
 
 // A cipher context holds the expanded key, whose first bytes are the key. While a context is made, this copy of
-// libcrypto (linked in statically, its symbols hidden, so nobody else's) allocates from KeyMemory.
+// libcrypto allocates from KeyMemory. The copy is linked in statically with hidden symbols, so no other code uses it.
 thread_local bool in_key_memory = false;
 
 void* crypto_malloc(std::size_t bytes, const char*, int) {
@@ -61,7 +61,8 @@ void* crypto_realloc(void* start, std::size_t bytes, const char* file, int line)
 
 bool start_library() {
   const bool guarded = CRYPTO_set_mem_functions(crypto_malloc, crypto_realloc, crypto_free) == 1;
-  // No handlers at exit: they would also run in forked children. No configuration file: it is the host's.
+  // No handlers at exit, as these would also run in forked children. No configuration file, as it belongs to the
+  // host.
   if (!OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT | OPENSSL_INIT_NO_LOAD_CONFIG, nullptr)) fail("start");
   return guarded;
 }
@@ -73,7 +74,7 @@ struct InKeyMemory {
 
 #else
 
-// The process's libcrypto is everybody's: its allocator is not ours to set.
+// All code of the process shares its libcrypto: its allocator is not ours to set.
 bool start_library() { return false; }
 struct InKeyMemory {
   InKeyMemory() {}

@@ -1,5 +1,5 @@
-// AES-256-GCM through OpenSSL's EVP, with the key and all that is derived from it in KeyMemory where that can be had.
-// Present only where the build found OpenSSL.
+// AES-256-GCM through OpenSSL's EVP, with the key and all data derived from it in KeyMemory where possible. Present
+// only if the build found OpenSSL.
 #pragma once
 
 #include <cstddef>
@@ -24,24 +24,24 @@ struct Bytes {
 // Contexts for one key. Thread-safe: each call takes a context of its own and keeps it for later calls.
 class Cipher {
  public:
-  // `key` must stay where it is for as long as the cipher lives.
+  // `key` must stay at its address for as long as the cipher lives.
   explicit Cipher(const unsigned char* key);
   ~Cipher();
   Cipher(const Cipher&) = delete;
   Cipher& operator=(const Cipher&) = delete;
 
-  // In place; throws std::runtime_error with OpenSSL's reason.
+  // Works in place; throws std::runtime_error with OpenSSL's reason.
   void encrypt(const unsigned char* nonce, Bytes associated, unsigned char* data, std::size_t size, unsigned char* tag);
-  // In place; false where the tag is not the data's, whose bytes are then worthless.
+  // Works in place; returns false if the tag does not match the data, whose bytes are then worthless.
   bool decrypt(const unsigned char* nonce, Bytes associated, unsigned char* data, std::size_t size,
                const unsigned char* tag);
-  // Where contexts live in libcrypto's ordinary memory they do not outlive a batch: cleansed and freed here.
+  // Contexts in libcrypto's ordinary memory do not outlive a batch: they are cleansed and freed here.
   void end_batch();
-  // Frees every context; in a forked child forgets them, as their memory is no longer what libcrypto left there.
+  // Frees every context; a forked child forgets them, as their memory no longer has libcrypto's content.
   void drop(bool in_owner);
 
   static std::string version();
-  // Whether contexts live in KeyMemory.
+  // Whether contexts are in KeyMemory.
   static bool contexts_are_guarded();
 
  private:

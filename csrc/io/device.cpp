@@ -14,7 +14,7 @@
 namespace zerotrain {
 namespace {
 
-constexpr int kMaxTries = 1000;  // of one request that the kernel puts off
+constexpr int kMaxTries = 1000;  // tries of one request that the kernel defers
 
 [[noreturn]] void fail(int error, const std::string& what) {
   throw std::system_error(error, std::generic_category(), what);
@@ -30,12 +30,12 @@ std::string random_name() {
   return name;
 }
 
-// Without O_DIRECT a write only reaches the page cache, and the drive's error would be told to nobody.
+// Without O_DIRECT a write only reaches the page cache, and the drive's error would be lost.
 constexpr int kBuffered = O_DSYNC;
 
-// Below, `flags` is O_DIRECT or kBuffered. Both return -1 and errno.
+// Below, `flags` is O_DIRECT or kBuffered. Both functions return -1 and set errno.
 int open_unnamed(const std::string& folder, int flags) {
-  // O_EXCL: it can never be given a name.
+  // O_EXCL: the file can never be given a name.
   return open_own([&] { return open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600); });
 }
 
@@ -110,7 +110,7 @@ void Device::open_file(const std::string& folder) {
   }
 }
 
-// Some file systems take the flag and refuse the first transfer.
+// Some file systems accept the flag and reject the first transfer.
 void Device::try_direct(const std::string& folder) {
   AlignedBuffer block(kPage);
   const char* call = "write with O_DIRECT";
@@ -124,7 +124,7 @@ void Device::try_direct(const std::string& folder) {
   if (error != EINVAL) fail(error, std::string(call) + " of the spill file");
   is_direct = false;
   direct_reason = because(call, error);
-  // Another file, as fcntl cannot set O_DSYNC.
+  // A new file, as fcntl cannot set O_DSYNC.
   const int buffered = unlinked_by == kUnnamed ? open_unnamed(folder, kBuffered) : open_and_unlink(folder, kBuffered);
   if (buffered < 0) fail(errno, "open of a spill file in " + folder);
   close_own(fd_);
@@ -132,7 +132,7 @@ void Device::try_direct(const std::string& folder) {
 }
 
 void Device::use(std::unique_ptr<Engine> engine) {
-  // What the last one could not wait for will not be told by this one.
+  // This engine does not report requests for which the last one could not wait.
   in_flight_ = 0;
   pending_.clear();
   engine_ = std::move(engine);
@@ -159,7 +159,7 @@ void Device::probe() {
       start(part);
       wait(part);
     } catch (...) {
-      (void)trial.release();  // the kernel may still be at it
+      (void)trial.release();  // the kernel may still be using it
       throw;
     }
     if (part.error) fail(part.error, is_write ? "a write" : "a read");
@@ -185,7 +185,7 @@ void Device::resize(std::uint64_t from, std::uint64_t to) {
 }
 
 void Device::cut(std::uint64_t size) {
-  // Where it fails, the space comes back with the file's end.
+  // If this fails, the space is freed together with the file.
   if (ftruncate(fd_, static_cast<off_t>(size)) < 0) allocation_reason = because("ftruncate", errno);
 }
 
@@ -196,7 +196,8 @@ void Device::start(Part& part) {
     request.part = &part;
     pending_.push_back(&request);
   }
-  // What has ended meanwhile makes room. Not while another thread waits in the kernel for exactly that.
+  // Requests that have ended meanwhile free places in the queue. Not while another thread waits in the kernel for
+  // exactly that.
   if (reaping_) {
     pump();
   } else {
@@ -214,7 +215,7 @@ void Device::drain() {
   while (in_flight_ > 0 || !pending_.empty()) reap_one(lock);
 }
 
-// One thread waits in the kernel, the others wait for it.
+// One thread waits in the kernel, the others wait for that thread.
 void Device::reap_one(std::unique_lock<std::mutex>& lock) {
   if (reaping_) {
     changed_.wait(lock);
@@ -236,7 +237,7 @@ void Device::reap_one(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-// Takes what has ended and fills the room it leaves.
+// Takes the ended requests and fills their places in the queue.
 void Device::collect() {
   completions_.clear();
   engine_->reap(completions_);
@@ -266,7 +267,7 @@ void Device::finish(const Completion& completion) {
   --in_flight_;
   const std::int64_t result = completion.result;
   if (result >= 0) {
-    // Whole blocks count: a direct transfer cannot go on from within one.
+    // Only whole blocks count: a direct transfer cannot continue from within a block.
     const std::size_t moved = static_cast<std::size_t>(result) == request.next_size()
                                   ? request.next_size()
                                   : static_cast<std::size_t>(result) / kPage * kPage;
@@ -290,7 +291,7 @@ void Device::finish(const Completion& completion) {
   --part.remaining;
 }
 
-// Of several failures the first in the file is told.
+// Of several failures the first in the file is reported.
 void Part::fail(int number, std::uint64_t offset, bool file_ended) {
   if (error && error_offset <= offset) return;
   error = number;

@@ -1,4 +1,4 @@
-// Linux's older asynchronous I/O through its system calls; the library of that name is not needed.
+// Linux's older asynchronous I/O through its system calls; the libaio library is not needed.
 #include <linux/aio_abi.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -51,7 +51,7 @@ class LibaioEngine final : public Engine {
         usleep(1000);
         continue;
       }
-      refused.push_back({requests[taken++], -error});  // the error is the first one's; the others get their turn
+      refused.push_back({requests[taken++], -error});  // the error is the first one's; the others are tried again
     }
   }
 
@@ -65,7 +65,7 @@ class LibaioEngine final : public Engine {
   void reap(std::vector<Completion>& completed) override {
     timespec now{};
     do {
-      // An error is the waiting thread's to tell: thrown here it would lose what was taken before.
+      // The waiting thread reports errors: thrown here, an error would lose the events taken before.
       if (ready_ == 0 && take(0, &now) != 0) break;
       for (std::size_t i = 0; i < ready_; ++i) {
         completed.push_back({reinterpret_cast<Request*>(events_[i].data), events_[i].res});
@@ -76,7 +76,7 @@ class LibaioEngine final : public Engine {
   }
 
  private:
-  // The system's error number, or 0.
+  // Returns the system's error number, or 0.
   int take(long at_least, timespec* timeout) {
     const long count = syscall(__NR_io_getevents, context_, at_least, events_.size(), events_.data(), timeout);
     if (count < 0) return errno == EINTR ? 0 : errno;

@@ -1,4 +1,4 @@
-// Threads with pread and pwrite: what every system allows.
+// Threads with pread and pwrite, which every system allows.
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class ThreadEngine final : public Engine {
     try {
       for (unsigned i = 0; i < wanted; ++i) threads_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
-      if (threads_.empty()) throw;  // fewer are slower, none is none
+      if (threads_.empty()) throw;  // fewer threads are slower, none is an error
     }
   }
   ~ThreadEngine() override {

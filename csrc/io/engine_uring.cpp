@@ -23,7 +23,7 @@ class Mapping {
   Mapping(int fd, std::size_t size, std::uint64_t offset) : size_(size) {
     data_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
     if (data_ == MAP_FAILED) fail(errno, "mmap of the io_uring ring");
-    // A forked child has no part in the ring, and its copy would keep it.
+    // A forked child must not use the ring, and its copy would keep the ring alive.
     (void)madvise(data_, size, MADV_DONTFORK);
   }
   ~Mapping() { munmap(data_, size_); }
@@ -95,7 +95,7 @@ class UringEngine final : public Engine {
   }
 
   void wait() override {
-    // An interrupted wait looks at the ring as well: the caller waits again while nothing is there.
+    // An interrupted wait checks the ring as well: the caller waits again while it is empty.
     while (empty()) {
       if (syscall(__NR_io_uring_enter, fd_.get(), 0, 1, IORING_ENTER_GETEVENTS, nullptr, 0) < 0 && errno != EINTR &&
           errno != EAGAIN && errno != EBUSY) {
@@ -134,12 +134,12 @@ class UringEngine final : public Engine {
       }
       const int error = count < 0 ? errno : EAGAIN;
       if (error == EINTR) continue;
-      // No memory for a request right now.
+      // The kernel has no memory for a request now.
       if ((error == EAGAIN || error == EBUSY) && ++tries < 1000) {
         usleep(1000);
         continue;
       }
-      // The kernel has not seen these: their places in the ring are taken back.
+      // The kernel has not seen these requests: their places in the ring are taken back.
       __atomic_store_n(rings_.at<unsigned>(params_.sq_off.tail), start + static_cast<unsigned>(taken),
                        __ATOMIC_RELEASE);
       for (; taken < requests.size(); ++taken) refused.push_back({requests[taken], -error});

@@ -1,5 +1,6 @@
-// The optimizer's arithmetic on chunks of states as they lie in the spill store: [master or remainder][state 0][state 1],
-// one after another, without the first where the task has the master itself (fp32 weights). Called by the sealer between opening and sealing, and alone where chunks are plain.
+// The optimizer's arithmetic on chunks of states in the layout of the spill store: [master or remainder][state 0][state 1],
+// one after another, without the first part if the task has the master itself (fp32 weights). Called by the sealer
+// between opening and sealing, and alone for plain chunks.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace zerotrain {
 
-// Chunks side by side in memory; all have `chunk_bytes` but the last, which may be shorter.
+// Adjacent chunks in memory; all have `chunk_bytes` but the last, which may be shorter.
 struct ChunkData {
   unsigned char* data;
   std::size_t num_bytes;
@@ -19,20 +20,20 @@ struct ChunkData {
   std::size_t size(std::size_t chunk) const;
 };
 
-// How a task's elements lie in chunks.
+// The layout of a task's elements in chunks.
 struct ChunkUpdate {
   UpdateTask task;
-  std::size_t start;  // element of the task that the first chunk begins with
+  std::size_t start;  // element of the task at which the first chunk begins
   bool has_remainder;  // the master is the task's bf16 weight and the chunk's int16 remainder
   std::size_t element_bytes;  // of a chunk's parts together
 
-  // Throws std::invalid_argument where the chunks are not the task's.
+  // Throws std::invalid_argument if the chunks do not match the task.
   void check(const ChunkData& chunks) const;
-  // Updates one chunk, which is open.
+  // Updates one open chunk.
   void run(const ChunkData& chunks, std::size_t chunk) const;
 };
 
-// All chunks, on the pool.
+// Updates all chunks on the pool.
 void update_chunks(const ChunkData& chunks, const ChunkUpdate& update);
 
 }  // namespace zerotrain

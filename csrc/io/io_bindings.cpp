@@ -1,4 +1,4 @@
-// The spill file's part of the Python module: typed, zero-copy arrays in, the GIL released around the system.
+// The spill file's part of the Python module: typed, zero-copy arrays as inputs; system calls run without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -30,7 +30,7 @@ using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::c
   throw nb::python_error();
 }
 
-// Runs `work` without the GIL; what the system refuses becomes an OSError.
+// Runs `work` without the GIL; a system error becomes an OSError.
 template <class Work>
 auto unlocked(const Work& work) {
   int error = 0;
@@ -73,7 +73,7 @@ class PySpillFile {
       }
       return;
     }
-    // A forked child: neither the rings nor what they refer to are its own.
+    // A forked child owns neither the rings nor the memory that they refer to.
     file_.reset();
     for (auto& [ticket, pending] : pending_) (void)pending.transfer.release();
   }
@@ -119,14 +119,14 @@ class PySpillFile {
   void close() {
     if (!file_) return;
     std::shared_ptr<SpillFile> file = usable();
-    file_.reset();  // nothing new from here on
+    file_.reset();  // no new call from here on
     try {
       unlocked([&] {
         file->drain();
         file.reset();
       });
     } catch (...) {
-      // Nobody knows when the kernel is done with them.
+      // It is unknown when the kernel is done with them.
       (void)new std::map<std::uint64_t, Pending>(std::move(pending_));
       pending_.clear();
       throw;
@@ -134,7 +134,7 @@ class PySpillFile {
     pending_.clear();
   }
 
-  // Both are good until the call that asked for them returns: it holds the GIL, and close() needs it.
+  // Both are valid until the call that requested them returns: it holds the GIL, and close() needs it.
   const SpillFile& file() const { return *usable(); }
   const Device& device(std::size_t index) const {
     const SpillFile& known = file();

@@ -75,7 +75,7 @@ void clear_vector_registers() {
 #elif defined(__aarch64__)
 
 void clear_vector_registers() {
-  // The others belong to the caller: a cipher restores them.
+  // The other registers belong to the caller: a cipher restores them.
   __asm__ __volatile__(
       "movi v0.2d, #0\n\t"
       "movi v1.2d, #0\n\t"
@@ -151,7 +151,7 @@ KeyMemory::Block& KeyMemory::grow(std::size_t slots) {
   const std::size_t wanted = std::max(kBlockBytes, slots * kSlot);
   const std::size_t bytes = (wanted + page - 1) / page * page;
   if (bytes / kSlot > 0xffff) throw std::bad_alloc();
-  // A page that cannot be touched on either side: an overrun elsewhere neither reads nor writes the key.
+  // An inaccessible page on either side: an overrun elsewhere neither reads nor writes the key.
   void* mapped = mmap(nullptr, bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   auto* start = static_cast<unsigned char*>(mapped) + page;

@@ -1,4 +1,4 @@
-// The list of such descriptors, and what fork() does with it.
+// The list of the process's own descriptors, and their closing at fork().
 #include "own_fd.hpp"
 
 #include <pthread.h>
@@ -46,7 +46,7 @@ void close_own(int fd) {
   const std::lock_guard<std::mutex> lock(owned().mutex);
   auto& fds = owned().fds;
   const auto found = std::find(fds.begin(), fds.end(), fd);
-  // Not there: a forked child has closed it, and the number may be another file's by now.
+  // Missing here: a forked child has closed it, and the number may be another file's by now.
   if (found == fds.end()) return;
   fds.erase(found);
   close(fd);

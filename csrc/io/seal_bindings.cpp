@@ -44,7 +44,7 @@ nb::object key_view(const std::shared_ptr<Key>& key) {
   return nb::cast(nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>>(key->bytes(), 1, shape, nb::cast(key)));
 }
 
-// A batch as Python hands it over; holds its arrays.
+// A batch from Python; holds its arrays.
 struct BoundChunks {
   Buffer data, table;
   nb::bytes context;

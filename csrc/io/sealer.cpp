@@ -38,7 +38,7 @@ Key::Key(const unsigned char* given)
 }
 
 void Key::wipe() {
-  // In a forked child the page is zeros already, and its bookkeeping may be locked by a thread that is not there.
+  // In a forked child the page is zeros already, and a thread that does not exist there may hold its lock.
   if (bytes_ && in_owner()) KeyMemory::shared().release(bytes_);
   bytes_ = nullptr;
 }
@@ -87,7 +87,7 @@ std::string name_of(const SealedChunks& batch, std::size_t chunk) {
   return "chunk " + std::to_string(batch.first + chunk) + " of record " + std::to_string(batch.record);
 }
 
-// At the end of a batch, however it ends.
+// Runs at the end of a batch, however it ends.
 struct BatchEnd {
   Cipher& cipher;
   ~BatchEnd() { cipher.end_batch(); }
@@ -117,7 +117,7 @@ Sealer::~Sealer() { close(); }
 
 void Sealer::close() {
   if (!key_->in_owner()) {
-    // Contexts point into pages that are zeros here: forgotten, not freed.
+    // Contexts point into pages that are zeros here: they are forgotten, not freed.
     if (cipher_) cipher_.release();
     return;
   }

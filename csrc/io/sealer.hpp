@@ -1,10 +1,10 @@
-// Encrypts and authenticates chunks of the spill store in place, on the module's threads. One sealer has one key, which
-// lives in KeyMemory from construction to close() and nowhere else.
+// Encrypts and authenticates chunks of the spill store in place, on the module's threads. One sealer has one key, which is
+// in KeyMemory from construction to close() and nowhere else.
 //
 // nonce      = u32 record || u64 counter, a new counter at every encryption; no two encryptions of a key share one
 // associated = the record's context (job, rank, unit, layout) || record, tile, chunk, bytes, generation
-// A record's table keeps 28 bytes per chunk: all tags (16), then all counters (8), then all generations (4), which
-// is what tells the newest bytes of a place from older ones and from those of other places.
+// A record's table has 28 bytes per chunk: all tags (16), then all counters (8), then all generations (4). The
+// generation distinguishes the newest bytes of a place from older ones and from those of other places.
 #pragma once
 
 #include <sys/types.h>
@@ -23,7 +23,7 @@ namespace zerotrain {
 
 constexpr std::size_t kTileChunks = 64;
 
-// 32 bytes in KeyMemory: from getrandom, or given (test vectors). Wiped by wipe() and at the end.
+// 32 bytes in KeyMemory: from getrandom, or given (test vectors). Wiped by wipe() and by the destructor.
 class Key {
  public:
   explicit Key(const unsigned char* given);
@@ -33,7 +33,7 @@ class Key {
 
   unsigned char* bytes() const { return bytes_; }  // nullptr once wiped
   void wipe();
-  // Throws std::runtime_error in a forked child, whose copy is zeros, and once wiped.
+  // Throws std::runtime_error in a forked child, whose copy is zeros, and after wipe().
   void check() const;
   bool in_owner() const;
 
@@ -59,17 +59,17 @@ struct SealedChunks {
 
 class Sealer {
  public:
-  // `first_counter`: where the nonces' counter begins.
+  // `first_counter` is the first value of the nonces' counter.
   Sealer(std::shared_ptr<Key> key, std::uint64_t first_counter);
   ~Sealer();
 
-  // Throws std::runtime_error before the first change where a generation or the counter would wrap.
+  // Throws std::runtime_error before the first change if a generation or the counter would wrap.
   void seal(const SealedChunks& batch);
-  // The chunks, counted from the batch's first, that are not what was sealed last: zeroed. The others are open.
-  // Throws std::invalid_argument for a chunk that was never sealed.
+  // Returns the chunks, counted from the batch's first, that are not the last sealed ones, and zeroes them. The
+  // others are open. Throws std::invalid_argument for a chunk that was never sealed.
   std::vector<std::size_t> open(const SealedChunks& batch);
-  // Opens, updates and seals chunk by chunk, so that a chunk stays in the cache; what did not open is zeroed, not
-  // updated and returned.
+  // Opens, updates and seals chunk by chunk, so that a chunk stays in the cache. A chunk that does not open is
+  // zeroed, not updated, and returned.
   std::vector<std::size_t> update(const SealedChunks& batch, const ChunkUpdate& update);
   // Wipes the key and all contexts; every later call throws.
   void close();

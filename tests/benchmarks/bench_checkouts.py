@@ -1,4 +1,4 @@
-"""Processor time of a step of this checkout beside that of another one, say of the commit before a change.
+"""Processor time of a step of this checkout beside that of another one, e.g. the commit before a change.
 
     python -m tests.benchmarks.bench_checkouts ../other-checkout    # which has a .venv of its own; --help
 
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def compare(name: str, other: Path, options: argparse.Namespace) -> tuple[Sequence[float], Sequence[float]]:
-    """Seconds of processor time per step of this checkout and of the other, by round."""
+    """Return seconds of processor time per step of this checkout and of the other, by round."""
     teams: list[Team] = []
     try:
         for root, python in ((ROOT, Path(sys.executable)), (other, other / ".venv" / "bin" / "python")):

@@ -2,17 +2,17 @@
 
     python -m tests.benchmarks.bench_cpu_adam --help
 
-All run in turn in one process, on arrays of their own and the same threads, beside the time that the machine
-needs to read and write the same arrays with hardly any arithmetic (the roof: the fastest of several ways).
-Ours and the roof's lie where the engine keeps them: states in the host tier's mappings (huge pages), gradient
-and weight in mappings of their own; the others' where torch puts them, as in their engines. Sizes that are
-powers of two are best avoided: streams that lie a power of two apart wait for each other in the memory.
-Ratios are taken per round. What each does is what its engine does on every step:
+All contenders take turns in one process, with their own arrays and the same number of threads. The roof is
+the time that the machine needs to read and write the same arrays with hardly any arithmetic, in the fastest
+of several ways. Our arrays and the roof's are where the engine keeps them: states in the host tier's mappings
+(huge pages), gradient and weight in mappings of their own. The others' are where torch puts them, as in their
+engines. Avoid sizes that are powers of two: streams at distances of a power of two conflict in the memory.
+Ratios are taken per round. Each contender does what its engine does on every step:
 
-  zerotrain K=12   bf16 gradient, scale and clip -> fp32 master and moments -> bf16 weight
-  zerotrain K'=10  the same with the master as bf16 weight and int16 remainder
-  torch            gradient scaled into fp32, fused AdamW, master cast to bf16
-  DeepSpeed        fp32 gradient unscaled in place, DeepSpeedCPUAdam, master cast to bf16
+    zerotrain K=12   bf16 gradient, scale and clip -> fp32 master and moments -> bf16 weight
+    zerotrain K'=10  the same with the master as bf16 weight and int16 remainder
+    torch            gradient scaled into fp32, fused AdamW, master cast to bf16
+    DeepSpeed        fp32 gradient unscaled in place, DeepSpeedCPUAdam, master cast to bf16
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Step = Callable[[], None]
 
 @dataclass(kw_only=True)
 class Contender:
-    """`step` once does one optimizer step over all elements."""
+    """One implementation; a call of `step` does one optimizer step over all elements."""
 
     name: str
     step: Step
@@ -54,7 +54,7 @@ class Contender:
 
 
 def states(numel: int) -> list[torch.Tensor]:
-    """Master and moments, as they are during training."""
+    """Return master and moments with values as during training."""
     generator = torch.Generator().manual_seed(1)
     block = torch.randn(1 << 20, generator=generator) * 0.02
     repeats = -(-numel // block.numel())
@@ -66,12 +66,12 @@ def states(numel: int) -> list[torch.Tensor]:
 
 
 def in_host_tier(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory such as offloaded states have."""
+    """Return a copy in memory like that of offloaded states."""
     return HostPages(tensor.nbytes, pinned=False).data.view(tensor.dtype).copy_(tensor)
 
 
 def in_mapping(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory such as gradients and weights of the engine have."""
+    """Return a copy in memory like that of the engine's gradients and weights."""
     return flat_copy(tensor, tensor.dtype)
 
 
@@ -153,7 +153,7 @@ def by_deepspeed(numel: int, grad: torch.Tensor, *, casts: bool) -> Step:
 
 
 class Roof:
-    """Reads `read`, reads and writes every one of `both`, writes `written`."""
+    """Memory traffic: reads `read`, reads and writes every one of `both`, and writes `written`."""
 
     def __init__(self, library: ctypes.CDLL, numel: int, threads: int) -> None:
         self._call, self._numel, self._threads = library.memory_roof, numel, threads
@@ -161,7 +161,7 @@ class Roof:
     def ways(
         self, both: Sequence[torch.Tensor], read: torch.Tensor, written: torch.Tensor | None
     ) -> list[tuple[str, Step]]:
-        """Every way to go over the same arrays; the fastest is the roof."""
+        """Return every way to pass over the same arrays; the fastest is the roof."""
         pointers = (ctypes.c_void_p * len(both))(*(one.data_ptr() for one in both))
         widths = (ctypes.c_size_t * len(both))(*(one.element_size() for one in both))
         place, width = (0, 0) if written is None else (written.data_ptr(), written.element_size())
@@ -189,7 +189,7 @@ class Roof:
 
 
 def roof_library() -> ctypes.CDLL:
-    """memory_roof.cpp, compiled for this machine."""
+    """Compile memory_roof.cpp for this machine and load it."""
     source = Path(__file__).with_name("memory_roof.cpp")
     target = BUILD / "memory_roof.so"
     BUILD.mkdir(exist_ok=True)
@@ -245,7 +245,7 @@ def contenders(options: argparse.Namespace, roof: Roof) -> list[Contender]:
 
 
 def measure(found: Sequence[Contender], rounds: int) -> None:
-    """In turn, every round from another one on."""
+    """Time the contenders in turn; each round begins with another one."""
     for one in found:
         for _ in range(2):
             one.step()
@@ -265,7 +265,7 @@ def per_round(mine: Sequence[float], other: Sequence[float]) -> str:
 
 def report(found: Sequence[Contender], numel: int) -> None:
     bytes_moved = {"K=12": 28, "K'=10": 26, "fp32": 28}
-    peers = {"K=12": "K=12", "K'=10": "K=12", "fp32": "fp32"}  # what a peer does instead
+    peers = {"K=12": "K=12", "K'=10": "K=12", "fp32": "fp32"}  # the counterpart that another contender runs
     print(f"{'':6} {'':10} {'ms':>7} {'GB/s':>6}  roof/it (middle half)  it/zerotrain (middle half)")
     for group, moved in bytes_moved.items():
         ways = [one for one in found if one.group == group and one.name.startswith("roof")]

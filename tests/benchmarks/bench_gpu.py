@@ -27,7 +27,7 @@ from tests.benchmarks.contenders import LIMIT, Sizes
 from tests.benchmarks.team import MIB, ContenderFailed, Measured, Team, run_in_turn, write_json
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    # One rank has nothing to divide: unless something is offloaded, every stage takes the path of stage 0.
+    # One rank has nothing to shard: unless something is offloaded, every stage takes the path of stage 0.
     "resident": (LIMIT, "ddp-autocast", "ddp-bf16", "fsdp2", "zerotrain-0"),
     "offloaded": (LIMIT, "fsdp2-offloaded", "zerotrain-2-cpu", "zerotrain-3-cpu", "zerotrain-3-nvme"),
 }
@@ -53,7 +53,7 @@ def parse() -> argparse.Namespace:
 
 
 def run_group(group: str, options: argparse.Namespace) -> dict[str, Measured]:
-    """All contenders of a group resident at once; of one that fails its error is told, and it is left out."""
+    """Run all contenders of a group, resident at once; report the error of a failed one and leave it out."""
     teams: list[Team] = []
     try:
         for name in contenders_of(group, options):
@@ -72,14 +72,14 @@ def run_group(group: str, options: argparse.Namespace) -> dict[str, Measured]:
 
 
 def contenders_of(group: str, options: argparse.Namespace) -> list[str]:
-    """Those asked for, and what all are compared with."""
+    """Return the selected contenders and those that all are compared with."""
     always = (LIMIT, PEERS[group])
     asked = options.contenders
     return [name for name in GROUPS[group] if asked is None or name in asked or name in always]
 
 
 def start(name: str, options: argparse.Namespace) -> Team | None:
-    """A contender that has done its first steps, or None after its error was told."""
+    """Return a contender after its first steps, or None after printing its error."""
     threads = os.cpu_count() or 1
     try:
         team = Team(name, sizes_of(options), python=Path(sys.executable), ranks=1, threads=threads)

@@ -1,13 +1,14 @@
-"""What of the optimizer's time a training step sees when updates run behind the next forward pass.
+"""Exposed time of the optimizer when updates run behind the next forward pass.
 
     python -m tests.benchmarks.bench_just_in_time --help
 
-One rank, an engine with synchronous steps and one with just-in-time steps in turn, blocks of steps each:
-spilled states (the disk is waited for while the forward pass computes); states in memory beside a forward
-pass that leaves the cores idle, as on a GPU (it sleeps); and states in memory beside one that wants the same
-cores. The figures are medians over the rounds: seconds of forward and of the optimizer in synchronous steps,
-what of the latter is exposed just in time, and the ratio of whole steps. The optimizer's exposed time should
-fall by the smaller of the two; where the cores are shared, the ratio should stay below 1.03.
+One rank runs an engine with synchronous steps and one with just-in-time steps in turn, in blocks of steps.
+There are three scenarios: spilled states (forward computes while the update waits for the disk); states in
+memory beside a forward pass that leaves the cores idle, as on a GPU (it sleeps); and states in memory beside
+a forward pass that uses the same cores. The figures are medians over the rounds: seconds of forward and of
+the optimizer in synchronous steps, the exposed part of the latter in just-in-time steps, and the ratio of
+whole steps. The optimizer's exposed time should fall by the smaller of the two; where the cores are shared,
+the ratio should stay below 1.03.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from zerotrain.runtime.engine import Engine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """Where the states are and what forward does."""
+    """Location of the states, and kind of forward pass."""
 
     name: str
     tier: str
     sleeps: bool = False
-    """Forward waits as long as a synchronous update takes, with the cores idle."""
+    """Whether forward sleeps as long as a synchronous update takes, with the cores idle."""
 
 
 SCENARIOS = (
@@ -85,7 +86,7 @@ def engine_of(scenario: Scenario, folder: str, options: Any, *, just_in_time: bo
 
 
 def run_block(engine: Engine, data: torch.Tensor, steps: int) -> Sample:
-    """The first step only gets the pipeline going: its forward finds no update under way."""
+    """Run a block of steps. The first one is not timed: its forward pass finds no update in flight."""
     taken = []
     for index in range(steps + 1):
         began = time.perf_counter()
@@ -102,7 +103,7 @@ def run_block(engine: Engine, data: torch.Tensor, steps: int) -> Sample:
 
 
 def measure(scenario: Scenario, options: Any) -> tuple[list[Sample], list[Sample]]:
-    """Samples of synchronous and of just-in-time steps, round by round."""
+    """Return samples of synchronous and of just-in-time steps, round by round."""
     data = torch.randn(options.batch, options.width, dtype=torch.bfloat16)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         engines = [engine_of(scenario, folder, options, just_in_time=flag) for flag in (False, True)]

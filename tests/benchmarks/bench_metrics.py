@@ -1,12 +1,12 @@
-"""What metrics cost a training: processor time of a rank per step of 100 ms, and of its launcher per scrape.
+"""Cost of metrics in a training: processor time of a rank per step of 100 ms, and of its launcher per scrape.
 
-python -m tests.benchmarks.bench_metrics
+    python -m tests.benchmarks.bench_metrics
 
-A real engine and the trainer's own reporter over the real channel; the steps themselves are sleep, so that
-all processor time is that of reporting. The first line is what a rank tells of its progress without any
-metric; the others have all of it: what the training thread tells and what the channel's thread sends.
-Processor time, not wall: the figures depend little on what else runs here. Exit code 1 where one misses its
-target.
+A real engine and the trainer's own reporter use the real channel. The steps themselves are sleep, so that all
+processor time is that of reporting. The first line is a rank that reports its progress without any metric;
+the others have all metrics: those of the training thread and the messages of the channel's thread. Processor
+time is measured, not wall time, so the figures depend little on other processes. The exit code is 1 if a
+figure misses its target.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zerotrain.runtime.train.report import Reporter, StepReport
 
 STEP_S = 0.1
 MAX_SHARE = 0.005
-"""Of a step, for all that metrics cost the rank."""
+"""Largest share of a step that all metrics may cost the rank."""
 
 SINK = """
 import socket, sys
@@ -51,9 +51,9 @@ class Cost:
     """Milliseconds of processor time per step."""
 
     thread: float
-    """The training thread's."""
+    """Time of the training thread."""
     process: float
-    """All threads', that one's included."""
+    """Time of all threads, the training thread included."""
 
 
 def main() -> None:
@@ -86,7 +86,10 @@ def main() -> None:
 
 
 def best_of(rounds: int, steps: int, collectives: list[int]) -> dict[int | None, Cost]:
-    """The cheapest round of each, all of them in turn: what else runs only adds. None: without metrics."""
+    """Return the cheapest of several rounds per number of collectives, as other processes only add time.
+
+    The rounds of all numbers take turns. None means without metrics.
+    """
     found: dict[int | None, list[Cost]] = {number: [] for number in (None, *collectives)}
     for _ in range(rounds):
         for number, costs in found.items():
@@ -95,7 +98,7 @@ def best_of(rounds: int, steps: int, collectives: list[int]) -> dict[int | None,
 
 
 def run(steps: int, *, collectives: int, has_metrics: bool) -> Cost:
-    """Steps of sleep, reported as the trainer does."""
+    """Run steps of sleep, reported as the trainer does."""
     with tempfile.TemporaryDirectory() as folder, sink(Path(folder) / "s") as address:
         reporter, engine = reporting(address, folder, has_metrics=has_metrics)
         result = last_step(engine)
@@ -119,7 +122,7 @@ def run(steps: int, *, collectives: int, has_metrics: bool) -> Cost:
 
 
 def reporting(address: Path, folder: str, *, has_metrics: bool) -> tuple[Reporter, zt.Engine]:
-    """A reporter whose channel is connected, and an engine that spills."""
+    """Return a reporter whose channel is connected, and an engine that spills."""
     zero = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": folder}}
     file = {"train_batch_size": 1, "bf16": {"enabled": True, "auto_cast": True}, "zero_optimization": zero}
     engine, *_ = zt.initialize(model=torch.nn.Linear(64, 64), config=file)
@@ -137,7 +140,7 @@ def reporting(address: Path, folder: str, *, has_metrics: bool) -> tuple[Reporte
 
 
 def _nothing(report: StepReport, engine: zt.Engine) -> None:
-    """In place of telling the metrics."""
+    """Report no metrics."""
 
 
 def last_step(engine: zt.Engine) -> zt.StepResult:
@@ -149,7 +152,7 @@ def last_step(engine: zt.Engine) -> zt.StepResult:
 
 @contextmanager
 def sink(path: Path) -> Iterator[Path]:
-    """A process that takes in what a rank sends, in place of the launcher."""
+    """Run a process that receives a rank's messages, in place of the launcher."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(1)
@@ -176,7 +179,7 @@ def launch_spec(ranks: int) -> LaunchSpec:
 
 
 def print_launcher(ranks: int) -> None:
-    """Taking a snapshot in, and answering a scrape with all ranks in it."""
+    """Print the cost of receiving a snapshot, and of answering a scrape with all ranks."""
     board = WorkerState(launch_spec(ranks), built_in_trainer=True)
     reporter = Reporter.start(
         launch_spec(ranks), RankEnv(rank=0, local_rank=0, local_world_size=ranks), RankChannel(None)

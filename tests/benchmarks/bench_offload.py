@@ -2,10 +2,10 @@
 
     make bench-offload                    # or: python -m tests.benchmarks.bench_offload --help
 
-Every contender trains the same GPT in bf16 on the same batches, each in rank processes of its own, in turn
-(A B C A B C ...). A turn is some steps in a row after one that is not timed, so that what a step leaves to
-the background (updates just in time) is paid for by the step after it. A figure is the median over the rounds
-of a contender's time divided by the reference's time of the same round.
+Every contender trains the same GPT in bf16 on the same batches, each in its own rank processes, in turn (A B
+C A B C ...). In a turn, one untimed step comes before several timed steps in a row. Each timed step thus
+includes the background work (just-in-time updates) that the step before it left. A figure is the median over
+the rounds of a contender's time divided by the reference's time of the same round.
 
 DeepSpeed's nvme needs libaio and its header (Debian: libaio-dev) and writes plain bytes; ours are encrypted
 unless the name says plain.
@@ -48,7 +48,7 @@ class Group:
     names: tuple[str, ...]
     rounds: int
     steps: int
-    """In a row, timed."""
+    """Timed steps in a row."""
 
 
 CPU = ("deepspeed-2-cpu", "deepspeed-3-cpu", "zerotrain-3", "zerotrain-2-cpu", "zerotrain-3-cpu")
@@ -67,14 +67,16 @@ TARGETS = (
     ("zerotrain-3-cpu", "deepspeed-3-cpu", None),
     ("zerotrain-3-cpu", "zerotrain-3", 1.15),
 )
-"""Mine, the peer's, and the most that the first may take of the second. The encryption's is 1.10 with OpenSSL
-3.2 or later, and with the wheel."""
+"""Our contender, the other one, and the largest allowed ratio of the first to the second.
+
+The ratio for encryption is 1.10 with OpenSSL 3.2 or later, and with the wheel.
+"""
 MOST_SPILL_BYTES = 20.1
-"""That a step may move per parameter: 10 bytes of state, read and written, and padding."""
+"""Largest number of bytes moved per parameter and step: 10 bytes of state, read and written, and padding."""
 
 
 def run_group(group: Group, options: argparse.Namespace, python: Path | None) -> dict[str, Measured]:
-    """Contenders that cannot run are told about and left out."""
+    """Run the contenders of a group; print the error of one that cannot run, and leave it out."""
     teams: list[Team] = []
     try:
         for name in group.names:
@@ -187,7 +189,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def deepspeed_python(options: argparse.Namespace) -> Path | None:
-    """Its interpreter; tells what is missing."""
+    """Return the interpreter for DeepSpeed, or None without DeepSpeed; print what is missing."""
     if options.without_deepspeed:
         return None
     if not Path("/usr/include/libaio.h").exists():
@@ -207,7 +209,7 @@ def main() -> int:
         return 1
     drop_stale_locks()
     options.folder.mkdir(parents=True, exist_ok=True)
-    # The ranks' memory is read from here, which a process that spills does not let others do.
+    # This process reads the ranks' memory, which a process that spills does not allow by default.
     os.environ |= {"ZEROTRAIN_NVME_PATH": str(options.folder), "ZEROTRAIN_KEEP_READABLE": "1"}
     results = {}
     for name in options.groups:

@@ -2,13 +2,13 @@
 
     make bench-operator                        # or: python -m tests.benchmarks.bench_operator --help
 
-Every contender creates the same numbers of pods in the same cluster, in turn, every other round backwards
-(A B C C B A ...), as each leaves a cluster behind that the next one finds. A time is judged as the median
-over the rounds of its ratio to the plain Jobs of the same round. Its ratio to Jobs whose pods have the
-content of ours, to all objects of ours that nobody stands behind, and to the pods alone, tells what is the
-operator's doing, what the objects' and what the pods'. Processor time is that of the cluster's processes,
-the operator and this benchmark, from the first creation until shortly after the last pod ran. Nothing else
-should run on the machine.
+Every contender creates the same numbers of pods in the same cluster, in turn, every other round backwards (A
+B C C B A ...), as the state of the cluster after one contender affects the next. A time is judged as the
+median over the rounds of its ratio to the plain Jobs of the same round. Further ratios compare with Jobs
+whose pods have the content of ours, with all of our objects created without an operator, and with the pods
+alone. They divide the time between the operator, the objects and the pods. Processor time is that of the
+cluster's processes, the operator and this benchmark, from the first creation until shortly after the last pod
+ran. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GROUPS = ("small", "large", "wide", "restart", "kill", "idle", "polling", "many"
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured; `quick` is for looking whether all of it works."""
+    """Sizes of the measurements; `quick` only checks that everything works."""
 
     small: Size
     large: Size
@@ -62,7 +62,7 @@ class Sizes:
     rounds: int = 3
     window_s: float = 60.0
     idle_window_s: float = 300.0
-    """One full listing lies within: the operator's own interval."""
+    """Length of the idle window. It contains one full listing, as this is the operator's own interval."""
 
 
 FULL = Sizes(
@@ -95,9 +95,12 @@ class Row:
     measured: str
     target: str
     met: bool | None
-    """None: reported without a target."""
+    """Whether the target was met; None if the row has no target."""
     counted: bool = False
-    """Of requests and events: the same on any machine and at any size, so that a quick run is held to it."""
+    """Whether the row counts requests or events.
+
+    Such counts are the same on any machine and at any size, so that a quick run must meet them, too.
+    """
 
     def __str__(self) -> str:
         word = {True: "met", False: "MISSED", None: ""}[self.met]
@@ -106,10 +109,10 @@ class Row:
 
 @dataclass(kw_only=True)
 class Results:
-    """Everything that was measured so far."""
+    """The measurements so far."""
 
     runs: dict[str, dict[str, list[Run]]] = field(default_factory=dict)
-    """Group -> contender -> one per round."""
+    """One run per round, by contender and group."""
     restarts_s: list[float] = field(default_factory=list)
     killed_s: list[float] = field(default_factory=list)
     idle: scale.Idle | None = None
@@ -126,7 +129,7 @@ class Session:
 
     @contextmanager
     def operator(self, env: dict[str, str] | None = None) -> Iterator[OperatorProcess]:
-        """Simulated pods answer nobody, so by default nobody is asked."""
+        """Run an operator. By default it polls no workers, as simulated pods do not answer."""
         silent = {"ZEROTRAIN_OPERATOR_CHANNEL": "silent"}
         with operator(self._kubeconfig, self._folder, {**silent, **(env or {})}) as process:
             yield process
@@ -148,7 +151,7 @@ async def session(nodes: int) -> AsyncIterator[Session]:
 
 
 async def rounds(here: Session, results: Results, group: str, size: Size, number: int) -> None:
-    """All contenders in turn."""
+    """Run all contenders in turn."""
     found = results.runs.setdefault(group, {name: [] for name in (ZEROTRAIN, *OTHERS)})
     with here.operator() as process:
         for _ in range(number):
@@ -165,13 +168,13 @@ async def rounds(here: Session, results: Results, group: str, size: Size, number
 
 
 def _turns(found: dict[str, list[Run]]) -> list[str]:
-    """The contenders of the next round."""
+    """Return the contenders of the next round."""
     names = list(found)
     return names if len(found[names[-1]]) % 2 == 0 else names[::-1]
 
 
 async def restart(here: Session, workers: int) -> float:
-    """Seconds from a rank's failure until all workers of the next attempt run."""
+    """Return seconds from a rank's failure until all workers of the next attempt run."""
     namespace = await here.bench.namespace()
     pods = collection("Pod", namespace)
     first = RunningWatch(here.bench.cluster, namespace, labels="zerotrain.dev/attempt=1")
@@ -193,7 +196,7 @@ async def restart(here: Session, workers: int) -> float:
 
 
 async def killed(here: Session, size: Size) -> float:
-    """Seconds until all pods run when the operator is killed at a third and started again at once."""
+    """Return seconds until all pods run, with the operator killed at a third and restarted at once."""
     with here.operator() as process:
 
         async def kill(watch: RunningWatch) -> None:
@@ -248,7 +251,7 @@ async def _contests(here: Session, sizes: Sizes, groups: Sequence[str], results:
 
 
 async def _warm_up(here: Session) -> None:
-    """The first pods of a cluster are slow: caches, connections, compiled rules."""
+    """Run every contender once: the first pods of a cluster are slow (caches, connections, rules)."""
     size = Size(jobs=5, workers=4)
     with here.operator() as process:
         here.bench.makers[OBJECTS] = (await Belongings.learned(here.bench)).create
@@ -257,7 +260,7 @@ async def _warm_up(here: Session) -> None:
 
 
 def rows(sizes: Sizes, results: Results) -> list[Row]:
-    """The verdict, in the order of the requirements."""
+    """Return the verdict, in the order of the requirements."""
     found: list[Row] = []
     for group, limit, requests in (("small", 1.5, 2.5), ("wide", 1.5, 2.5), ("large", 1.15, 1.2)):
         if all(results.runs.get(group, {"": []}).values()):
@@ -322,14 +325,14 @@ def _contest_rows(
 
 
 def _beside(size: Size, other: str, ours: Sequence[Run], theirs: Sequence[Run]) -> Row:
-    """What of the difference to plain Jobs is not the pods' content."""
+    """Return the row for the part of the difference to plain Jobs that the pods' content does not explain."""
     ratio, spread = _ratio(ours, theirs)
     what, measured = f"{size} all Running, beside {other}", f"{ratio:.2f} ({spread})"
     return Row(what=what, measured=measured, target="reported", met=None)
 
 
 def _ratio(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[float, str]:
-    """The median over the rounds of the time beside another's, and its spread."""
+    """Return the median over the rounds of the ratio of the times, and its spread."""
     # Not strict: an interrupted run has no last round of the later contenders.
     ratios = [a.running_s / b.running_s for a, b in zip(ours, theirs, strict=False)]
     spread = f"{min(ratios):.2f}-{max(ratios):.2f}" if len(ratios) > 1 else "one round"
@@ -385,7 +388,7 @@ def _many_rows(many: scale.Many) -> list[Row]:
 
 
 def breakdown(results: Results) -> list[str]:
-    """Where the processor time and the requests of the operator's runs went."""
+    """Return lines that attribute the processor time and the requests of the operator's runs."""
     lines = []
     for group, runs in results.runs.items():
         for name, several in runs.items():
@@ -425,13 +428,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = Results()
     try:
         asyncio.run(measure(sizes, groups, results))
-    finally:  # what was measured before an interruption is worth printing
+    finally:  # print what was measured before an interruption
         report(sizes, results, options.json)
     return exit_code(rows(sizes, results), quick=options.quick)
 
 
 def exit_code(found: Sequence[Row], *, quick: bool) -> int:
-    """1 when a target was missed; of a quick run only those that time has no part in."""
+    """Return 1 if a target was missed; in a quick run only targets that do not depend on time count."""
     return int(any(row.met is False and (row.counted or not quick) for row in found))
 
 

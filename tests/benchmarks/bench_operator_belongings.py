@@ -1,8 +1,8 @@
-"""All that a job consists of, posted without an operator: what is left of a time when that costs nothing.
+"""All objects of a job, posted without an operator: the time that remains if the operator costs nothing.
 
 The objects are the operator's own, made by the functions that it calls; status and event are those of a job
-that it started itself. The jobs are managed by somebody else, so that it looks away, and the pods bear labels
-that it does not know. Nobody watches them, decides about them or is ready for anything to go wrong.
+that the operator started. The jobs have another manager, so that the operator ignores them, and the pods have
+labels that it does not know. No component watches them, decides about them or handles failures.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ Json = dict[str, Any]
 KEY = b"k" * 32
 MANAGER = "example.com/benchmark"
 START_S = 3.0
-"""So long after its pods the operator writes a job's status when many start: most of them run by then."""
+"""Seconds after the pods' creation at which the operator writes a job's status when many start.
+
+Most pods run by then.
+"""
 _LABEL = re.compile(r'"zerotrain\.dev/(job|job-uid|attempt|rank)"')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Belongings:
-    """What of a job only an operator can tell."""
+    """Parts of a job that only an operator can make."""
 
     status: Json
     event: Json
 
     @classmethod
     async def learned(cls, bench: Bench) -> Belongings:
-        """From a job that the operator, which must be running, brings up."""
+        """Return the parts of a job that the operator, which must be running, starts."""
         namespace = await bench.namespace()
         path = f"{collection('ZeroTrainingJob', namespace)}/model"
         await bench.create([zerotrain_job(namespace, "model", 4)])
@@ -54,7 +57,7 @@ class Belongings:
         return cls(status=job["status"], event=mine[0])
 
     async def create(self, bench: Bench, namespace: str, size: Size) -> None:
-        """As many creations at once as of any other contender."""
+        """Create the objects, with as many requests in flight as any other contender."""
         places = asyncio.Semaphore(IN_FLIGHT)
 
         async def one(request: Awaitable[Json]) -> Json:
@@ -88,5 +91,5 @@ class Belongings:
 
 
 def _foreign(item: Json) -> Json:
-    """With labels that are as long as the operator's."""
+    """Return the object with other labels of the same length as the operator's."""
     return dict(json.loads(_LABEL.sub(r'"zerotrain.dev-\1"', json.dumps(item))))

@@ -1,8 +1,8 @@
-"""What a simulated cluster spends between two moments: processor time by process, requests by client.
+"""Use of a simulated cluster between two moments: processor time by process, requests by client.
 
-For bench_operator. The API server's own counters do not say who asked, so the operator and the benchmark
-count for themselves, the scheduler and the controllers are told apart by their flow schemas, and the rest are
-the simulated nodes.
+For bench_operator. The API server's own counters do not name the client. The operator and the benchmark
+therefore count their own requests, the scheduler and the controllers are distinguished by their flow schemas,
+and the rest are the simulated nodes'.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class CountingTelemetry(Telemetry):
-    """The benchmark's own requests."""
+    """Counts of the benchmark's own requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class Snapshot:
 
     at: float
     cpu_s: Mapping[str, float]
-    """By process: the components' names, `operator` and `bench`."""
+    """Processor time by process: the components' names, `operator` and `bench`."""
     machine_cpu_s: float
     requests: float = 0.0
-    """Of all clients; leases and watches apart."""
+    """Requests of all clients without leases and watches."""
     by_client: Mapping[str, float] = field(default_factory=dict)
     allocated_bytes: float = 0.0
-    """By the API server, ever: what its work costs, whatever else the machine does."""
+    """Bytes that the API server has ever allocated: the cost of its work whatever else the machine does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Spent:
 
     @property
     def total_cpu_s(self) -> float:
-        """The cluster's processes, the operator and the benchmark, which creates the jobs."""
+        """Return the time of the cluster, the operator and the benchmark, which creates the jobs."""
         return sum(self.cpu_s.values())
 
     @classmethod
@@ -94,7 +94,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What the API server's own metrics tell."""
+    """Counters of the API server's own metrics."""
 
     requests: float
     by_client: Mapping[str, float]
@@ -110,7 +110,7 @@ class Counted:
 
 
 class Meter:
-    """Reads the counters of one cluster, of the operator that runs beside it and of this process."""
+    """Reader of the counters of one cluster, of the operator beside it and of this process."""
 
     def __init__(
         self, devcluster: Devcluster, cluster: Cluster, api: Api, telemetry: CountingTelemetry
@@ -120,7 +120,7 @@ class Meter:
         self._pids = {item["name"]: int(item["pid"]) for item in components if item.get("pid")}
 
     def cpu(self, operator: OperatorProcess | None) -> Snapshot:
-        """Without the requests, which cost the API server a good part of a second to count."""
+        """Return a snapshot without requests: counting these costs the API server much of a second."""
         pids = {**self._pids, "bench": os.getpid()}
         if operator is not None:
             pids["operator"] = operator.pid
@@ -131,7 +131,10 @@ class Meter:
         )
 
     async def all(self, operator: OperatorProcess | None) -> Snapshot:
-        """Everything; the processor time is read last, so that a window begins after the counting."""
+        """Return all counters.
+
+        The processor time is read last, so that a window begins after the counting.
+        """
         counted = await self.requests(operator)
         return counted.with_cpu(self.cpu(operator))
 
@@ -156,7 +159,7 @@ class Meter:
 
 
 def operator_requests(operator: OperatorProcess) -> dict[str, float]:
-    """The operator's own count: events apart, leases and watches left out."""
+    """Return the operator's own count without leases and watches, with events as a separate entry."""
     found = {"operator": 0.0, f"operator {EVENTS}": 0.0}
     for labels, value in _samples(_OWN, operator.get("/metrics")):
         if labels["verb"] != "WATCH" and labels["resource"] != "leases":
@@ -165,7 +168,7 @@ def operator_requests(operator: OperatorProcess) -> dict[str, float]:
 
 
 def operator_writes(operator: OperatorProcess, resource: str) -> float:
-    """Requests that are no reads to one resource so far."""
+    """Return the number of requests so far to one resource that are not reads."""
     samples = _samples(_OWN, operator.get("/metrics"))
     return sum(
         value
@@ -175,13 +178,13 @@ def operator_writes(operator: OperatorProcess, resource: str) -> float:
 
 
 async def open_api(kubeconfig: Path) -> tuple[Api, CountingTelemetry]:
-    """The operator's client with the administrator's rights and without limits; to be used as a context."""
+    """Return the operator's client with the administrator's rights and without limits; a context manager."""
     telemetry = CountingTelemetry()
     return Api(await connect(kubeconfig), UNLIMITED, telemetry), telemetry
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system time of a process and of its children that ended; 0 when it is gone."""
+    """Return user and system time of a process and of its children that ended; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -190,22 +193,24 @@ def process_cpu_s(pid: int) -> float:
 
 
 def process_memory_bytes(pid: int) -> tuple[int, int]:
-    """Resident bytes now and at their highest."""
+    """Return resident bytes now and at the peak."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", text, re.MULTILINE))
     return int(found["VmRSS"]) << 10, int(found["VmHWM"]) << 10
 
 
 def machine_cpu_s() -> float:
-    """Busy time of all processors: everything but idle and waiting for disks."""
+    """Return the busy time of all processors: everything but idle and waiting for disks."""
     fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _idle, _wait, irq, soft = fields[:7]
     return (user + nice + system + irq + soft) / TICKS_PER_S
 
 
 def latency_quantile(metrics: str, name: str, share: float, **where: str) -> float:
-    """A quantile of a histogram of the operator's, of the series with these labels, interpolated within its
-    bucket; NaN without samples."""
+    """Return a quantile of an operator's histogram over the series with these labels.
+
+    It is interpolated within its bucket; NaN without samples.
+    """
     pattern = re.compile(rf"^{name}_bucket\{{(.*)\}} (\S+)$", re.MULTILINE)
     buckets = [
         (float(labels["le"]), value)

@@ -1,4 +1,4 @@
-"""Who creates the pods (zerotrain, Jobs of two kinds, nobody) and how long until all run."""
+"""Loads of pods by creator (zerotrain, Jobs of two kinds, none), and the time until all of them run."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ from zerotrain.operator.resources import ResourceOptions, worker_pod
 Json = dict[str, Any]
 
 IN_FLIGHT = 64
-"""Creations at once, for every contender."""
+"""Creations in flight, for every contender."""
 DRAIN_S = 3.0
-"""After the last pod runs, what it set off (status, endpoints, events) still costs processor time."""
+"""Seconds after the last pod runs in which its effects (status, endpoints, events) still cost CPU time.
+"""
 TIMEOUT_S = 600.0
 STAYS = {"devcluster.zerotrain.dev/exit-code": "0", "devcluster.zerotrain.dev/exit-after": "6h"}
-"""Pods of batch/v1 Jobs succeed at once on simulated nodes unless they are told when."""
+"""Annotations that keep pods of batch/v1 Jobs running, which otherwise succeed at once on simulated nodes.
+"""
 REQUESTS = {"cpu": "100m", "memory": "1Gi"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How many jobs of how many pods."""
+    """Number of jobs, and of pods per job."""
 
     jobs: int
     workers: int
@@ -57,15 +59,15 @@ class Run:
     """One measurement."""
 
     running_s: float
-    """From the first creation until all pods run."""
+    """Seconds from the first creation until all pods run."""
     created_s: float
-    """Until the benchmark's own creations were answered."""
+    """Seconds until the benchmark's own creations were answered."""
     spent: Spent
-    """From the first creation until DRAIN_S after all pods ran."""
+    """Use of the cluster from the first creation until DRAIN_S after all pods ran."""
 
 
 def zerotrain_job(namespace: str, name: str, workers: int, **spec: Any) -> Json:
-    """A job as people write it, but for a checkpoint volume, which simulated nodes cannot mount."""
+    """Return a job as users write it, without a checkpoint volume, which simulated nodes cannot mount."""
     body = {
         "workers": workers,
         "image": "localhost/zerotrain:dev",
@@ -85,13 +87,15 @@ def zerotrain_job(namespace: str, name: str, workers: int, **spec: Any) -> Json:
 
 
 def plain_job(namespace: str, name: str, workers: int) -> Json:
-    """The least that an Indexed Job can be: one container, no volumes, no Service."""
+    """Return a minimal Indexed Job: one container, no volumes, no Service."""
     return _indexed_job(namespace, name, workers, {"metadata": {"annotations": STAYS}, "spec": _pod_spec()})
 
 
 def our_pod_template(namespace: str, workers: int) -> Json:
-    """The content of zerotrain's pods: volumes, security, environment, probe. Its operator does not know the
-    labels."""
+    """Return the content of zerotrain's pods: volumes, security, environment, probe.
+
+    The operator does not know their labels.
+    """
     job = zerotrain_job(namespace, "job-0", workers)
     job["metadata"]["uid"] = str(uuid.UUID(int=0))
     pod = worker_pod(ZeroTrainingJob.parse(job), 1, 0, ResourceOptions())
@@ -155,7 +159,7 @@ CONTENDERS: dict[str, Callable[[str, Size], Iterable[Json]]] = {
     "our pods, bare": same_bare,
     "bare pods": bare,
 }
-"""Those whose objects are posted in any order; the rest are `Bench.makers`."""
+"""Contenders whose objects are posted in any order; `Bench.makers` has the others."""
 _COLLECTIONS = {
     "ZeroTrainingJob": "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
@@ -178,11 +182,11 @@ async def _post_all(
 
 
 class RunningWatch:
-    """Counts the pods of a namespace that came to run, on a thread of its own and without reading JSON."""
+    """Counter of the running pods of a namespace, on its own thread and without parsing JSON."""
 
     def __init__(self, cluster: Cluster, namespace: str, *, labels: str = "") -> None:
         self.times: list[float] = []
-        """When each pod was first seen to run, on the monotonic clock."""
+        """Times at which each pod was first seen running, on the monotonic clock."""
         self._seen: set[bytes] = set()
         self._closed = False
         self._cluster = cluster
@@ -194,7 +198,7 @@ class RunningWatch:
         self._thread.start()
 
     def _connect(self) -> None:
-        """Begins with what runs already, so that a new connection makes up for a lost one."""
+        """Connect a watch that begins with the present state, so that it can replace a lost one."""
         address = urlsplit(self._cluster.api_url)
         self._connection = http.client.HTTPSConnection(
             address.hostname or "", address.port, context=self._tls
@@ -221,7 +225,7 @@ class RunningWatch:
                     self.times.append(time.monotonic())
 
     async def reached(self, number: int, *, timeout_s: float = TIMEOUT_S) -> float:
-        """When so many ran. Raises TimeoutError."""
+        """Return the time at which so many pods ran. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while len(self.times) < number:
             if time.monotonic() > deadline:
@@ -240,18 +244,18 @@ class RunningWatch:
 
 
 class Bench:
-    """A cluster, the operator in it and what is needed to load both."""
+    """A cluster, the operator in it and the means to load both."""
 
     def __init__(self, cluster: Cluster, api: Api, meter: Meter) -> None:
         self.cluster, self.api, self.meter = cluster, api, meter
         self.makers: dict[str, Callable[[Bench, str, Size], Awaitable[None]]] = {
             name: partial(_post_all, bodies) for name, bodies in CONTENDERS.items()
         }
-        """How each contender's pods come to be, in the order of a round."""
+        """Functions that create each contender's pods, in the order of a round."""
         self._numbers = itertools.count(1)
 
     async def namespace(self) -> str:
-        """A fresh one in which pods can be created."""
+        """Create a namespace in which pods can be created."""
         name = f"bench-{next(self._numbers)}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         await self._call("POST", "/api/v1/namespaces", body)
@@ -270,7 +274,7 @@ class Bench:
         *,
         meanwhile: Callable[[RunningWatch], Any] | None = None,
     ) -> Run:
-        """Create, wait until all run, count, clean up. `meanwhile` may disturb the start."""
+        """Create, wait until all pods run, count, clean up. `meanwhile` may disturb the start."""
         namespace = await self.namespace()
         watch = RunningWatch(self.cluster, namespace)
         try:
@@ -296,7 +300,7 @@ class Bench:
         )
 
     async def create(self, bodies: Iterable[Json]) -> None:
-        """All of them, IN_FLIGHT at a time."""
+        """Create all of them, IN_FLIGHT at a time."""
         rest = iter(bodies)
 
         async def work() -> None:
@@ -312,7 +316,7 @@ class Bench:
         return await self._call("POST", collection(body["kind"], body["metadata"]["namespace"]), body)
 
     async def put_status(self, job: Json) -> Json:
-        """As the operator does: with the metadata that names the version, and nothing of the spec."""
+        """Write the status as the operator does: with the metadata that names the version and no spec."""
         meta = {key: job["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
         path = f"{collection(job['kind'], meta['namespace'])}/{meta['name']}/status"
         body = {key: job[key] for key in ("apiVersion", "kind", "status")}
@@ -330,7 +334,7 @@ class Bench:
         )
 
     async def list(self, kind: str, namespace: str, **params: str) -> list[Json]:
-        """All items, in pages."""
+        """Return all items, read in pages."""
         items: list[Json] = []
         params = {"limit": "500", **params}
         while True:

@@ -1,4 +1,4 @@
-"""What many jobs cost the operator: at rest, while polled, and at 20,000 pods. For bench_operator."""
+"""Costs of many jobs for the operator: idle, while polled, and at 20,000 pods. For bench_operator."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ REQUESTS = "zerotrain_operator_api_request_duration_seconds"
 PENDING_TIMEOUT_S = 300.0
 MANY_TIMEOUT_S = 3600.0
 MANY_POLL_S = 10.0
-"""A list of 2,000 jobs costs the machine a third of a second."""
+"""Seconds between two lists of the jobs; a list of 2,000 jobs costs the machine a third of a second."""
 
 StartOperator = Callable[[dict[str, str]], AbstractContextManager[OperatorProcess]]
-"""A leading operator with these variables, for the length of a block."""
+"""Function that runs a leading operator with these variables, for the length of a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
-    """Jobs of which nothing is wanted."""
+    """Jobs that need no action."""
 
     jobs: int
     cpu_percent: float
@@ -54,7 +54,7 @@ class Polling:
     jobs: int
     cpu_percent: float
     every_s: float
-    """How often each job was asked, on average."""
+    """Seconds between two polls of a job, on average."""
     status_writes_per_s: float
 
 
@@ -66,23 +66,28 @@ class Many:
     running_s: float
     pass_p50_s: float
     pass_p99_s: float
-    """Of all passes from the first job until all ran, their requests included."""
+    """99th percentile of all passes from the first job until all ran, their requests included."""
     creation_p50_s: float
     creation_p99_s: float
-    """Of one POST: a pod, what pods share, or an event. A pass waits for the slowest of several."""
+    """99th percentile of one POST: a pod, a shared object, or an event.
+
+    A pass waits for the slowest of several.
+    """
     resident_bytes: int
     peak_bytes: int
     running_cpu_percent: float
-    """Once all ran and nothing happens."""
+    """Load in percent of one processor once all pods run and nothing happens."""
     restart_s: float
-    """From the start of a new operator process until it leads with a complete view."""
+    """Seconds from the start of a new operator process until it leads with a complete view."""
     restarted_bytes: int
     restarted_peak_bytes: int
 
 
 async def idle(bench: Bench, start: StartOperator, *, jobs: int, window_s: float) -> Idle:
-    """Half of the jobs finished, half suspended. Within the window the operator lists all of them again, as
-    it does every five minutes."""
+    """Measure the operator with half of the jobs finished and half suspended.
+
+    Within the window the operator lists all of them again, as it does every five minutes.
+    """
     namespace = await bench.namespace()
     done = {"devcluster.zerotrain.dev/exit-code": "0"}
     ends = {"podTemplate": {"annotations": done}}
@@ -100,7 +105,7 @@ async def idle(bench: Bench, start: StartOperator, *, jobs: int, window_s: float
 
 
 async def polling(bench: Bench, start: StartOperator, *, jobs: int, window_s: float) -> Polling:
-    """One pod each; every pod has an HTTP server of its own behind its address."""
+    """Measure the polling of jobs with one pod each. Every pod's address has its own HTTP server."""
     namespace = await bench.namespace()
     watch = RunningWatch(bench.cluster, namespace)
     with start({}):
@@ -110,7 +115,7 @@ async def polling(bench: Bench, start: StartOperator, *, jobs: int, window_s: fl
     watch.close()
     async with _workers(bench, namespace) as answered:
         with start({"ZEROTRAIN_OPERATOR_CHANNEL": "direct"}) as operator:
-            # Everybody was asked twice: from then on it is the steady state.
+            # Every worker was polled twice: from then on it is the steady state.
             await _until(answered, 2 * jobs)
             asked, wrote = await answered(), operator_writes(operator, "zerotrainingjobs/status")
             percent = await _cpu_percent(operator, window_s)
@@ -130,7 +135,8 @@ async def many(bench: Bench, start: StartOperator, *, size: Size, window_s: floa
     with start({}) as operator:
         started = time.monotonic()
         await bench.create(zerotrain(namespace, size))
-        # By the jobs' own word: a watch of so many pods may be ended for its slowness again and again.
+        # The jobs' status decides: the API server may end a watch of so many pods again and again as too
+        # slow.
         await _phases_become(
             bench, namespace, {"Running": size.jobs}, timeout_s=MANY_TIMEOUT_S, every_s=MANY_POLL_S
         )
@@ -168,7 +174,7 @@ async def _phases_become(
     timeout_s: float = PENDING_TIMEOUT_S,
     every_s: float = 2.0,
 ) -> None:
-    """Wait until the jobs' status says so. Raises TimeoutError."""
+    """Wait until the jobs have these phases. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while True:
         found: dict[str, int] = {}
@@ -190,7 +196,7 @@ async def _until(count: Callable[[], Any], wanted: int) -> None:
 
 
 async def _cpu_percent(operator: OperatorProcess, window_s: float) -> float:
-    """Of one processor."""
+    """Return the operator's load in percent of one processor."""
     before, began = process_cpu_s(operator.pid), time.monotonic()
     await asyncio.sleep(window_s)
     return 100 * (process_cpu_s(operator.pid) - before) / (time.monotonic() - began)
@@ -198,7 +204,7 @@ async def _cpu_percent(operator: OperatorProcess, window_s: float) -> float:
 
 @asynccontextmanager
 async def _workers(bench: Bench, namespace: str) -> AsyncIterator[Callable[[], Any]]:
-    """Give every pod an address that somebody answers on; yields the count of answers."""
+    """Give every pod an address with a server; yield a function that returns the count of answers."""
     pods = await bench.list("Pod", namespace)
     workers = [
         {

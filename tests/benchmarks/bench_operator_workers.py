@@ -1,4 +1,4 @@
-"""Workers that answer `GET /progress` and do nothing else: one process for all of them. For bench_operator.
+"""Workers that only answer `GET /progress`: one process for all of them. For bench_operator.
 
     python -m tests.benchmarks.bench_operator_workers < workers.json
 
@@ -23,7 +23,7 @@ STEP_S = 1.0
 
 
 class Workers:
-    """All of them; a report moves with the clock, as a training does."""
+    """All workers; a report advances with the clock, as a training does."""
 
     def __init__(self) -> None:
         self.answered = 0

@@ -58,7 +58,7 @@ def job_spec(preset: str, *, stage: int, ranks: int) -> dict[str, Any]:
 
 
 def resident(name: str, spec: dict[str, Any]) -> int:
-    """Largest resident size of rank 0."""
+    """Return the largest resident size of rank 0."""
     job = {
         "apiVersion": "zerotrain.dev/v1alpha1",
         "kind": "ZeroTrainingJob",

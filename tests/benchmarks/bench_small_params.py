@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.bench_small_params --help
 
-zerotrain's stages beside DDP with torch's clipping and fused AdamW, fp32, in rank processes of their own,
-stepped in turn. The figure is the median over the rounds of the ratio to DDP of the same round.
+zerotrain's stages run beside DDP with torch's clipping and fused AdamW, in fp32. Each contender has its own
+rank processes, which step in turn. The figure is the median over the rounds of the ratio to DDP of the same
+round.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     make bench-offload                    # or: python -m tests.benchmarks.bench_spill --help
 
-Operations: `write` and `read` pass over all bytes once; `sweep` reads and writes each once, pipelined;
-`step` is a sweep with an AdamW update of fp32 state in between, as training does it. All contenders use the
-same folder, request size and queue depth, and take turns (A B C A B C ...); a figure is the median over the
-rounds, a ratio the median of the rounds' ratios. fio is told to use io_uring; its sweep is rw=rw. `in memory`
-is the spill store's own work on tiles that are in the ring: what remains when the drive costs nothing.
+Operations: `write` and `read` pass over all bytes once; `sweep` reads and writes each once, pipelined; `step`
+is a sweep with an AdamW update of fp32 state in between, as in training. All contenders use the same folder,
+request size and queue depth, and take turns (A B C A B C ...). A figure is the median over the rounds, a
+ratio the median of the rounds' ratios. fio uses io_uring; its sweep is rw=rw. `in memory` is the spill
+store's own work on tiles that are in the ring: the time that remains when the drive costs nothing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ PIECE_BYTES = 32 << 20
 OPERATIONS = ("write", "read", "sweep", "step")
 FIO_MODE = {"write": "write", "read": "read", "sweep": "rw"}
 Contender = Callable[[str], float | None]
-"""Seconds that an operation takes; None where the contender has no such one."""
+"""Function that returns the seconds of an operation, or None if the contender does not have it."""
 
 
 class Ours:
-    """A spill store of two records: one is written with anything, the other keeps states that AdamW can work
-    on."""
+    """A spill store of two records: one is written with any bytes, the other holds states for AdamW."""
 
     def __init__(self, encryption: Encryption, folder: Path, options: argparse.Namespace) -> None:
         identity = SpillIdentity(job="bench", rank=0, world_size=1)
@@ -76,34 +75,36 @@ class Ours:
         return time.perf_counter() - started
 
     def write(self) -> None:
-        """Whatever is in the buffers; the first time the file gets its blocks."""
+        """Write the buffers as they are; the first time the file gets its blocks."""
         with self.spill_store.sweep(self.record.tiles(), writes=True, reads=False) as sweep:
             for tile in sweep:
                 tile.seal()
 
     def read(self) -> None:
-        """Verified and decrypted."""
+        """Read, verify and decrypt all tiles."""
         with self.spill_store.sweep(self.record.tiles(), writes=False) as sweep:
             for tile in sweep:
                 tile.open()
 
     def sweep(self) -> None:
-        """Opened and sealed again."""
+        """Open all tiles and seal them again."""
         with self.spill_store.sweep(self.record.tiles(), writes=True) as sweep:
             for tile in sweep:
                 tile.open()
                 tile.seal()
 
     def step(self) -> None:
-        """Opened, updated and sealed chunk by chunk."""
+        """Open, update and seal all tiles, chunk by chunk."""
         task = UpdateTask("adamw", [self.segment], self.grad, self.weight)
         with self.spill_store.sweep(self.states.tiles(), writes=True) as sweep:
             for tile in sweep:
                 tile.update(task)
 
     def in_memory(self) -> float:
-        """Seconds of a step's own work, without the drive. The last thing to ask for: the tile that it seals
-        again is not written, so what lies on the drive is an old generation afterwards."""
+        """Return the seconds of a step's own work, without the drive.
+
+        Call it last: the tile that it seals again is not written, so the drive then holds an old generation.
+        """
         ref = self.states.tiles()[0]
         data = aligned_buffer(ref.num_bytes)
         task = UpdateTask("adamw", [self.segment], self.grad, self.weight)
@@ -118,7 +119,7 @@ class Ours:
 
 
 class DeepSpeed:
-    """DeepSpeed's handle in its own process."""
+    """DeepSpeed's I/O handle in its own process."""
 
     def __init__(self, python: Path, folder: Path, options: argparse.Namespace) -> None:
         task = {
@@ -175,7 +176,7 @@ class DeepSpeed:
 
 
 def fio(folder: Path, options: argparse.Namespace) -> Contender:
-    """Seconds by its own clock, scaled to the bytes that the others move."""
+    """Return fio as a contender: seconds by its own clock, scaled to the bytes that the others move."""
 
     def run(operation: str) -> float | None:
         if operation not in FIO_MODE:
@@ -196,7 +197,10 @@ def fio(folder: Path, options: argparse.Namespace) -> Contender:
 
 
 def run_in_turn(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds by contender and operation, one per round; every contender writes its files once before."""
+    """Return seconds by contender and operation, one per round.
+
+    Every contender writes its files once before.
+    """
     for name, contender in contenders.items():
         print(f"filling the files of {name}", file=sys.stderr, flush=True)
         contender("write")
@@ -246,7 +250,7 @@ def report(found: Mapping[str, Mapping[str, Sequence[float]]], num_bytes: int) -
 
 
 def encryption_limit() -> float:
-    """1.10 with OpenSSL 3.2 or the wheel, whose AES is wider; 1.25 with 3.0."""
+    """Return 1.10 with OpenSSL 3.2 or the wheel, whose AES uses wider vectors; 1.25 with 3.0."""
     identity = SpillIdentity(job="bench", rank=0, world_size=1)
     backend = create_sealer(Encryption.AEAD, identity).info.backend
     return 1.25 if backend.startswith(("OpenSSL 3.0", "OpenSSL 3.1")) else 1.10

@@ -2,8 +2,8 @@
 
     make bench                            # or: python -m tests.benchmarks.bench_step --help
 
-Every contender trains the same 124 M-parameter GPT in bf16 on the same batches, each in rank processes of
-its own, stepped in turn (A B C A B C ...). A figure is the median over the rounds of a contender's time
+Every contender trains the same 124 M-parameter GPT in bf16 on the same batches, each in its own rank
+processes, which step in turn (A B C A B C ...). A figure is the median over the rounds of a contender's time
 divided by the reference's time of the same round. The limit is forward and backward alone.
 """
 
@@ -45,7 +45,7 @@ NOTES = {
 
 
 def run_group(names: Sequence[str], options: argparse.Namespace, python: Path | None) -> dict[str, Measured]:
-    """All contenders of a group resident at once."""
+    """Run all contenders of a group, resident at once."""
     sizes = sizes_of(options)
     teams: list[Team] = []
     try:
@@ -75,7 +75,7 @@ def tell(text: str) -> None:
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """(median, lowest, highest) over the rounds."""
+    """Return (median, lowest, highest) ratio over the rounds."""
     ratios = sorted(a / b for a, b in zip(one, other, strict=True))
     return statistics.median(ratios), ratios[0], ratios[-1]
 
@@ -105,7 +105,7 @@ def text_of(value: float | None) -> str:
 
 
 def measure_activations(options: argparse.Namespace) -> float:
-    """Bytes of a step beside weights and gradients, which the byte formulas leave out."""
+    """Return the bytes of a step beside weights and gradients, which the byte formulas leave out."""
     team = Team(ACTIVATIONS, sizes_of(options), python=Path(sys.executable), ranks=1, threads=options.threads)
     try:
         team.warm_up(options.warmup)

@@ -1,14 +1,15 @@
-"""Kills everything that can be killed while a job trains on the real node; the job must not mind.
+"""Kills of every component while a job trains on the real node; the job must recover each time.
 
     python tests/benchmarks/chaos_node.py            # as root; about 13 minutes on 2 cores; not part of CI
     python tests/benchmarks/chaos_node.py rank-0 stopped-rank
 
 One job per kind of damage: a rank process, a rank of worker 0, either launcher, the operator ten times in a
 row, the API server for 20 seconds, a rank that is stopped (SIGSTOP) while it trains and before the ranks have
-met. Every job must complete with the same loss at every step as a job that nobody disturbed, in the expected
-number of attempts, and with no pod too many; a strike that costs an attempt must be made up for, from the
-kill to the first step of the next attempt, within 20 s. A stopped rank must be found within the limit and the
-time of one look, and named; then its stacks are collected, and it does not mind SIGTERM.
+met. Every job must complete with the same loss at every step as an undisturbed job, in the expected number of
+attempts, and without an extra pod. A strike that costs an attempt must be recovered from, from the kill to
+the first step of the next attempt, within 20 s. A stopped rank must be found within the limit plus one check,
+and be named. Its stacks are then collected; it does not react to
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ NAMESPACE = "chaos"
 STEPS = 120
 STRIKE_PAST_STEP = 30
 STOPPED = "stopped by a signal"
-"""How the launcher calls the state of a process under SIGSTOP."""
+"""The launcher's name for the state of a process under SIGSTOP."""
 TIMEOUT_SECONDS = 400.0
 OPERATOR_KILLS = 10
 MAX_RECOVERY_S = 20.0
 HANG_LIMIT_S = 10
 LOOK_S = 15.0
-"""Detection adds so much to a limit (docs/operator/hangs.md)."""
+"""Seconds that detection adds to a limit (docs/operator/hangs.md)."""
 MEETING_S = 90
-"""For the ranks to meet, in place of 300 s."""
+"""Seconds within which the ranks must meet, in place of 300 s."""
 
 JOB = """
 apiVersion: zerotrain.dev/v1alpha1
@@ -76,16 +77,18 @@ class Strike:
     attempts: int
     act: Callable[[Kubectl, str], None]
     at_start: bool = False
-    """Before the ranks have met, and not after some steps."""
+    """Whether it strikes before the ranks have met, and not after some steps."""
     reason: str = ""
-    """Of the failure that must be told, of rank 1, with stacks that show it stopped; empty where this is not
-    judged."""
+    """Reason of the failure that rank 1 must report, with stacks that show it stopped.
+
+    Empty if this is not checked.
+    """
     found_within_s: float | None = None
-    """From the strike until the status tells of it; None where the recovery is judged."""
+    """Seconds from the strike until the status must report it; None if the recovery is checked."""
 
 
 def pids_of(*words: str, env: str = "") -> list[int]:
-    """Processes of this machine whose command line holds all words and whose environment holds `env`."""
+    """Return processes of this machine whose command line has all words and whose environment has `env`."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -117,21 +120,24 @@ def kill_rank(rank: int) -> Callable[[Kubectl, str], None]:
 
 
 def stop_rank(_kubectl: Kubectl, job: str) -> None:
-    """Rank 1 does nothing any more, and nobody is told."""
+    """Stop rank 1 silently."""
     kill(rank_pids(job, 1), signal.SIGSTOP)
 
 
 def kill_launcher(node_rank: int) -> Callable[[Kubectl, str], None]:
     return lambda _, job: kill(
         pid
-        # The launcher is told in one variable, as JSON.
+        # The launcher's settings are one variable, as JSON.
         for pid in pids_of("zerotrain.runtime.launch", env=f'"ZEROTRAIN_JOB":"{job}"')
         if f'"NODE_RANK":"{node_rank}"'.encode() in Path(f"/proc/{pid}/environ").read_bytes()
     )
 
 
 def kill_operator(kubectl: Kubectl, _job: str) -> None:
-    """SIGKILL at random moments; the pod is deleted as well, which skips the kubelet's back-off."""
+    """Kill the operator with SIGKILL at random moments.
+
+    The pod is deleted as well, which skips the kubelet's back-off.
+    """
     operator = Kubectl(kubectl.cluster, operator_setup.OPERATOR_NAMESPACE)
     chance = random.Random(0)
     for _ in range(OPERATOR_KILLS):
@@ -184,23 +190,23 @@ STRIKES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a job came through its strike."""
+    """The result of a job under its strike."""
 
     status: dict[str, Any]
     losses: dict[int, float]
-    """By step."""
+    """Loss by step."""
     names: set[str]
-    """Of all its pods."""
+    """Names of all its pods."""
     recovery_s: float | None
-    """From the strike to the first step of the next attempt; None without one."""
+    """Seconds from the strike to the first step of the next attempt; None without one."""
     found_s: float | None
-    """From the strike until the status told of a hang or a failure; None if it never did."""
+    """Seconds from the strike until the status reported a hang or a failure; None if it never did."""
     stacks: str = ""
-    """The summary that the operator kept of where the ranks stood."""
+    """The summary of the ranks' stacks that the operator stored."""
 
 
 def run_job(kubectl: Kubectl, strike: Strike) -> Outcome:
-    """One job under one strike."""
+    """Run one job under one strike."""
     log, names, done, struck_at = LossLog(kubectl, strike.name), set[str](), False, 0.0
     found_at: float | None = None
     kubectl.run("apply", "-f", "-", stdin=job_of(strike))
@@ -256,7 +262,7 @@ def follow(log: LossLog, pods: list[dict[str, Any]]) -> None:
 
 
 def follow_end(log: LossLog, attempt: int) -> None:
-    """Read the last attempt's log once more, whole: a stream may have missed a part."""
+    """Read the last attempt's log once more as a whole, as a stream may have missed a part."""
     log.forget()
     log.follow(attempt)
     log.close()

@@ -1,7 +1,7 @@
-"""The engines that the benchmarks compare, each as `build(options) -> Contender`, on one model and one batch.
+"""The engines that the benchmarks compare, each as `build(options) -> Contender`, on one model and batch.
 
-Imported by the rank processes of `rank.py`; DeepSpeed's run with the interpreter of its own environment, so
-every engine is imported where it is built and nowhere else.
+The rank processes of `rank.py` import this module. DeepSpeed's ranks run with the interpreter of their own
+environment, so every engine is imported only where it is built.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Contender:
     """One engine in training."""
 
     step: Callable[[torch.Tensor], float]
-    """One optimizer step on token ids `[micro, context + 1]`; the loss."""
+    """Function that does one optimizer step on token ids `[micro, context + 1]` and returns the loss."""
     facts: Callable[[], Mapping[str, float]] = dict
-    """Bytes that the engine counts itself, after some steps."""
+    """Function that returns the bytes that the engine itself counts, after some steps."""
     settle: Callable[[], None] = lambda: None
-    """Wait for what a step left to the background."""
+    """Function that waits for the background work of a step."""
 
 
 def make_model(sizes: Sizes) -> nn.Module:
@@ -57,7 +57,7 @@ def make_model(sizes: Sizes) -> nn.Module:
 
 
 def limit(sizes: Sizes) -> Contender:
-    """Forward and backward in bf16 alone: no communication, no optimizer."""
+    """Build forward and backward in bf16 alone: no communication, no optimizer."""
     model = make_model(sizes).bfloat16()
 
     def step(batch: torch.Tensor) -> float:
@@ -70,8 +70,10 @@ def limit(sizes: Sizes) -> Contender:
 
 
 def activations(sizes: Sizes) -> Contender:
-    """As the limit, with gradients that stay: its peak above weights and gradients is what a step needs
-    beside them. Not timed."""
+    """Build the limit with gradients that stay.
+
+    Its peak above weights and gradients is the other memory of a step. It is not timed.
+    """
     model = make_model(sizes).bfloat16()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)  # touched, so that it is resident
@@ -87,12 +89,12 @@ def activations(sizes: Sizes) -> Contender:
 
 
 def ddp_autocast(sizes: Sizes) -> Contender:
-    """DDP with what mixed precision means elsewhere: fp32 weights and gradients, bf16 by autocast."""
+    """Build DDP with the usual mixed precision: fp32 weights and gradients, bf16 by autocast."""
     return _ddp(make_model(sizes), autocast=True)
 
 
 def ddp_bf16(sizes: Sizes) -> Contender:
-    """DDP on bf16 weights and bf16 states without an fp32 master: less work and less exact than ZeRO."""
+    """Build DDP with bf16 weights and states and no fp32 master: less work and less precise than ZeRO."""
     return _ddp(make_model(sizes).bfloat16(), autocast=False)
 
 
@@ -116,12 +118,12 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def fsdp2(sizes: Sizes) -> Contender:
-    """FSDP2, a shard per block, bf16 compute over fp32 masters, gradients reduced in bf16 as ours are."""
+    """Build FSDP2: a shard per block, bf16 compute, fp32 masters, gradients reduced in bf16 like ours."""
     return _fsdp2(sizes)
 
 
 def fsdp2_offloaded(sizes: Sizes) -> Contender:
-    """The same with weights, gradients and states in page-locked host memory, where they are updated."""
+    """Build FSDP2 with weights, gradients and states in page-locked host memory, where they are updated."""
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     return _fsdp2(sizes, offload_policy=CPUOffloadPolicy())
@@ -158,7 +160,7 @@ def config_of(stage: int, sizes: Sizes) -> dict[str, Any]:
 
 
 def deepspeed(stage: int) -> Callable[[Sizes], Contender]:
-    """DeepSpeed on its CPU accelerator, fp32 masters, its defaults."""
+    """Return a builder of DeepSpeed on its CPU accelerator, with fp32 masters and its defaults."""
 
     def build(sizes: Sizes) -> Contender:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -172,7 +174,7 @@ def deepspeed(stage: int) -> Callable[[Sizes], Contender]:
 
 
 def zerotrain(stage: int) -> Callable[[Sizes], Contender]:
-    """This engine."""
+    """Return a builder of this engine."""
 
     def build(sizes: Sizes) -> Contender:
         import zerotrain.runtime as zt
@@ -194,7 +196,7 @@ def engine_step(engine: Any) -> Callable[[torch.Tensor], float]:
 
 
 def engine_facts(engine: Any) -> Mapping[str, float]:
-    """The engine's own counts and the byte formulas for its configuration."""
+    """Return the engine's own counts, and the byte formulas for its configuration."""
     from zerotrain.contract.memory import gpu_persistent, gpu_transient, memory_inputs
     from zerotrain.runtime.offload.fit import unit_sizes
 
@@ -209,11 +211,11 @@ def engine_facts(engine: Any) -> Mapping[str, float]:
 
 
 NUM_SMALL = 1000
-"""Parameters of 16 elements each, so that only calls cost time."""
+"""Number of parameters of 16 elements each, so that only calls cost time."""
 
 
 class SmallParameters(nn.Module):
-    """A chain of 1,000 products with 4 x 4 matrices; `model(ids)` is a loss, whatever the ids."""
+    """A chain of 1,000 products with 4 x 4 matrices; `model(ids)` is a loss that ignores the ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +230,7 @@ class SmallParameters(nn.Module):
 
 
 def small_ddp(_sizes: Sizes) -> Contender:
-    """DDP, clipping by torch, fused AdamW; fp32."""
+    """Build DDP with clipping by torch and fused AdamW in fp32."""
     wrapped = nn.parallel.DistributedDataParallel(SmallParameters(), gradient_as_bucket_view=True)
     optimizer = _adamw(wrapped)
 
@@ -244,7 +246,7 @@ def small_ddp(_sizes: Sizes) -> Contender:
 
 
 def small_limit(_sizes: Sizes) -> Contender:
-    """Forward and backward alone."""
+    """Build forward and backward alone."""
     model = SmallParameters()
 
     def step(batch: torch.Tensor) -> float:
@@ -257,7 +259,7 @@ def small_limit(_sizes: Sizes) -> Contender:
 
 
 def small_zerotrain(stage: int) -> Callable[[Sizes], Contender]:
-    """This engine on the small parameters, fp32, with clipping."""
+    """Return a builder of this engine on the small parameters, in fp32 with clipping."""
 
     def build(sizes: Sizes) -> Contender:
         import zerotrain.runtime as zt
@@ -285,7 +287,7 @@ CONTENDERS: Mapping[str, Callable[[Sizes], Contender]] = {
 
 
 def join(rank: int, world_size: int, store: str) -> None:
-    """The process group of one contender's ranks. On a GPU they share it."""
+    """Create the process group of one contender's ranks. On a GPU they share it."""
     on_gpu = DEVICE == "cuda"
     os.environ.update(
         RANK=str(rank),

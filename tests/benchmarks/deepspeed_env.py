@@ -21,7 +21,7 @@ class DeepSpeedMissing(RuntimeError):
 
 
 def find_or_make(folder: Path = FOLDER) -> Path:
-    """The environment's interpreter. Raises DeepSpeedMissing with what pip said."""
+    """Return the environment's interpreter. Raises DeepSpeedMissing with pip's output."""
     python = folder / "bin" / "python"
     if python.exists() and _runs(python):
         return python

@@ -1,9 +1,9 @@
-"""How long nobody leads after the leading replica ends: given back (SIGTERM) and dead (SIGKILL).
+"""Seconds without a leader after the leading replica ends: lease released (SIGTERM) and crash (SIGKILL).
 
     python -m tests.benchmarks.handover [--times 3]
 
-Two replicas on a development cluster of their own. Measured from the signal until the other replica leads,
-and until it has begun the first attempt of a job that was resumed right after the signal.
+Two replicas run on their own development cluster. Measured from the signal until the other replica leads, and
+until it has begun the first attempt of a job that was resumed right after the signal.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def hand_over(
     end: Callable[[OperatorProcess], object],
     name: str,
 ) -> tuple[float, float]:
-    """Seconds until the other leads, and until it has done something."""
+    """Return seconds until the other replica leads, and until it has started an attempt."""
     job = LiveJob(cluster, namespace, name=name, suspend=True)
     job.wait_for("Suspended")
     leader = leading(replicas)

@@ -1,5 +1,5 @@
-// How fast this machine reads and writes the arrays of an optimizer step when there is hardly any arithmetic;
-// compiled and called by bench_cpu_adam.py. It shares no code with the kernels that it is the measure of.
+// The speed at which this machine reads and writes the arrays of an optimizer step with hardly any arithmetic;
+// compiled and called by bench_cpu_adam.py. It shares no code with the kernels that are compared with it.
 #include <immintrin.h>
 
 #include <atomic>
@@ -22,7 +22,7 @@ struct Streams {
   bool past_caches;
 };
 
-// Elements [start, stop), in groups of 32 elements, so that every stream moves by whole lines.
+// Elements [start, stop), in groups of 32 elements, so that every stream moves by whole cache lines.
 void pass(const Streams& s, std::size_t start, std::size_t stop) {
   const __m512i one = _mm512_set1_epi64(1);
   for (std::size_t i = start; i < stop; i += 32) {
@@ -47,8 +47,8 @@ void pass(const Streams& s, std::size_t start, std::size_t stop) {
 
 }  // namespace
 
-// One pass over `numel` elements (a multiple of 32; `written` at a line's address) on `threads` threads, which
-// take `block` elements at a time, or halves of the whole with 0.
+// One pass over `numel` elements (a multiple of 32; `written` at the start of a cache line) on `threads` threads,
+// which take `block` elements at a time, or halves of the whole with 0.
 extern "C" void memory_roof(char* const* both, const std::size_t* both_bytes, std::size_t num_both, const char* read,
                             std::size_t read_bytes, char* written, std::size_t written_bytes, bool past_caches,
                             std::size_t numel, std::size_t threads, std::size_t block) {

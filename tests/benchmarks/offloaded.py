@@ -1,6 +1,6 @@
 """The contenders of `bench_offload.py`: zerotrain and DeepSpeed with states in host memory or on NVMe.
 
-Imported by the rank processes. Both take the folder from ZEROTRAIN_NVME_PATH.
+The rank processes import this module. Both engines take the folder from ZEROTRAIN_NVME_PATH.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ DEEPSPEED_AIO = {
     "overlap_events": True,
 }
 SUB_GROUP_NUMEL = 20_000_000
-"""DeepSpeed overlaps I/O only between such groups; with its default of 1e9 these models would be one."""
+"""Size of the groups between which DeepSpeed overlaps I/O; its default of 1e9 is one group per model.
+"""
 
 
 def zerotrain(stage: int, device: str, **more: Any) -> Callable[[Sizes], Contender]:
-    """This engine; `more`: other keys of `zero_optimization`."""
+    """Return a builder of this engine; `more` are other keys of `zero_optimization`."""
 
     def build(sizes: Sizes) -> Contender:
         import zerotrain.runtime as zt
@@ -31,7 +32,7 @@ def zerotrain(stage: int, device: str, **more: Any) -> Callable[[Sizes], Contend
         config = config_of(stage, sizes)
         block = {"device": device, **more.get("offload_optimizer", {})}
         config["zero_optimization"] |= {**more, "offload_optimizer": block}
-        # No rank holds the whole model in fp32, which the largest would not fit.
+        # No rank holds the whole model in fp32, as the largest one would not fit.
         with zt.init_context(config=config, enabled=sizes.d_model > 1024):
             model = make_model(sizes)
         engine = zt.initialize(model=model, config=config)[0]
@@ -44,7 +45,10 @@ def zerotrain(stage: int, device: str, **more: Any) -> Callable[[Sizes], Contend
 
 
 def deepspeed(stage: int, device: str) -> Callable[[Sizes], Contender]:
-    """DeepSpeed on its CPU accelerator; nvme as fast as its settings make it, which is in plain bytes."""
+    """Return a builder of DeepSpeed on its CPU accelerator.
+
+    Its nvme runs as fast as its settings allow, with plain bytes.
+    """
 
     def build(sizes: Sizes) -> Contender:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -66,7 +70,7 @@ def deepspeed(stage: int, device: str) -> Callable[[Sizes], Contender]:
 
 
 def offload_facts(engine: Any) -> Mapping[str, float]:
-    """Bytes by the engine's counters and by the formulas, of one rank."""
+    """Return bytes by the engine's counters and by the formulas, of one rank."""
     status, numel = engine.memory_status(), sum(unit.numel for unit in engine.core.layout.units)
     info, updates = engine.spill_info, max(1, engine.global_steps)
     moved = status.offload.spill_read_bytes + status.offload.spill_written_bytes
@@ -83,7 +87,7 @@ def offload_facts(engine: Any) -> Mapping[str, float]:
 
 
 def backend_of(engine: Any) -> str:
-    """What reads, writes and encrypts, in words."""
+    """Return the names of the I/O engine, the encryption and its backend."""
     info = engine.spill_info
     return "" if info is None else f"{info.engine}, {info.encryption} by {info.backend}"
 

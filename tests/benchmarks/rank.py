@@ -1,7 +1,7 @@
-"""One rank process of one contender: builds it, then does what its standard input says, one line at a time.
+"""One rank process of one contender: builds it, then executes commands from standard input, one per line.
 
-Started by `team.py` as `python -m tests.benchmarks.rank '{json}'`; answers are lines of JSON on the standard
-output it was started with, where nothing else may write.
+`team.py` starts it as `python -m tests.benchmarks.rank '{json}'`. Answers are lines of JSON on its original
+standard output, to which nothing else may write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.device import DEVICE
 
 
 def pss_bytes() -> int:
-    """Proportional set size of this process: private pages and its share of shared ones."""
+    """Return the proportional set size of this process: private pages and its share of shared ones."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -31,7 +31,7 @@ def pss_bytes() -> int:
 
 
 def import_engine(name: str) -> None:
-    """What the contender will import, so that code is not counted as its memory."""
+    """Import what the contender will import, so that code is not counted as its memory."""
     import torch.distributed.fsdp  # noqa: F401
 
     if name.startswith("deepspeed"):
@@ -54,7 +54,7 @@ def wait_for_gpu() -> None:
 
 
 def gpu_peak_bytes() -> int:
-    """The most that this process had allocated on its GPU since it was asked last."""
+    """Return the peak of this process's allocated GPU memory since the last call."""
     if DEVICE != "cuda":
         return 0
     peak = torch.cuda.max_memory_allocated()
@@ -63,7 +63,7 @@ def gpu_peak_bytes() -> int:
 
 
 def timed_step(contender: Contender, batch: torch.Tensor) -> dict[str, float]:
-    """Wall clock and processor time of one step, all threads."""
+    """Return wall clock and processor time of one step, all threads."""
     cpu, began = cpu_seconds(), time.perf_counter()
     loss = contender.step(batch)
     wait_for_gpu()
@@ -75,14 +75,16 @@ def timed_step(contender: Contender, batch: torch.Tensor) -> dict[str, float]:
 
 
 def io_bytes() -> int:
-    """What this process has read from drives and written to them, by the kernel's count."""
+    """Return the bytes that this process has read from drives and written to them, by the kernel's count."""
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["read_bytes"]) + int(counts["write_bytes"])
 
 
 def timed_steps(contender: Contender, batch: torch.Tensor, steps: int) -> dict[str, float]:
-    """Means over steps in a row, after one that is not timed: what it left to the background is done within
-    the timed ones, as what the last of them leaves is not."""
+    """Return means over steps in a row, after one that is not timed.
+
+    The background work of the untimed step falls into the timed ones, in place of that of the last one.
+    """
     before = io_bytes()
     contender.step(batch)
     wait_for_gpu()
@@ -127,7 +129,7 @@ def serve(task: dict[str, Any], answers: Any) -> None:
 
 
 def main() -> None:
-    # Engines print to standard output; what the parent reads goes through a copy of it.
+    # Engines print to standard output; the parent reads the answers from a copy of it.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(json.loads(sys.argv[1]), answers)

@@ -1,8 +1,8 @@
-"""DeepSpeed's asynchronous I/O in a process of its own: reads one operation a line, answers with its seconds.
+"""DeepSpeed's asynchronous I/O in its own process: reads one operation per line, answers with its seconds.
 
-Started by bench_vault with the interpreter of DeepSpeed's environment. The sweep does what its
-PipelinedOptimizerSwapper does with pipeline_read and pipeline_write: two handles, the next piece is read and
-the last one written while one is held; nothing is computed in between.
+bench_vault starts it with the interpreter of DeepSpeed's environment. The sweep works like its
+PipelinedOptimizerSwapper with pipeline_read and pipeline_write: two handles; the next piece is read and the
+last one written while one is held; nothing is computed in between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Peer:
             buffer.random_(0, 256)
 
     def write(self) -> None:
-        """Every piece, the next one submitted while the last is under way."""
+        """Write every piece; submit the next one while the last is in flight."""
         for i, path in enumerate(self.paths):
             if i:
                 self.writer.wait()
@@ -49,7 +49,7 @@ class Peer:
         self.writer.wait()
 
     def read(self) -> None:
-        """Likewise."""
+        """Read every piece; submit the next one while the last is in flight."""
         for i, path in enumerate(self.paths):
             if i:
                 self.reader.wait()
@@ -57,7 +57,7 @@ class Peer:
         self.reader.wait()
 
     def sweep(self) -> None:
-        """Reads and writes every piece once."""
+        """Read and write every piece once."""
         self.reader.async_pread(self.buffers[0], self.paths[0], 0)
         for i, path in enumerate(self.paths):
             self.reader.wait()
@@ -70,7 +70,7 @@ class Peer:
 
 
 def main() -> None:
-    # What it compiles and logs goes to stderr: stdout is the answers'.
+    # Output of compilers and logs goes to stderr, as stdout is for the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     peer = Peer(json.loads(sys.argv[1]))
     print("ready", file=answers, flush=True)

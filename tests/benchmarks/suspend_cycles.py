@@ -1,11 +1,11 @@
-"""Suspend and resume over and over: is every checkpoint durable, in status in time, and resumed from?
+"""Repeated suspend and resume: every checkpoint must be durable, in status in time, and resumed from.
 
     make bench-suspend                          # or: python -m tests.benchmarks.suspend_cycles --help
 
-Two series. With protocol doubles (the contract's HTTP, steps by the clock) several jobs take turns on an API
-server without nodes; with the real engine one job of two workers trains in pods of the development cluster. A
-cycle counts when the job reached Suspended, its status names a durable checkpoint of exactly the step at
-which the ranks stopped, and the next attempt began at that step.
+There are two series. With protocol doubles (the contract's HTTP, steps by the clock) several jobs take turns
+on an API server without nodes; with the real engine one job of two workers trains in pods of the development
+cluster. A cycle counts if the job reached Suspended, its status names a durable checkpoint of exactly the
+step at which the ranks stopped, and the next attempt began at that step.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ CLAIM = "checkpoints"
 
 @dataclass(kw_only=True)
 class Series:
-    """What came of one series."""
+    """Results of one series."""
 
     name: str
     wanted: int
     durable: int = 0
     seconds: list[float] = field(default_factory=list)
-    """From the request to Suspended."""
+    """Seconds from the request to Suspended."""
     problems: list[str] = field(default_factory=list)
 
     def line(self) -> str:
@@ -59,7 +59,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job as the series drives it, with plain requests."""
+    """One job that the series controls with plain requests."""
 
     api: KubeJson
     namespace: str
@@ -79,7 +79,7 @@ class Job:
         self.api.patch(self.path, {"spec": {"suspend": wanted}})
 
     def wait(self, what: str, holds: Any, *, timeout_s: float = 300) -> dict[str, Any]:
-        """The first status for which `holds`."""
+        """Return the first status for which `holds`."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status()
@@ -91,7 +91,7 @@ class Job:
 
 
 def cycle(job: Job, series: Series, *, gain: int) -> None:
-    """Train a little, suspend, judge, resume, judge."""
+    """Train a little, suspend, check, resume, check."""
     status = job.wait("a step", lambda found: trains(found, gain))
     attempt, began = status["attempt"], time.monotonic()
     job.suspend(True)
@@ -116,7 +116,7 @@ def cycle(job: Job, series: Series, *, gain: int) -> None:
 
 
 def trains(status: dict[str, Any], gain: int) -> bool:
-    """Running, and past the step that the attempt began with."""
+    """Return whether the job is Running and past the first step of its attempt."""
     progress = status.get("progress", {})
     first = status.get("checkpoint", {}).get("resumedFromStep", 0)
     current = progress.get("attempt") == status.get("attempt")
@@ -133,7 +133,7 @@ def condition(status: dict[str, Any], kind: str) -> str:
 
 
 class Witness(KubeletDouble):
-    """Looks at the job's status whenever one of its pods is to go: the checkpoint must stand there."""
+    """A kubelet double that checks the job's status when a pod is deleted: it must contain the checkpoint."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)

@@ -1,7 +1,7 @@
-"""The rank processes of one contender, driven from the benchmark's process.
+"""The rank processes of one contender, controlled by the benchmark's process.
 
-Every contender has its own processes, so that no allocator, thread pool or imported library of one is in the
-other's way, and they step one contender at a time.
+Every contender has its own processes, so that no allocator, thread pool or imported library of one affects
+another. One contender steps at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.benchmarks.contenders import Sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "build" / "deepspeed-extensions"
-"""What DeepSpeed compiles when it is first used."""
+"""Folder of the extensions that DeepSpeed compiles at their first use."""
 SAMPLE_EVERY_SECONDS = 0.02
 MIB = 1 << 20
 
@@ -33,30 +33,31 @@ class ContenderFailed(RuntimeError):
 
 @dataclass(kw_only=True)
 class Measured:
-    """What the rounds gave; one entry per round."""
+    """Results of the rounds; one entry per round."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     loopback_bytes: list[int] = field(default_factory=list)
     io_bytes: list[float] = field(default_factory=list)
-    """To and from drives, all ranks; only of rounds of several steps."""
+    """Bytes to and from drives of all ranks; only in rounds of several steps."""
     peak_bytes: float = 0.0
-    """Highest proportional set size of a rank, while it built and stepped, above that after its imports."""
+    """Highest proportional set size of a rank while it built and stepped, above that after its imports."""
     steady_bytes: float = 0.0
-    """The same without the time of the building."""
+    """The same without the time of building."""
     facts: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
 
 
 class Team:
-    """Ranks of one contender. `close()` ends the processes."""
+    """The ranks of one contender. `close()` ends the processes."""
 
     def __init__(
         self, name: str, sizes: Sizes, *, python: Path, ranks: int, threads: int, root: Path = ROOT
     ) -> None:
         """Start the processes and build the contender while its memory is watched.
 
-        `root` is the checkout whose code it runs."""
+        `root` is the checkout whose code it runs.
+        """
         self.name = name
         self.measured = Measured()
         self._folder = tempfile.TemporaryDirectory()
@@ -91,7 +92,7 @@ class Team:
             raise
 
     def step(self, in_a_row: int = 0) -> None:
-        """One timed step, or the mean of several after one that is not timed."""
+        """Time one step, or the mean of several after one that is not timed."""
         before = loopback_bytes()
         answers = self._ask(f"steps {in_a_row}" if in_a_row else "step")
         measured = self.measured
@@ -102,7 +103,7 @@ class Team:
         measured.loopback_bytes.append(loopback_bytes() - before)
 
     def warm_up(self, steps: int) -> None:
-        """Steps that are not timed; memory is watched."""
+        """Run steps that are not timed, and watch the memory."""
 
         def run() -> Any:
             for _ in range(steps):
@@ -114,7 +115,7 @@ class Team:
         self.measured.peak_bytes = max(self.measured.peak_bytes, self.measured.steady_bytes)
 
     def finish(self, steps: int) -> None:
-        """Ask for the engine's own counts; bytes sent are per step."""
+        """Get the engine's own counts; bytes sent are per step."""
         facts = self._ask("facts")[0]
         if "sent_bytes" in facts:
             facts["sent_bytes"] /= steps
@@ -153,7 +154,7 @@ class Team:
         return lines
 
     def _watch(self, work: Callable[[], Any]) -> float:
-        """Do `work`; the highest memory of a rank meanwhile, above its base."""
+        """Do `work` and return a rank's highest memory meanwhile, above its base."""
         peaks, stop = [0.0] * len(self._ranks), threading.Event()
 
         def sample() -> None:
@@ -173,7 +174,7 @@ class Team:
 
 
 def pss_bytes(pid: int) -> int:
-    """0 when the process is gone."""
+    """Return the proportional set size of a process; 0 if it is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -182,7 +183,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def loopback_bytes() -> int:
-    """Received through the loopback device since the machine started."""
+    """Return the bytes received through the loopback device since the machine started."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == "lo":
@@ -193,7 +194,7 @@ def loopback_bytes() -> int:
 def run_in_turn(
     teams: Sequence[Team], *, rounds: int, progress: Callable[[str], None], in_a_row: int = 0
 ) -> None:
-    """A B C A B C ..., each turn one step or several in a row."""
+    """Run the teams in turn (A B C A B C ...), each turn one step or several in a row."""
     for number in range(rounds):
         for team in teams:
             team.step(in_a_row)
@@ -201,13 +202,13 @@ def run_in_turn(
 
 
 def drop_stale_locks() -> None:
-    """Of builds of DeepSpeed's extensions that were interrupted; every rank would wait for them."""
+    """Remove locks of interrupted builds of DeepSpeed's extensions, as every rank would wait for them."""
     for lock in EXTENSIONS.glob("*/lock"):
         lock.unlink()
 
 
 def write_json(path: Path | None, results: Mapping[str, Mapping[str, Measured]]) -> None:
-    """Every measured value by group and contender, where a file was asked for."""
+    """Write every measured value by group and contender if a file is given."""
     if path is not None:
         plain = {
             group: {name: asdict(value) for name, value in found.items()} for group, found in results.items()

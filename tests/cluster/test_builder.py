@@ -1,4 +1,4 @@
-"""The builder of the development cluster's programs: what is rebuilt when, and what a failure leaves."""
+"""The builder of the development cluster's programs: when it rebuilds, and what a failure leaves."""
 
 import hashlib
 import io
@@ -25,7 +25,7 @@ DEVCLUSTER = ROOT / "deploy" / "devcluster"
 
 
 def nothing() -> None:
-    """For callbacks whose call does not matter."""
+    """Do nothing; for callbacks whose call does not matter."""
 
 
 def write(folder: Path, **files: str) -> None:
@@ -113,7 +113,7 @@ def test_builders_side_by_side_take_turns(tmp_path: Path) -> None:
 
     def build(folder: Path) -> None:
         inside.set()
-        # Ends only once the other builder has said that it waits.
+        # Ends only once the other builder has reported that it waits.
         deadline = time.monotonic() + PATIENCE_S
         while not waited and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -317,7 +317,7 @@ def toolchain() -> Toolchain:
 
 
 def tiny(monkeypatch: pytest.MonkeyPatch, sources: Path) -> Paths:
-    """A clone whose only module is the tiny one."""
+    """Return a clone whose only module is the tiny one."""
     module = modules.Module(
         name="m", folder=sources.name, package=".", programs=("m",), summary="test", cgo=False
     )

@@ -1,4 +1,4 @@
-"""A test whose double has died does not wait for its patience to end."""
+"""A test whose double has died does not wait for its whole timeout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_wait_ends_with_the_cause_of_the_dead_thread() -> None:
     thread.start()
     with pytest.raises(ThreadDied, match=r"for pods: thread double:(.|\n)*OSError: address in use"):
         wait_until(lambda: False, "pods")
-    thread.join()  # pytest hears of it at the thread's very end, which must not be in the next test
+    thread.join()  # pytest gets the error at the thread's very end, which must not be in the next test
 
 
 def test_the_next_test_hears_nothing_of_it() -> None:

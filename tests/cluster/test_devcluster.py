@@ -1,4 +1,4 @@
-"""Instances of the control plane: start, stop, side by side, and nothing left behind."""
+"""Instances of the control plane: they start, stop and run side by side, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 
 
 def processes_of(root: Path) -> dict[int, str]:
-    """Command lines of live processes that mention the root, by process id."""
+    """Return command lines of live processes that mention the root, by process id."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -46,7 +46,7 @@ def test_two_instances_run_side_by_side_and_leave_nothing_behind(
         one.kubectl("create", "namespace", "only-here")
         assert one.api_url != two.api_url
         assert two.kubectl("get", "namespace", "only-here", check=False).returncode != 0
-        # Each trusts its own authority alone.
+        # Each instance trusts only its own authority.
         stranger = two.kubectl("--server", one.api_url, "get", "namespaces", check=False)
         assert stranger.returncode != 0
         assert "certificate" in stranger.stderr

@@ -20,7 +20,7 @@ IS_ROOT = os.getuid() == 0
 
 
 def pod(name: str, code: str, **spec: Any) -> dict[str, Any]:
-    """A pod that runs Python code, shaped like a worker: no root, no token, read-only root folder."""
+    """Return a pod that runs Python code, shaped like a worker: no root, no token, read-only root folder."""
     container = {
         "name": "main",
         "image": IMAGE,
@@ -198,7 +198,7 @@ def test_a_pod_reaches_the_api_with_its_service_account(node_cluster: Cluster, n
 
 
 def machine_state() -> set[tuple[str, str]]:
-    """What a node could leave behind: mounts, links, control groups, kernel settings."""
+    """Return what a node could leave behind: mounts, links, control groups, kernel settings."""
     settings = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
     links = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout)
     folders = ("/var/lib/cni", "/var/lib/kubelet", "/var/log/pods")
@@ -221,7 +221,7 @@ def test_nothing_is_left_on_the_machine(node_tools: None, tmp_path: Path, how: s
     before = machine_state()
     here = Devcluster(root=tmp_path)
     with here.lease("node") as cluster, cluster.namespace() as space:
-        # The pause image is there in every node, and small.
+        # The pause image is in every node, and small.
         simple = {"name": "main", "image": "localhost/pause:1", "imagePullPolicy": "Never"}
         cluster.apply(
             {
@@ -245,7 +245,7 @@ def test_nothing_is_left_on_the_machine(node_tools: None, tmp_path: Path, how: s
     assert cgroups_of(name) == []
     assert list(tmp_path.iterdir()) == []
     wait_until(lambda: not any_process_mentions(str(tmp_path)), "the last process to go")
-    # Other programs of the machine come and go as well; what a node leaves behind stays.
+    # Other programs of the machine come and go as well; remains of a node stay.
     wait_until(lambda: not (machine_state() - before), "nothing to be on the machine that was not there")
 
 

@@ -1,4 +1,4 @@
-"""Simulated nodes: what they offer, and pods that run, end and hang as their annotations say."""
+"""Simulated nodes: their resources, and pods that run, end and hang as their annotations say."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_rank_ends_with_the_chosen_code(cluster: Cluster, space: str) -> None:
         "terminated"
     ]
     assert (status["exitCode"], status["reason"], status["message"]) == (137, "OOMKilled", '{"rank": 3}')
-    # A running pod can be told to fail later.
+    # An annotation can make a running pod fail later.
     cluster.kubectl("annotate", "pod", "runs", "-n", space, f"{PREFIX}exit-code=75")
     wait_until(lambda: phases()["runs"] == "Failed", "the pod that was told to fail")
 

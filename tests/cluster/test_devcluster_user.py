@@ -1,4 +1,4 @@
-"""The node as an ordinary user: it runs without root, and says what is missing where it cannot."""
+"""The node as an ordinary user: it runs without root, and reports what is missing where it cannot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder of that user, with tools it can read: those of the cache are in the home of another."""
+    """Provide a folder of that user with readable tools; those of the cache are in another user's home."""
     folder = Path(tempfile.mkdtemp(prefix="devcluster-user-"))
     (folder / "bin").mkdir()
     (folder / "images").mkdir()
@@ -69,7 +69,7 @@ def test_pods_run_without_root(place: Path, program: Devcluster) -> None:
         assert "no CPU or memory limits" in up.stdout
         kubectl = (str(program.program), "kubectl")
         cluster = open_kubeconfig(program.root / "user" / "kubeconfig", kubectl)
-        # What a pod of ours asks for, and what one user id cannot give: owners of volumes and tokens, limits.
+        # Settings of our pods that one user id cannot provide: owners of volumes and tokens, limits.
         spec = {
             "securityContext": {
                 "runAsNonRoot": True,

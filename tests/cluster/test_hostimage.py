@@ -1,4 +1,4 @@
-"""The image made of this machine's Python: what goes in, what stays out, and that any user can run it."""
+"""The image made of this machine's Python: its content, and that any user can run it."""
 
 import io
 import json
@@ -30,7 +30,7 @@ PROJECT_TABLE = '[tool.scikit-build.wheel.packages]\n"zerotrain/part" = "src/zer
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Paths:
-    """A small project of the same shape, with a virtual environment of its own."""
+    """Return a small project of the same shape, with a virtual environment of its own."""
     repository = tmp_path / "clone"
     part = repository / "src" / "zerotrain" / "part"
     part.mkdir(parents=True)
@@ -61,14 +61,14 @@ def build(paths: Paths) -> Path:
 
 
 def read_config(archive: Path) -> tuple[list[str], dict[str, Any]]:
-    """Names of the layers' files in the archive, and the image's configuration."""
+    """Return names of the layers' files in the archive, and the image's configuration."""
     with tarfile.open(archive) as tar:
         (manifest,) = json.load(_member(tar, "manifest.json"))
         return manifest["Layers"], json.load(_member(tar, manifest["Config"]))
 
 
 def layers(archive: Path) -> dict[str, str]:
-    """Layer file name -> digest, as the image's configuration gives them."""
+    """Return the digest by layer file name, as in the image's configuration."""
     names, config = read_config(archive)
     return dict(zip(names, config["rootfs"]["diff_ids"], strict=True))
 
@@ -80,7 +80,7 @@ def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
 
 
 def unpack(archive: Path, target: Path) -> Path:
-    """The container's root folder, the layers one over the other."""
+    """Unpack the layers in order and return the container's root folder."""
     with tarfile.open(archive) as outer:
         for name in layers(archive):
             with tarfile.open(fileobj=_member(outer, name)) as layer:
@@ -91,7 +91,7 @@ def unpack(archive: Path, target: Path) -> Path:
 
 
 def run_inside(archive: Path, root: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in the unpacked image with the environment (as root: and the user) it names."""
+    """Run a command in the unpacked image with its environment, and as root also with its user."""
     if shutil.which("unshare") is None:
         pytest.skip("no `unshare` on PATH: cannot enter the image without it")
     as_root = os.geteuid() == 0
@@ -129,7 +129,7 @@ def test_image_runs_as_a_user_that_owns_nothing(clone: Paths, tmp_path: Path) ->
 
 @pytest.mark.ranks
 def test_the_clones_own_place_is_not_in_the_image(clone: Paths, tmp_path: Path) -> None:
-    """Pods mount over /tmp, and the image should not tell where somebody keeps a clone."""
+    """Pods mount over /tmp, and the image should not reveal the path of the clone."""
     root = unpack(build(clone), tmp_path / "root")
     assert list((root / "tmp").iterdir()) == []
     binaries = (root / ENVIRONMENT.strip("/") / "bin").iterdir()
@@ -332,7 +332,7 @@ def test_nothing_of_the_user_is_taken_along() -> None:
 
 @pytest.fixture
 def real_image(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """The real image and its unpacked tree, which is removed at once since it takes a gigabyte."""
+    """Provide the real image and its unpacked tree, which takes a gigabyte and is removed at once."""
     archive = build(Paths(repository=ROOT, cache=tmp_path))
     yield archive, unpack(archive, tmp_path / "root")
     shutil.rmtree(tmp_path / "root")

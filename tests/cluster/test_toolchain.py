@@ -1,4 +1,4 @@
-"""Which Go toolchain the builder takes, and where that toolchain may leave files."""
+"""The Go toolchain that the builder chooses, and the places in which that toolchain may leave files."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def script(path: Path, text: str) -> Path:
 
 
 def fake_go(path: Path, version: str, **changed: str) -> Path:
-    """Answers `go version` and `go env -changed -json` as the real command does."""
+    """Write a program that answers `go version` and `go env -changed -json` as the real command does."""
     answer = f"""mkdir -p "${{XDG_CONFIG_HOME:-$HOME/.config}}/go/telemetry"
 case $1 in
 version) echo go version go{version} linux/amd64 ;;
@@ -37,7 +37,7 @@ esac"""
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    """A machine without Go, and a home of its own."""
+    """Return the paths of a machine without Go, with an empty home."""
     monkeypatch.setenv("PATH", f"{tmp_path}/on-path:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(toolchain, "UPSTREAM_GO", tmp_path / "upstream" / "go")
@@ -52,7 +52,7 @@ def installed_go(paths: Paths) -> Path:
 
 
 def can_install(paths: Paths, tmp_path: Path, version: str) -> Path:
-    """Give the clone an environment whose pip notes what it is asked for and then provides that Go."""
+    """Give the clone an environment whose pip records its arguments and then provides that Go."""
     fake_go(tmp_path / "wheel", version)
     log, target = tmp_path / "pip-arguments", installed_go(paths)
     script(

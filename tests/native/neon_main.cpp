@@ -1,5 +1,5 @@
-// Runs every update with every instruction set of the machine that this is compiled for, and prints a hash of all
-// that was written. Compiled and run by test_neon.py for two processors.
+// Runs every update with every instruction set of the target machine, and prints a hash of everything that was
+// written. Compiled and run by test_neon.py for two processors.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -23,7 +23,7 @@ struct Case {
 
 float* floats(Bytes& bytes) { return reinterpret_cast<float*>(bytes.data()); }
 
-// Every bit pattern when wild, numbers as in training else; the same on every machine.
+// Every bit pattern if wild, otherwise numbers as in training; the same on every machine.
 std::vector<Bytes> make_arrays(const Case& one) {
   std::mt19937_64 random(7);
   const std::size_t widths[] = {4, 4, 4, 2, width(one.grad), width(one.weight)};

@@ -1,4 +1,4 @@
-"""The updates on ARM give the bits of this processor. Needs a cross compiler and an emulator."""
+"""Updates on ARM give the same bits as on this processor. Needs a cross compiler and an emulator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMON = ["kernels_baseline.cpp", "dispatch.cpp", "update.cpp"]
 
 
 def build_and_run(folder: Path, compiler: str, sources: list[str], *options: str) -> list[str]:
-    """The words that the program prints."""
+    """Build the program, run it and return the words that it prints."""
     program = folder / compiler
     files = [str(ROOT / "csrc/cpu" / source) for source in (*COMMON, *sources)]
     command = [

@@ -1,4 +1,4 @@
-"""The end of a process keeps its exit code and is quiet, whatever of ours is still under way."""
+"""The end of a process keeps its exit code and prints nothing, even while native work is in flight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sys.exit(7)
 
 
 def test_a_thread_inside_of_native_code_does_not_abort_the_process(tmp_path: Path) -> None:
-    """Nor do objects that nobody has closed make nanobind complain."""
+    """Objects that are not closed do not make nanobind complain, either."""
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (7, "")

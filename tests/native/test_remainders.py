@@ -1,4 +1,4 @@
-"""Masters kept as bf16 weight and int16 remainder: exact, and the same as fp32 masters bit for bit."""
+"""Masters kept as bf16 weight and int16 remainder are exact and equal fp32 masters bit for bit."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ LOWS = (
     0xEFFF,
     0xFFFF,
 )
-"""Beside both sides of every tie of bf16 and fp16."""
+"""Lower halves around both sides of every rounding tie of bf16 and fp16."""
 
 
 def every_pattern() -> torch.Tensor:
-    """fp32 values: every upper half, with the lower halves at which something changes."""
+    """Return fp32 values: every upper half, with the lower halves at which rounding changes."""
     upper = torch.arange(1 << 16, dtype=torch.int64) << 16
     whole = (upper[:, None] + torch.tensor(LOWS)).flatten()
     return ((whole + 2**31) % 2**32 - 2**31).to(torch.int32).view(torch.float32)
 
 
 def update_without_change(master: torch.Tensor, weight: torch.Tensor, isa: str) -> None:
-    """A step of zero: what was read is written again."""
+    """Do a step of zero, which writes back what it reads."""
     grad, momentum = torch.zeros(weight.numel()), torch.zeros(weight.numel())
     segment = _native.Segment(0, weight.numel(), lr=0.0, beta1=0.9, beta2=0.99, step=1)
     _native.update_(_native.UpdateTask("lion", [segment], grad, weight), master, [momentum], isa=isa)
@@ -66,7 +66,7 @@ def test_every_pattern_survives_decoding_and_encoding(isa: str) -> None:
     assert torch.equal(bits(join(got_high, got_low))[finite], bits(values)[finite])
     assert torch.equal(bits(join(got_high, got_low))[values.isinf()], bits(values)[values.isinf()])
     nan = values.isnan()
-    assert set(bits(got_high)[nan].tolist()) == {0x7FC0}  # NaN stays NaN, and none is taken for a number
+    assert set(bits(got_high)[nan].tolist()) == {0x7FC0}  # NaN stays NaN, and no other value becomes NaN
     assert set(got_low[nan].tolist()) == {0}
 
 
@@ -88,7 +88,7 @@ def test_ties_go_away_from_zero_and_everything_else_to_the_nearest() -> None:
 
 
 def test_any_pair_of_halves_is_a_master() -> None:
-    """Also pairs that rounding never gives, which a damaged state could hold: the sum counts."""
+    """Pairs that rounding never gives, as a damaged state could hold, also count as their sum."""
     generator = torch.Generator().manual_seed(3)
     random = torch.randint(-(2**15), 2**15, (2, 50_000), generator=generator).to(torch.int16)
     high, low = random[0].view(torch.bfloat16).clone(), random[1].clone()
@@ -113,7 +113,7 @@ def test_both_encodings_give_the_same_masters(rule: str, grad_dtype: torch.dtype
 
 @pytest.mark.parametrize("isa", _native.isas())
 def test_fp16_weights_are_torchs_bits(isa: str) -> None:
-    """Ties, subnormal numbers, what rounds to infinity: by the processor and without its help."""
+    """Ties, subnormals and values that round to infinity, with and without the processor's conversion."""
     values = every_pattern()
     weight = torch.zeros(values.numel(), dtype=torch.float16)
     update_without_change(values.clone(), weight, isa)

@@ -1,4 +1,4 @@
-"""Sealed chunks: what opens, what is refused and by which name, and that no nonce is ever used twice."""
+"""Sealed chunks: which ones open, which errors name the others, and that no nonce is used twice."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from zerotrain.runtime.spill.sealers import create_sealer
 
 @pytest.fixture(params=sorted(BACKENDS))
 def make(request: pytest.FixtureRequest) -> KeyedSealer:
-    """Makes sealers of one backend."""
+    """Return the function that makes sealers of one backend."""
     return BACKENDS[request.param]
 
 
 @pytest.fixture
 def sealer(make: KeyedSealer) -> Iterator[Sealer]:
-    """With a random key."""
+    """Provide a sealer with a random key."""
     made = make(IDENTITY)
     yield made
     made.close()
@@ -204,7 +204,7 @@ def test_no_nonce_repeats_over_records_generations_and_threads(make: KeyedSealer
         for nonces in pool.map(seal_often, range(8)):
             seen.update(nonces)
     assert len(seen) == 8 * 40 * 16
-    # Not even with the record's number taken away.
+    # Nonces differ even without the record's number.
     assert len({nonce[4:] for nonce in seen}) == len(seen)
 
 

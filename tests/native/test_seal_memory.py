@@ -1,4 +1,4 @@
-"""Where the key is: in locked pages that no core holds, gone in forked children and after close."""
+"""The key is in locked pages that no core contains, and is gone in forked children and after close."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SECRET = bytes.fromhex("7d1c5e0b9a3f4826b7e1d2c3a4958677f0e1d2c3b4a5968778695a4b
 
 @pytest.fixture(params=sorted(BACKENDS))
 def make(request: pytest.FixtureRequest) -> KeyedSealer:
-    """Makes sealers of one backend; where locked memory is refused the reason is in the info instead."""
+    """Return the function that makes sealers of one backend.
+
+    Skips the test if memory cannot be guarded; the reason is then in the sealer's info.
+    """
     _native.SpillKey()
     if not _native.key_memory().startswith("locked, not in cores"):
         pytest.skip(f"this system does not guard memory fully: {_native.key_memory()}")
@@ -46,7 +49,7 @@ def test_what_openssl_derives_from_the_key_lies_beside_it() -> None:
     assert guarded_memory(os.getpid()).count(SECRET) == 1
     chunks = batch_of(sealer.add("block.0", sizes()))
     sealer.seal(chunks)
-    # An expanded key begins with the key; one per context.
+    # An expanded key begins with the key; there is one per context.
     assert guarded_memory(os.getpid()).count(SECRET) >= 2
     assert "cipher contexts beside it" in sealer.info.memory
     sealer.close()
@@ -55,7 +58,7 @@ def test_what_openssl_derives_from_the_key_lies_beside_it() -> None:
 
 @pytest.mark.unit
 def test_the_info_says_what_is_refused_later(make: KeyedSealer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first chunks may need more locked memory than there is."""
+    """The first chunks may need more locked memory than is allowed."""
     sealer = make(IDENTITY)
     monkeypatch.setattr(f"{type(sealer).__module__}.key_memory", lambda: "not locked: no more")
     assert "key: not locked: no more; " in sealer.info.memory
@@ -121,8 +124,8 @@ def test_memory_that_cannot_be_locked_is_reported_with_the_limit() -> None:
     if pid == 0:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
         if os.geteuid() == 0:
-            os.setuid(65534)  # root may lock whatever the limit
-        keys = [_native.SpillKey() for _ in range(2000)]  # more than the memory at hand takes
+            os.setuid(65534)  # root may lock memory beyond the limit
+        keys = [_native.SpillKey() for _ in range(2000)]  # more keys than the memory at hand can hold
         os.write(write_end, _native.key_memory().encode())
         os._exit(len(keys) != 2000)
     os.close(write_end)

@@ -1,4 +1,4 @@
-"""The step over sealed chunks equals opening all, updating the parts as tensors, and sealing all."""
+"""A step over sealed chunks equals opening all, updating the parts as tensors, and sealing all."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CHUNK_NUMEL = 16_384
 NUMELS = (CHUNK_NUMEL, CHUNK_NUMEL, CHUNK_NUMEL, 2048)
 NUM_STATES = {"adamw": 2, "adam": 2, "adagrad": 1, "lion": 1}
 ORIGIN = 4096
-"""Elements of the task before the record's first."""
+"""Elements of the task before the record's first element."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a chunk holds, and for which rule."""
+    """The contents of a chunk, and its update rule."""
 
     rule: str
     master: str
@@ -49,7 +49,7 @@ CASES = [
 
 
 class Step:
-    """Gradient, weight and states of one record, all random, and the task over them."""
+    """Random gradient, weight and states of one record, and the task over them."""
 
     def __init__(self, case: Case) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -82,7 +82,7 @@ class Step:
         )
 
     def reference(self) -> Step:
-        """After the step, with whole tensors."""
+        """Return a copy after the step, computed with whole tensors."""
         after = Step(self.case)
         has_own = self.case.master == "weight"
         master, states = (None, after.parts) if has_own else (after.parts[0], after.parts[1:])
@@ -92,7 +92,7 @@ class Step:
         return after
 
     def chunks(self) -> torch.Tensor:
-        """The parts as they lie in the spill store."""
+        """Return the parts in the order of the spill store."""
         pieces, start = [], ORIGIN
         for numel in NUMELS:
             pieces += [part[start : start + numel].view(torch.uint8) for part in self.parts]
@@ -124,7 +124,7 @@ def test_the_step_over_chunks_is_the_step_over_tensors(backend: str, case: Case)
     whole = _batch(sealer, step)
     sealer.seal(whole)
     task = step.task()
-    # In two batches: what a tile begins with is found from the chunk's number.
+    # In two batches: the position of a tile's first element follows from the chunk's number.
     cut = 2 * CHUNK_NUMEL * case.element_bytes
     sealer.update(replace(whole, count=2, data=whole.data[:cut]), task, origin=ORIGIN)
     sealer.update(replace(whole, first=2, count=2, data=whole.data[cut:]), task, origin=ORIGIN)

@@ -1,4 +1,4 @@
-"""Both backends compute AES-256-GCM as published, and open what the other sealed."""
+"""Both backends compute AES-256-GCM as published, and open what the other one sealed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _LONG_CIPHER = (
     "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa"
     "8cb08e48590dbb3da7b08b1056828838c5f61e6393ba7a0abcc9f662898015ad"
 )
-# Key, nonce, associated data, plain, cipher, tag. The first four: cases 13 to 16 of "The Galois/Counter Mode
-# of Operation" (McGrew, Viega); the others: gcmEncryptExtIV256 of NIST's validation program.
+# Key, nonce, associated data, plaintext, ciphertext, tag. The first four: cases 13 to 16 of "The
+# Galois/Counter Mode of Operation" (McGrew, Viega); the others: gcmEncryptExtIV256 of NIST's validation
+# program.
 VECTORS = [
     ("00" * 32, "00" * 12, "", "", "", "530f8afbc74536b9a963b4f1c4cb738b"),
     (
@@ -106,8 +107,8 @@ def test_each_backend_opens_what_the_other_sealed(writer: str, reader: str) -> N
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 def test_the_bytes_are_those_of_the_documented_nonce_and_context(backend: str) -> None:
-    """Rebuilt by hand from docs/spill-encryption.md: a change of either would make both backends wrong
-    together."""
+    """Nonce and context are rebuilt by hand from docs/spill-encryption.md, as both backends could share an
+    error."""
     sealer = BACKENDS[backend](IDENTITY, key=KEY, first_counter=1000)
     sealer.add("other", sizes())
     chunks, plain = sealed(sealer)

@@ -1,4 +1,4 @@
-"""What the system refuses is told with its number and the place in the file; engines give way by name."""
+"""Errors of the system have errno and offset in the file; a refused engine is replaced, with the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def failure(file: SpillFile, ticket: int) -> OSError:
 @pytest.mark.unit
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_truncated_file_is_a_short_read_with_its_offset(tmp_path: Path, engine: str) -> None:
-    """Cut within a block: the blocks before are read, the rest is an error where the file ends."""
+    """The file is cut within a block: the blocks before are read, the rest is an error at the file's end."""
     file = SpillFile([str(tmp_path)], 64 * BLOCK, engine=engine, request_bytes=8 * BLOCK)
     file.wait(file.write(0, aligned_buffer(64 * BLOCK).fill_(7)))
     os.truncate(f"/proc/self/fd/{file.fileno()}", 21 * BLOCK + 123)
@@ -38,7 +38,7 @@ def test_a_truncated_file_is_a_short_read_with_its_offset(tmp_path: Path, engine
     assert error.offset == 21 * BLOCK + 123  # type: ignore[attr-defined]
     assert "truncated" in str(error)
     assert bool((buffer[: 21 * BLOCK] == 7).all())
-    # What is not beyond the end is still read.
+    # The part before the end is still read.
     file.wait(file.read(0, buffer[: 20 * BLOCK]))
     file.close()
 
@@ -52,14 +52,14 @@ def test_a_truncated_file_is_a_short_read_with_its_offset(tmp_path: Path, engine
 def test_an_error_of_the_device_is_told_with_its_number(
     tmp_path: Path, engine: str, device: str, is_write: bool, expected: int
 ) -> None:
-    """Another file under the descriptor: address 0 of a process cannot be read, /dev/full not written."""
+    """The descriptor is replaced: address 0 of a process cannot be read, and /dev/full not written."""
     file = SpillFile([str(tmp_path)], 64 * BLOCK, engine=engine, request_bytes=2 * BLOCK)
     spare = os.open(device, os.O_RDWR)
     os.dup2(spare, file.fileno())
     os.close(spare)
     buffer = aligned_buffer(4 * BLOCK)
     error = failure(file, file.write(BLOCK, buffer) if is_write else file.read(0, buffer))
-    # libaio asks for an operation that these two files do not have.
+    # libaio requests an operation that these two files do not have.
     assert error.errno == (errno.EINVAL if engine == "libaio" else expected)
     assert error.offset == (BLOCK if is_write else 0)  # type: ignore[attr-defined]
     assert f"[{engine}]" in str(error)
@@ -69,7 +69,7 @@ def test_an_error_of_the_device_is_told_with_its_number(
 @pytest.mark.unit
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_closed_descriptor_is_an_error_and_not_a_hang(tmp_path: Path, engine: str) -> None:
-    """libaio refuses at submission, the others at completion: both end the wait."""
+    """libaio refuses at submission, the others at completion; both end the wait."""
     file = SpillFile([str(tmp_path)], 16 * BLOCK, engine=engine, queue_depth=2, request_bytes=BLOCK)
     spare = os.open("/dev/null", os.O_WRONLY)
     os.dup2(spare, file.fileno())
@@ -81,7 +81,7 @@ def test_a_closed_descriptor_is_an_error_and_not_a_hang(tmp_path: Path, engine: 
 
 @pytest.mark.ranks
 def test_an_error_in_the_middle_ends_all_of_the_transfer_first(tmp_path: Path) -> None:
-    """EIO from the kernel's pread at one offset: the rest was read before the error is raised."""
+    """The kernel's pread fails with EIO at one offset; the rest is read before the error is raised."""
 
     def read() -> list[object]:
         place = 24 * BLOCK
@@ -100,7 +100,7 @@ def test_an_error_in_the_middle_ends_all_of_the_transfer_first(tmp_path: Path) -
 
 
 def opened(refusals: list[Refusal], folder: Path, engine: str = "auto") -> dict[str, object]:
-    """What a spill file says of itself in a process with these calls refused; its bytes come back."""
+    """Return what a spill file reports in a process with these calls refused; its bytes must be intact."""
 
     def work() -> dict[str, object]:
         refuse(refusals)
@@ -130,7 +130,7 @@ def opened(refusals: list[Refusal], folder: Path, engine: str = "auto") -> dict[
 
 @pytest.mark.ranks
 def test_engines_give_way_with_the_reason(tmp_path: Path) -> None:
-    """A container's filter refuses io_uring, then libaio as well; asked for by name there is no other."""
+    """A container's filter refuses io_uring, then libaio; an engine chosen by name is not replaced."""
     uring = Refusal("io_uring_setup", errno.EPERM)
     answer = opened([uring], tmp_path)
     assert (answer["engine"], answer["same"]) == ("libaio", True)
@@ -145,7 +145,7 @@ def test_engines_give_way_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_an_engine_that_moves_nothing_is_not_taken(tmp_path: Path) -> None:
-    """The probe is a real write and read: threads whose pread fails are no engine."""
+    """The probe is a real write and read, so threads whose pwrite fails are not a usable engine."""
     refusals = [
         Refusal("io_uring_setup", errno.EPERM),
         Refusal("io_setup", errno.EAGAIN),
@@ -157,14 +157,14 @@ def test_an_engine_that_moves_nothing_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_an_engine_of_another_name_is_refused(tmp_path: Path) -> None:
-    """By the names that there are."""
+    """The error lists the known names."""
     with pytest.raises(ValueError, match="engine 'psync' is not known; give auto, io_uring, libaio, threads"):
         SpillFile([str(tmp_path)], BLOCK, engine="psync")
 
 
 @pytest.mark.ranks
 def test_missing_features_of_the_file_system_are_named(tmp_path: Path) -> None:
-    """Without O_TMPFILE, O_DIRECT, both, or fallocate: each says so, none leaves a name."""
+    """Each file without O_TMPFILE, O_DIRECT, both, or fallocate reports it and leaves no name."""
     no_unnamed = Refusal("openat", errno.EOPNOTSUPP, argument=2, bits=O_TMPFILE_BIT)
     no_direct = Refusal("openat", errno.EINVAL, argument=2, bits=os.O_DIRECT)
     answer = opened([no_unnamed], tmp_path)
@@ -186,7 +186,7 @@ def test_missing_features_of_the_file_system_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_a_file_system_in_memory_works() -> None:
-    """tmpfs: whatever it supports is found out, nothing has a name, bytes come back."""
+    """tmpfs: supported features are detected, no file has a name, and the bytes are intact."""
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("/dev/shm cannot be written")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -1,5 +1,7 @@
-"""A forked child holds no descriptor of a spill file and no ring of it: the disk has its bytes back when the
-process that made the file is gone, however long its children live."""
+"""A forked child holds no descriptor of a spill file and no ring of it.
+
+The disk gets its space back when the process that made the file ends, however long its children live.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MIB = 1 << 20
 
 
 def opened() -> list[str]:
-    """What this process's descriptors lead to."""
+    """Return the targets of this process's descriptors."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -33,7 +35,7 @@ def opened() -> list[str]:
 
 
 def of_spill(folder: Path) -> list[str]:
-    """Descriptors and mappings of spill files in `folder`, and of rings."""
+    """Return descriptors and mappings of spill files in `folder`, and of rings."""
     with open("/proc/self/maps") as maps:
         mapped = [line.split(maxsplit=5)[-1].strip() for line in maps]
     return [name for name in [*opened(), *mapped] if str(folder) in name or "io_uring" in name]
@@ -47,7 +49,7 @@ def test_a_child_has_neither_file_nor_ring(engine: str, tmp_path: Path) -> None:
         SpillFile([str(tmp_path), str(other)], 64 * BLOCK, engine=engine, stripe_bytes=BLOCK),
         SpillFile([str(tmp_path)], BLOCK, engine=engine),
     ]
-    ticket = files[0].write(0, aligned_buffer(64 * BLOCK).fill_(3))  # under way at the fork
+    ticket = files[0].write(0, aligned_buffer(64 * BLOCK).fill_(3))  # in flight at the fork
     assert of_spill(tmp_path), "the parent's own are not found: this checks nothing"
     assert in_child(lambda: of_spill(tmp_path)) == []
     assert in_child(lambda: in_child(lambda: of_spill(tmp_path))) == []
@@ -77,7 +79,7 @@ def test_a_file_that_a_child_opens_under_the_same_number_is_left_alone(tmp_path:
 
 
 def test_forks_of_another_thread_inherit_nothing(tmp_path: Path) -> None:
-    """Files are made and closed while children are forked."""
+    """Files are made and closed while another thread forks children."""
     over = threading.Event()
 
     def make() -> None:
@@ -99,7 +101,7 @@ def test_space_is_free_once_the_maker_is_dead_though_its_child_lives(tmp_path: P
     before = os.statvfs(tmp_path)
     maker = os.fork()
     if maker == 0:
-        torch.set_num_threads(1)  # torch's own threads are the parent's
+        torch.set_num_threads(1)  # torch's own threads exist in the parent only
         try:
             file = SpillFile([str(tmp_path)], 512 * MIB)
             file.wait(file.write(0, aligned_buffer(MIB).fill_(1)))
@@ -119,7 +121,7 @@ def test_space_is_free_once_the_maker_is_dead_though_its_child_lives(tmp_path: P
         os.waitpid(maker, 0)
         assert (before.f_bfree - during.f_bfree) * before.f_frsize > 256 * MIB
         deadline = time.monotonic() + 180
-        # Half of the file's size is far from what others do on this disk.
+        # Half of the file's size is far above the changes by other processes on this disk.
         while (os.statvfs(tmp_path).f_bfree - during.f_bfree) * before.f_frsize < 256 * MIB:
             assert time.monotonic() < deadline, "a child keeps the space"
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Nothing of a spill file outlives its process, and a forked child has no part in it."""
+"""A spill file leaves nothing behind when its process ends, and a forked child cannot use it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MIB = 1 << 20
 
 
 def test_a_killed_process_leaves_neither_name_nor_space(tmp_path: Path) -> None:
-    """SIGKILL with writes under way: the folder is empty and the disk has its bytes back soon."""
+    """The folder is empty after SIGKILL with writes in flight, and the disk soon has its space back."""
     reader, writer = os.pipe()
     before = os.statvfs(tmp_path)
     pid = os.fork()
     if pid == 0:
-        torch.set_num_threads(1)  # torch's own threads are the parent's
+        torch.set_num_threads(1)  # torch's own threads exist in the parent only
         try:
             file = SpillFile([str(tmp_path)], 512 * MIB)
             file.write(0, aligned_buffer(64 * MIB).fill_(1))
@@ -41,9 +41,9 @@ def test_a_killed_process_leaves_neither_name_nor_space(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(reader)
-    # Others use this disk as well; half of the file's size is far from their noise.
+    # Other processes use this disk as well; half of the file's size is far above their changes.
     assert (before.f_bfree - during.f_bfree) * before.f_frsize > 256 * MIB
-    # The kernel takes a ring down in the background and lets go of its files only then.
+    # The kernel dismantles a ring in the background and releases its files only then.
     deadline = time.monotonic() + 180
     while (os.statvfs(tmp_path).f_bfree - during.f_bfree) * before.f_frsize < 256 * MIB:
         assert time.monotonic() < deadline, "the space of a killed process's file did not come back"
@@ -52,11 +52,12 @@ def test_a_killed_process_leaves_neither_name_nor_space(tmp_path: Path) -> None:
 
 
 def test_the_file_can_never_be_given_a_name(tmp_path: Path) -> None:
-    """Not through /proc either."""
+    """Linking it through /proc fails, too."""
     file = SpillFile([str(tmp_path)], BLOCK)
     if file.unlinked_by() != "O_TMPFILE":
         pytest.skip(f"no O_TMPFILE here: {file.unlinked_by()}")
-    # With a folder's descriptor it is linkat(AT_SYMLINK_FOLLOW), without one link(), which never follows.
+    # With a folder's descriptor Python calls linkat(AT_SYMLINK_FOLLOW), without one link(), which never
+    # follows.
     root = os.open("/", os.O_PATH)
     with pytest.raises(FileNotFoundError):
         os.link(f"/proc/self/fd/{file.fileno()}", tmp_path / "name", src_dir_fd=root, follow_symlinks=True)
@@ -69,7 +70,7 @@ def test_the_file_can_never_be_given_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["io_uring", "libaio", "threads"])
 def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path, engine: str) -> None:
-    """With requests under way at the fork, and the child's end freeing its copies."""
+    """Requests are in flight at the fork, and the child frees its copies when it ends."""
     file = SpillFile([str(tmp_path)], 256 * BLOCK, engine=engine, queue_depth=2, request_bytes=BLOCK)
     written = aligned_buffer(256 * BLOCK).fill_(5)
     ticket = file.write(0, written)

@@ -1,4 +1,4 @@
-"""The system refuses in the middle: memory in use is not given away, no space is kept that nobody counts."""
+"""System calls fail midway: memory in use is not freed, and no space is kept without being counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def is_mapped(address: int) -> bool:
-    """Whether this process has memory there."""
+    """Return whether this process has memory at this address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, _, stop = line.split(maxsplit=1)[0].partition("-")
         if int(start, 16) <= address < int(stop, 16):
@@ -35,11 +35,11 @@ def is_mapped(address: int) -> bool:
     "refusal",
     [
         Refusal("openat", errno.EINVAL, argument=2, bits=os.O_DIRECT),
-        Refusal("pwrite64", errno.EINVAL),  # the first transfer's
+        Refusal("pwrite64", errno.EINVAL),  # that of the first transfer
     ],
 )
 def test_writes_without_o_direct_wait_for_the_drive(tmp_path: Path, refusal: Refusal) -> None:
-    """Else the drive's error would come after the write, and be told to nobody."""
+    """A drive's error would otherwise come after the write and be lost."""
 
     def work() -> list[object]:
         refuse([refusal])
@@ -58,13 +58,13 @@ def test_writes_without_o_direct_wait_for_the_drive(tmp_path: Path, refusal: Ref
     ],
 )
 def test_a_wait_that_fails_leaves_the_kernel_its_memory(tmp_path: Path, engine: str, waits: Refusal) -> None:
-    """The buffer of a transfer that may be under way stays, also when its tensor is gone."""
+    """The buffer of a transfer that may be in flight stays mapped, even after its tensor is gone."""
 
     def work() -> list[object]:
         file = SpillFile([str(tmp_path)], 64 * MIB, engine=engine, queue_depth=4)
         buffer = aligned_buffer(64 * MIB)
         refuse([waits])
-        # Most of it is still in the queue: what has ended by itself is found without a wait.
+        # Most of the transfer is still in the queue: parts that ended by themselves are found without a wait.
         ticket, address = file.write(0, buffer), buffer.data_ptr()
         del buffer
         said: list[object] = []
@@ -85,7 +85,7 @@ def test_a_wait_that_fails_leaves_the_kernel_its_memory(tmp_path: Path, engine: 
 
 
 def test_an_engine_that_cannot_wait_gives_way(tmp_path: Path) -> None:
-    """Its probe is still under way when the next one takes over."""
+    """The probe is still in flight when the next engine is tried."""
 
     def work() -> list[object]:
         refuse(
@@ -104,14 +104,14 @@ def test_an_engine_that_cannot_wait_gives_way(tmp_path: Path) -> None:
 
 
 def test_a_failed_growth_over_several_folders_leaves_all_as_they_were(tmp_path: Path) -> None:
-    """The second folder has no room: the first gives back what it had taken."""
+    """The second folder has no space: the first one releases what it had allocated."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
 
     def work() -> list[object]:
         file = SpillFile([str(folder) for folder in folders], 3 * MIB, stripe_bytes=MIB)
-        refuse([Refusal("fallocate", errno.ENOSPC, argument=2, value=MIB)])  # where the second goes on
+        refuse([Refusal("fallocate", errno.ENOSPC, argument=2, value=MIB)])  # where the second one continues
         said: list[object] = []
         try:
             file.resize(20 * MIB)
@@ -124,7 +124,7 @@ def test_a_failed_growth_over_several_folders_leaves_all_as_they_were(tmp_path: 
 
 
 def map_at(address: int, num_bytes: int) -> int:
-    """Private memory at a free address; where it is."""
+    """Map private memory at a free address and return its address."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long]
@@ -133,7 +133,7 @@ def map_at(address: int, num_bytes: int) -> int:
 
 
 def test_a_buffer_that_a_child_drops_takes_nothing_of_the_childs() -> None:
-    """It is left out of the fork: what lies at its address there is the child's own."""
+    """A fork does not copy the buffer; whatever is mapped at its address there belongs to the child."""
     buffers = [aligned_buffer(4 * MIB)]
 
     def work() -> object:

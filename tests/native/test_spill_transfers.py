@@ -1,4 +1,4 @@
-"""Every engine moves the right bytes to the right place, whatever the cut, the depth and the order."""
+"""Every engine moves the right bytes to the right place at any division, depth and order of requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(folders: list[Path], num_bytes: int, engine: str, **options: int) -> Sp
 def test_bytes_come_back_from_where_they_went(
     tmp_path: Path, engine: str, num_folders: int, depth: int
 ) -> None:
-    """Requests smaller than the transfers, more of them than the queue holds, odd numbers of blocks."""
+    """Requests smaller than the transfers, more requests than the queue holds, odd numbers of blocks."""
     folders = [tmp_path / str(i) for i in range(num_folders)]
     file = make(
         folders, 1024 * BLOCK, engine, queue_depth=depth, request_bytes=3 * BLOCK, stripe_bytes=5 * BLOCK
@@ -55,7 +55,7 @@ def test_bytes_come_back_from_where_they_went(
     for ticket in reversed(tickets):
         file.wait(ticket)
     assert torch.equal(read, written)
-    # In one cut as well.
+    # Read in one transfer as well.
     whole = aligned_buffer(1000 * BLOCK).zero_()
     file.wait(file.read(11 * BLOCK, whole))
     assert torch.equal(whole, written)
@@ -65,7 +65,7 @@ def test_bytes_come_back_from_where_they_went(
 
 
 def test_stripes_go_to_the_folders_in_turn(tmp_path: Path) -> None:
-    """Each of three files holds every third stripe, and no more than its share is allocated."""
+    """Each of three files holds every third stripe, and allocates no more than its share."""
     folders = [tmp_path / str(i) for i in range(3)]
     file = make(folders, 10 * BLOCK, "threads", stripe_bytes=2 * BLOCK)
     written = noise(10)
@@ -82,7 +82,7 @@ def test_stripes_go_to_the_folders_in_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_threads_share_a_file(tmp_path: Path, engine: str) -> None:
-    """Waits of several threads at once end, each with its own bytes."""
+    """Concurrent waits of several threads end, each with its own bytes."""
     file = make([tmp_path], 256 * BLOCK, engine, queue_depth=4, request_bytes=BLOCK)
     errors: list[BaseException] = []
 
@@ -108,7 +108,7 @@ def test_threads_share_a_file(tmp_path: Path, engine: str) -> None:
 
 
 def test_a_file_grows_and_keeps_its_bytes(tmp_path: Path) -> None:
-    """With several folders every file gets its new share; smaller is left alone."""
+    """Every file of several folders gets its new share; a smaller size changes nothing."""
     file = make([tmp_path / "a", tmp_path / "b"], 6 * BLOCK, "auto", stripe_bytes=BLOCK)
     written = noise(6)
     file.wait(file.write(0, written))
@@ -124,7 +124,7 @@ def test_a_file_grows_and_keeps_its_bytes(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_direct_is_refused(tmp_path: Path) -> None:
-    """Offsets, sizes and addresses that are no whole blocks, and places outside of the file, by number."""
+    """Offsets, sizes and addresses that are not whole blocks, and ranges outside of the file, are named."""
     file = make([tmp_path], 4 * BLOCK, "auto")
     buffer = aligned_buffer(4 * BLOCK)
     with pytest.raises(ValueError, match="offset 100 is not a multiple of 4096"):
@@ -145,7 +145,7 @@ def test_what_cannot_be_direct_is_refused(tmp_path: Path) -> None:
 
 
 def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
-    """The kernel must not write into buffers that are gone."""
+    """The kernel must not write into freed buffers."""
     for engine in ENGINES:
         file = make([tmp_path], 512 * BLOCK, engine, queue_depth=2, request_bytes=BLOCK)
         written = noise(512)
@@ -158,7 +158,7 @@ def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_closing_while_another_thread_waits(tmp_path: Path, engine: str) -> None:
-    """The thread gets its bytes, or is told that the file is closed."""
+    """The thread gets its bytes or the error that the file is closed."""
     file = make([tmp_path], 512 * BLOCK, engine, queue_depth=1, request_bytes=BLOCK)
     file.wait(file.write(0, noise(512)))
     back = aligned_buffer(512 * BLOCK).zero_()
@@ -180,7 +180,7 @@ def test_closing_while_another_thread_waits(tmp_path: Path, engine: str) -> None
 
 
 def test_buffers_are_on_page_borders_and_out_of_cores() -> None:
-    """What is decrypted passes through them: neither core files nor forks get them."""
+    """Decrypted bytes pass through these buffers, so neither core files nor forks contain them."""
     buffer = aligned_buffer(3 * BLOCK)
     assert buffer.data_ptr() % BLOCK == 0
     flags = _flags_at(buffer.data_ptr())

@@ -1,4 +1,4 @@
-"""The summing kernels: torch's bits for the mean over ranks; one sum of squares however it is computed."""
+"""The summing kernels: torch's bits for the mean over ranks; the same sum of squares on every path."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ def test_a_sum_that_overlaps_its_parts_is_refused(overwrite: bool) -> None:
         with pytest.raises(ValueError, match="into and a part overlap in memory"):
             _native.accumulate_(memory[low : low + 8], [apart, memory[:8]], 1.0, overwrite=overwrite)
     assert torch.equal(memory, torch.ones(24))
-    _native.accumulate_(memory[8:16], [memory[:8], memory[16:]], 0.5, overwrite=True)  # beside each other
+    _native.accumulate_(memory[8:16], [memory[:8], memory[16:]], 0.5, overwrite=True)  # adjacent memory
     assert torch.equal(memory, torch.ones(24))

@@ -1,4 +1,4 @@
-"""The native threads: as many as the process may use, after a fork, from many callers, when refused."""
+"""The native threads: their number, and their use after a fork, by many callers, and if refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ print([len(os.sched_getaffinity(int(task))) for task in made], flush=True)
 
 
 def test_refused_threads_leave_their_work_to_the_others() -> None:
-    """The address space is nearly full, so that the system has no room for more stacks."""
+    """The address space is nearly full, so that the system cannot map more stacks."""
     assert run_script(SETUP + WITHOUT_THREADS) == ["threads are refused", "True"]
 
 
@@ -119,7 +119,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def limited(root: Path, cores: str) -> int:
-    """Usable threads under a limit of version 2 on the root group, which a container sees as its own."""
+    """Return the usable threads under a cgroup v2 limit of the root group, as a container sees its own."""
     (root / "proc/self/cgroup").write_text("0::/\n")
     (root / "sys/fs/cgroup/cpu.max").write_text(cores)
     return _native.num_usable_threads(str(root))
@@ -130,7 +130,7 @@ def test_the_least_of_cores_groups_and_variables_counts(root: Path, monkeypatch:
         monkeypatch.delenv(variable, raising=False)
     assert limited(root, "max 100000") == CORES
     assert limited(root, "50000 100000") == 1
-    assert limited(root, f"{100000 * CORES - 1} 100000") == CORES  # a part of a core is one
+    assert limited(root, f"{100000 * CORES - 1} 100000") == CORES  # a part of a core counts as one
     assert limited(root, "6400000 100000") == CORES
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert limited(root, "max 100000") == max(1, CORES // 2)
@@ -139,7 +139,7 @@ def test_the_least_of_cores_groups_and_variables_counts(root: Path, monkeypatch:
     monkeypatch.setenv("ZEROTRAIN_CPU_THREADS", "1000")
     assert limited(root, "max 100000") == CORES
     monkeypatch.setenv("ZEROTRAIN_CPU_THREADS", "many")
-    assert limited(root, "max 100000") == 1  # no number: as if it were not there
+    assert limited(root, "max 100000") == 1  # no number: as if there were no limit
 
 
 def test_groups_above_count_in_both_versions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_groups_above_count_in_both_versions(root: Path, monkeypatch: pytest.Mon
 
 
 def test_native_threads_take_no_signal(tmp_path: Path) -> None:
-    """Signals are the program's; so it is with the threads that move the spill."""
+    """Signals belong to the program; the threads that move the spill block them, too."""
     before = set(os.listdir("/proc/self/task"))
     file = _native.SpillFile([str(tmp_path)], 4096, engine="threads")
     script = 'update_(got, "adamw", threads=2); print(sum(open(f"/proc/self/task/{t}/status").read().split('

@@ -1,4 +1,4 @@
-"""What the update kernels refuse: wrong sizes and dtypes, and arrays that would be copied or overlap."""
+"""Errors of the update kernels: wrong sizes and dtypes, and arrays that would be copied or overlap."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_wrong_options_are_named() -> None:
 @pytest.mark.parametrize("index", range(5), ids=NAMES)
 @pytest.mark.parametrize("fault", ["dtype", "stride", "overlap"])
 def test_arrays_that_would_be_copied_or_overlap_are_refused(index: int, fault: str) -> None:
-    """What a kernel writes into a copy is lost without a word."""
+    """A kernel's writes into a copy would be lost silently."""
     arrays = [*make_arrays("adamw", 8, torch.float32, None).tensors, torch.zeros(8)]
     wrong = {
         "dtype": arrays[index].double(),

@@ -1,4 +1,4 @@
-"""The one-pass optimizer kernels: near a float64 reference, and the same bits however they are run."""
+"""The one-pass optimizer kernels: near a float64 reference, and the same bits in every way to run them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("adagrad", {"initial_sum": 0.25, "step": 1}),
 ]
 WAYS = [*((dtype, False) for dtype in (None, *FLOATS)), (None, True)]
-"""What is written beside the master; True: the master is a bf16 weight and a remainder."""
+"""Outputs beside the master; True means that the master is a bf16 weight and a remainder."""
 
 
 def clear_directions(arrays: Arrays) -> torch.Tensor:
-    """Where Lion's sign does not depend on the last bits."""
+    """Return the elements at which Lion's sign does not depend on the last bits."""
     m, g = arrays.states[0].double(), arrays.grad.double() * 0.37
     mixed, terms = 0.9 * m + 0.1 * g, torch.maximum(0.9 * m.abs(), 0.1 * g.abs())
     return mixed.abs() > terms * 2**-20
@@ -67,7 +67,7 @@ def test_master_and_states_are_within_two_ulps_of_float64(
 def test_every_size_and_alignment_gives_the_same_bits_and_writes_nothing_else(
     rule: str, grad_dtype: torch.dtype
 ) -> None:
-    """Against one long run, which the test above compares with float64."""
+    """The reference is one long run, which the test above compares with float64."""
     for weight_dtype, has_remainder in WAYS:
         start = make_arrays(rule, 300, grad_dtype, weight_dtype)
         start = as_remainders(start) if has_remainder else start
@@ -87,7 +87,7 @@ def test_every_size_and_alignment_gives_the_same_bits_and_writes_nothing_else(
 @pytest.mark.parametrize("grad_dtype", FLOATS)
 @pytest.mark.parametrize("rule", RULES)
 def test_same_bits_on_every_instruction_set_thread_count_and_cut(rule: str, grad_dtype: torch.dtype) -> None:
-    """Whatever the values: subnormal numbers, infinities and NaN too."""
+    """The values include subnormals, infinities and NaN."""
     for weight_dtype, has_remainder in WAYS:
         start = wild_arrays(rule, grad_dtype, weight_dtype)
         start = as_remainders(start) if has_remainder else start
@@ -106,7 +106,10 @@ def test_same_bits_on_every_instruction_set_thread_count_and_cut(rule: str, grad
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_weights_that_are_written_past_the_caches_are_the_same(dtype: torch.dtype) -> None:
-    """From 2 Mi elements on; at an address that is no line's, so that the first ones go another way."""
+    """Weights of 2 Mi elements and more bypass the caches.
+
+    The address is not at a cache line, so that the first elements take another path.
+    """
     size = (1 << 21) + 77
     start = make_arrays("adagrad", size + 3, torch.bfloat16, dtype)
     for isa in _native.isas()[:2]:
@@ -140,7 +143,7 @@ def test_segments_have_their_own_hyperparameters_and_gaps_stay() -> None:
     got = start.copy()
     segments = [_native.Segment(low, high, **(HYPER | hyper)) for low, high, hyper in cuts]
     task = _native.UpdateTask("adamw", segments, got.grad, got.weight, grad_scale=0.37)
-    for low in range(0, size, 9_000):  # tiles of the states: the task knows where they begin
+    for low in range(0, size, 9_000):  # tiles of the states: the task knows their first elements
         part = got.part(low, min(low + 9_000, size))
         _native.update_(task, part.master, part.states, start=low, threads=2)
     assert same_bits(got, want)
@@ -171,7 +174,7 @@ def test_the_callers_floating_point_mode_does_not_count() -> None:
     assert torch.set_flush_denormal(True)
     try:
         update_(got, "adamw", threads=1)  # this thread alone
-        assert (torch.tensor(1e-40) * 1.0).item() == 0.0  # the caller's own mode is back
+        assert (torch.tensor(1e-40) * 1.0).item() == 0.0  # the caller's own mode is restored
     finally:
         torch.set_flush_denormal(False)
     assert same_bits(got, want)

@@ -1,4 +1,4 @@
-"""Recomputing changes no bit, wherever the inputs of the recomputed parts stay meanwhile."""
+"""Recomputation changes no bit, wherever the inputs of the recomputed parts are kept meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fresh_settings() -> Any:
 
 
 class Noisy(TinyGPT):
-    """Dropout in every block, whose noise recomputation must repeat."""
+    """A model with dropout in every block, whose noise recomputation must repeat."""
 
     def __init__(self) -> None:
         super().__init__(layers=3, tied=True)
@@ -62,7 +62,7 @@ class Noisy(TinyGPT):
 
 
 def trained(stage: int, block: dict[str, Any] | None, dtype: str) -> dict[str, torch.Tensor]:
-    """Masters after two steps of two micro-batches."""
+    """Return masters after two steps of two micro-batches."""
     extra = {} if block is None else {"activation_checkpointing": block}
     settings = config(stage, gradient_accumulation_steps=2, bf16={"enabled": dtype == "bf16"}, **extra)
     torch.manual_seed(1)
@@ -96,7 +96,10 @@ def test_no_bit_changes_at_any_stage(stages: tuple[int, ...], dtype: str) -> Non
 
 
 def gradients(recompute: bool, width: int = 33) -> list[torch.Tensor]:
-    """Of a part with dropout whose input has its dimensions swapped; equal inputs on every rank."""
+    """Return gradients of a part with dropout whose input has its dimensions swapped.
+
+    The inputs are equal on every rank.
+    """
     torch.manual_seed(4)
     layer = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.3), nn.Linear(width, width))
     inputs = torch.randn(width, 3, 5).permute(1, 2, 0).requires_grad_()
@@ -110,7 +113,7 @@ def gradients(recompute: bool, width: int = 33) -> list[torch.Tensor]:
 
 
 class Mpu:
-    """All ranks hold the parts of one replica."""
+    """A stand-in for `mpu` in which all ranks hold the parts of one replica."""
 
     def get_model_parallel_group(self) -> Any:
         return dist.group.WORLD
@@ -123,7 +126,7 @@ class Mpu:
 
 
 def partitioned() -> list[int]:
-    """Elements that this rank kept of an input of 33 * 3 * 5."""
+    """Return the elements that this rank kept of an input of 33 * 3 * 5, by way to keep them."""
     plain = gradients(recompute=False)
     sizes = []
     for in_host_memory in (False, True):
@@ -165,7 +168,7 @@ def test_without_a_group_partitioning_warns_and_keeps_everything() -> None:
 def test_every_gpu_of_the_arguments_is_one_whose_random_state_is_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch looks at positional arguments alone. The tensors are stand-ins, which need no GPU."""
+    """torch looks only at positional arguments. The tensors are stand-ins, which need no GPU."""
     seen: list[set[torch.device]] = []
 
     def record(function: Any, *args: Any, **_: Any) -> None:

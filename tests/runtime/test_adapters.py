@@ -29,7 +29,7 @@ LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}
 
 
 def adapter_configs(kind: str) -> list[Any]:
-    """By adapter; the first one is called "default", the next "second"."""
+    """Return configurations by adapter; the first one is called "default", the next "second"."""
     import peft
 
     lora = peft.LoraConfig(target_modules=["q_proj", "v_proj"], **LORA)
@@ -57,7 +57,7 @@ def adapter_configs(kind: str) -> list[Any]:
 
 KINDS = ("lora", "all linear", "dora", "saved modules", "embedding", "ia3", "two", "prompt", "prefix")
 PROMPTS = ("prompt", "prefix")
-"""Kinds of which PEFT reads the model instead of the state dict that it is given."""
+"""Kinds for which PEFT reads the model instead of the state dict that it gets."""
 
 
 def base(case: str) -> Any:
@@ -105,7 +105,7 @@ def trained(case: str, kind: str, stage: int) -> tuple[Any, Any]:
 
 
 def saved(folder: str, case: str, stage: int, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """Save the adapters of every kind in both ways; the logits that each has, by kind and adapter."""
+    """Save the adapters of every kind in both ways; return the logits of each, by kind and adapter."""
     found: dict[str, Any] = {}
     for kind in kinds:
         engine, model = trained(case, kind, stage)
@@ -131,7 +131,7 @@ RUNS = {
 
 
 def everything(folder: str) -> dict[str, Any]:
-    """All that needs ranks, in one run: they load slow libraries."""
+    """Run everything that needs ranks at once, as the libraries load slowly."""
     return {
         **{name: saved(f"{folder}/{name}", *run) for name, run in RUNS.items()},
         "counted": counted(),
@@ -143,7 +143,7 @@ def everything(folder: str) -> dict[str, Any]:
 
 
 def whole_model(folder: str) -> np.ndarray[Any, Any]:
-    """A model with tied weights and without adapters, saved by transformers from its whole state dict."""
+    """Save a model with tied weights and without adapters by transformers from its whole state dict."""
     model = base("llama tied")
     engine, *_ = zt.initialize(model=model, config=config(3))
     state = engine.module_state_dict()
@@ -197,7 +197,7 @@ def test_plain_peft_loads_every_kind_of_adapter(run: str, found: dict[str, Any],
 
 
 def counted() -> dict[str, Any]:
-    """What is gathered at stage 3 for the adapter, and then for the whole model."""
+    """Count the gathers at stage 3 for the adapter, and then for the whole model."""
     engine, model = trained("llama", "saved modules", 3)
     trained_names = {name for name, each in model.named_parameters() if each.requires_grad}
     kept = trained_names | {name for name, _ in model.named_buffers()}
@@ -232,7 +232,7 @@ def counting(gathers: Counter[str], name: str, gather: Any) -> Any:
 
 
 def test_the_base_is_not_gathered(found: dict[str, Any]) -> None:
-    """And no two units are whole at once, of the whole model neither."""
+    """No two units are whole at once, even when the whole model is saved."""
     counts = found["counted"]
     assert len(counts["trained"]) < len(counts["all"])
     for what, units in (("adapter", counts["trained"]), ("whole", counts["all"])):
@@ -296,7 +296,7 @@ def test_masters_are_written_on_request_and_other_files_stay(found: dict[str, An
 
 
 def detached() -> list[str]:
-    """What a state dict at stage 3 can be asked for."""
+    """Return what a script can read from a state dict at stage 3."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     engine, *_ = zt.initialize(model=model, config=config(3))
     state = model.state_dict()

@@ -1,5 +1,7 @@
-"""fp32 arguments reach a low-precision model as they are, unless `auto_cast` asks for a cast; where torch
-cannot mix the dtypes, its error names the arguments and the switch."""
+"""fp32 arguments reach a low-precision model unchanged unless `auto_cast` requests a cast.
+
+If torch cannot mix the dtypes, its error names the arguments and the switch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from zerotrain.runtime.facade.argument_dtypes import explain_argument_dtypes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 STEPS = [999.0, 1001.0]
-"""Both are 1000 in bf16."""
+"""Values that are both 1000 in bf16."""
 
 
 class Pair(NamedTuple):
@@ -26,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class Keeper(nn.Module):
-    """Stores what it is given."""
+    """A module that stores its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +172,7 @@ def test_torchs_error_names_the_argument_and_the_switch(kind: str) -> None:
 
 
 class Regression(nn.Module):
-    """A loss whose backward pass cannot mix dtypes, though its forward does."""
+    """A loss whose backward pass cannot mix dtypes although its forward pass does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +210,7 @@ def test_every_fp32_argument_is_named(enter: Callable[..., Any]) -> None:
 
 @pytest.mark.ranks
 def test_a_compiled_model_is_named_as_the_plain_one() -> None:
-    """Loading the compiler takes longer than a unit test may."""
+    """The compiler takes longer to load than a unit test may run."""
     for compiled in (compile_model, compile_in_place):
         (text,) = run_ranks(1, failing_compiled, compiled)
         assert "Takes.forward got float32 in features while its weights are bfloat16" in text
@@ -300,7 +302,7 @@ def test_the_text_grows_once_and_ends() -> None:
 
 
 def failing(stage: int) -> list[str]:
-    """The texts that this rank sees, in forward with gradients and without."""
+    """Return the texts that this rank gets, in forward with gradients and without."""
     call = by_engine(Takes(nn.Conv1d(4, 4, 3), through), config("bf16", stage))
     texts = []
     for grad in (True, False):

@@ -1,4 +1,4 @@
-"""`torch_autocast` equals plain training under torch.autocast, scaled where it computes in fp16."""
+"""`torch_autocast` equals plain training under torch.autocast, with a loss scale if it computes in fp16."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Buffers in checkpoints: every dtype and view comes back to the bit, on any number of ranks, and what does
-not fit is refused by name before anything is written."""
+"""Buffers in checkpoints: every dtype and view comes back to the bit, on any number of ranks.
+
+Unsuitable buffers are refused by name before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ IN_FORMAT = set(DTYPES) - {"complex32", "complex128", "float4_e2m1fn_x2"}
 
 
 class Buffers(nn.Module):
-    """One buffer of every dtype and of every kind of view."""
+    """A model with one buffer of every dtype and of every kind of view."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class Buffers(nn.Module):
 
 
 def stored_bytes(model: nn.Module) -> dict[str, bytes]:
-    """Of every buffer that is saved."""
+    """Return the bytes of every buffer that is saved."""
     return {
         name: as_bytes(buffer).numpy().tobytes()
         for name, buffer in model.named_buffers(remove_duplicate=False)
@@ -90,7 +92,7 @@ def test_on_any_number_of_ranks(before: int, after: int, tmp_path: Path) -> None
 
 @pytest.mark.unit
 def test_exports_hold_every_buffer(tmp_path: Path) -> None:
-    """Dtypes that safetensors lacks are bytes there, which load_weights puts together again."""
+    """Dtypes that safetensors lacks are exported as bytes, which load_weights converts back."""
     model = Buffers(seed=0)
     engine, *_ = zt.initialize(model=model, config=sgd(1))
     engine.save_checkpoint(tmp_path / "checkpoints", tag="all")
@@ -224,7 +226,7 @@ def test_every_rank_refuses(tmp_path: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("name", ["surplus", "not persistent any more", "missing", "bf16", "fp64"])
 def test_without_strictness(name: str, tmp_path: Path) -> None:
-    """Other names are passed over, and floating numbers rounded; nothing else is."""
+    """Buffers of other names are skipped, and floating numbers rounded; nothing else changes."""
     build, stored, _ = MISFITS[name]
     engine, *_ = zt.initialize(model=with_buffers(linear=2.0, **stored), config=sgd(1))
     engine.save_checkpoint(tmp_path, tag="old")

@@ -1,5 +1,8 @@
-"""Buffers beside weights of low precision: BatchNorm trains without a switch, other buffers keep their
-dtype and are named when they meet a weight, and with `data_types.buffer_dtype` all of them train."""
+"""Buffers beside weights of low precision.
+
+BatchNorm trains without a switch. Other buffers keep their dtype and are named when they meet a weight; with
+`data_types.buffer_dtype` all of them train.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ class Projected(nn.Module):
 
 
 class Rotary(nn.Module):
-    """As transformers does it: angles in fp32, cast where they meet activations."""
+    """Rotary embeddings as in transformers: angles in fp32, cast where they meet activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ def spectral() -> nn.Module:
 class Case:
     build: Callable[[], nn.Module]
     needs_switch: tuple[str, ...] = ()
-    """Buffers that meet a weight; empty = it trains as it is."""
+    """Buffers that meet a weight; empty if the model trains without the switch."""
     is_image: bool = False
 
     def model(self) -> nn.Module:
@@ -127,7 +130,7 @@ CASES = {
 }
 
 FOLLOWING = ("BatchNorm1d", "BatchNorm1d, cumulative", "BatchNorm2d")
-"""Their running statistics take the dtype of the weights."""
+"""Modules whose running statistics take the dtype of the weights."""
 
 
 @dataclass
@@ -172,7 +175,7 @@ def trained(name: str, stage: int, precision: str, types: dict[str, Any]) -> Out
 
 
 def reference(name: str, precision: str, world_size: int, casts: Callable[[str], bool]) -> Outcome:
-    """Plain torch: low-precision copies of fp32 masters, and SGD on the masters."""
+    """Train with plain torch: low-precision copies of fp32 masters, and SGD on the masters."""
     case, dtype = CASES[name], DTYPES[precision]
     model = case.model()
     for parameter in model.parameters():
@@ -212,7 +215,7 @@ def reference(name: str, precision: str, world_size: int, casts: Callable[[str],
 
 
 def exchange(model: nn.Module, values: list[torch.Tensor]) -> None:
-    """Swap what the buffers hold with `values`."""
+    """Swap the contents of the buffers with `values`."""
     for buffer, value in zip(model.buffers(), values, strict=True):
         before = buffer.clone()
         buffer.copy_(value)
@@ -239,7 +242,7 @@ def all_trained() -> list[Outcome]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_training_equals_plain_torch(world_size: int) -> None:
-    """Where a switch is needed, with it."""
+    """Cases that need the switch run with it."""
     expected = {
         (name, precision): reference(
             name,
@@ -316,7 +319,7 @@ def test_other_errors_stay_as_they_are() -> None:
 
 
 class Several(nn.Module):
-    """Floating buffers of every kind."""
+    """A model with floating buffers of every kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,7 +383,7 @@ def test_which_buffers_are_cast(
 
 @pytest.mark.unit
 def test_cast_buffers_are_stored_as_the_model_gave_them(tmp_path: Any) -> None:
-    """So that a run goes on in another precision; what was rounded comes back as it was."""
+    """A run can thus continue in another precision; a rounded buffer comes back as the model gave it."""
     engine, *_ = zt.initialize(model=Several(), config=sgd(0, "bf16", data_types={"buffer_dtype": "bf16"}))
     engine.module.get_buffer("norm.running_var").fill_(1.0 + 2**-7)
     engine.save_checkpoint(tmp_path, tag="bf16")

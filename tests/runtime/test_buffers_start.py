@@ -1,5 +1,7 @@
-"""Buffers at the start: every rank takes rank 0's values, whatever their strides and dtype, and ranks with
-other buffers are refused by name before any value travels."""
+"""Buffers at the start: every rank takes rank 0's values, whatever their strides and dtype.
+
+Ranks with different buffers are refused by name before any value is sent.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from zerotrain.runtime.zero.strided import plain
 
 
 class Buffers(nn.Module):
-    """One buffer of every kind, filled from `seed`."""
+    """A model with one buffer of every kind, filled from `seed`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ def test_every_rank_takes_rank_0s_values(world_size: int, stage: int) -> None:
 
 
 class Partial(nn.Module):
-    """Expanded on rank 0 alone, or on all others alone."""
+    """A model whose buffer is expanded on rank 0 alone, or on all other ranks alone."""
 
     def __init__(self, *, is_expanded: bool) -> None:
         super().__init__()
@@ -189,7 +191,7 @@ def test_the_order_of_registration_does_not_matter() -> None:
 
 
 class Computed(nn.Module):
-    """What constructors of transformers do, without random numbers."""
+    """A model that computes its buffers like constructors of transformers, without random numbers."""
 
     def __init__(self) -> None:
         super().__init__()

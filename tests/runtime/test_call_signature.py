@@ -79,7 +79,7 @@ def test_a_model_has_one_engine_at_a_time() -> None:
 
 
 def refused() -> list[int]:
-    """How many threads there are after each call of `initialize` that raises when the groups are made."""
+    """Return the number of threads after each call of `initialize` that raises once the groups are made."""
     threads = []
     for _ in range(3):
         with pytest.raises(ConfigError):
@@ -95,7 +95,7 @@ def test_a_refused_call_leaves_nothing_behind() -> None:
 
 
 def group_first() -> tuple[int, int]:
-    """On one rank without a launcher, then an engine on top."""
+    """Make the group first on one rank without a launcher, then an engine on top."""
     zt.init_distributed()
     zt.init_distributed(dist_backend="gloo", verbose=False)  # a second call changes nothing
     engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
@@ -111,7 +111,7 @@ def test_the_process_group_first() -> None:
 
 
 def by_engine(stage: int, dtype: str, accumulation: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Weights after the engine's loop and after a plain one."""
+    """Return weights after the engine's loop and after a plain one."""
     case = Case(stage=stage, dtype=dtype, accumulation=accumulation)
     world_size = world()[1]
     batches = [
@@ -160,7 +160,7 @@ def test_an_unscaled_fp16_loss_is_refused() -> None:
 
 
 def cleared() -> float:
-    """`zero_grad` before a step forgets what came before, as in torch."""
+    """Return the norm after `zero_grad` before a step, which drops earlier gradients as in torch."""
     model, optimizer = zt.shard(nn.Linear(2, 1, bias=False), CONFIG)
     model(torch.full((1, 2), 100.0)).sum().backward()
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The rank's channel never blocks or breaks a training loop, and the launcher never trusts a message."""
+"""The rank's channel never blocks or breaks a training loop, and the launcher trusts no message."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def progress(step: int) -> Progress:
 
 
 def is_whole(line: bytes) -> bool:
-    """A rank that gives up may leave half of its last message."""
+    """Return whether a line is complete: a rank that stops may leave half of its last message."""
     return line.endswith(b"\n")
 
 
 class Listener:
-    """Collects what a rank sends, line by line."""
+    """Collector of the lines that a rank sends."""
 
     def __init__(self, path: Path) -> None:
         self.messages: list[dict[str, object]] = []
@@ -61,7 +61,10 @@ def test_without_a_launcher_everything_is_a_no_op() -> None:
 
 
 def test_absent_launcher_costs_the_loop_nothing(tmp_path: Path) -> None:
-    """None of 10,000 publications to nobody waits for the next try or for a send: those take a day here."""
+    """Publishing 10,000 times without a listener never waits for the next try or for a send.
+
+    These take a day here.
+    """
     timing = replace(QUICK, retry_s=86_400.0, send_timeout_s=86_400.0)
     channel = RankChannel(tmp_path / "nobody.sock", timing=timing)
     before = threading.active_count()
@@ -130,13 +133,13 @@ def test_silence_is_filled_with_heartbeats(tmp_path: Path) -> None:
 
 
 def test_failure_is_delivered_before_the_call_returns(tmp_path: Path) -> None:
-    """The rank ends right after it, by os._exit; what the kernel holds by then is all that arrives."""
+    """The rank ends right after it with os._exit; only what the kernel holds by then arrives."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "c.sock"))
     server.listen()
 
     def slow_clock() -> float:
-        time.sleep(0.3)  # the thread is still busy with the progress when the failure comes
+        time.sleep(0.3)  # the thread still sends the progress when the failure comes
         return 1.0
 
     channel = RankChannel(tmp_path / "c.sock", timing=ChannelTiming(), clock=slow_clock)
@@ -156,7 +159,7 @@ def test_failure_is_delivered_before_the_call_returns(tmp_path: Path) -> None:
 def test_a_record_that_has_to_be_sent_again_goes_before_the_failure_that_followed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After it, it would look like a rank that goes on."""
+    """The reverse order would look like a rank that continues."""
     sent, breaks = list[str](), [True, False, False]
 
     def deliver(kind: str, value: object) -> bool:
@@ -188,7 +191,7 @@ def test_environment_of_the_rank_is_read_through_the_contract(tmp_path: Path) ->
 
 
 def test_launcher_survives_what_a_rank_may_send(tmp_path: Path) -> None:
-    """Garbage, lies about rank or attempt, endless lines: the connection ends, the next one works."""
+    """Garbage, false ranks or attempts, endless lines: the connection ends, the next one works."""
     text = r"""
     import json, socket
     path = os.environ["ZEROTRAIN_CHANNEL_SOCKET"]

@@ -1,4 +1,4 @@
-"""DeepSpeed's arguments of save and load, and saves at odd moments."""
+"""DeepSpeed's arguments of save and load, and saves at unusual moments."""
 
 from __future__ import annotations
 

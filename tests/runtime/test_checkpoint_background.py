@@ -1,4 +1,7 @@
-"""Saves that go on while the model trains: the bytes of the moment of the call, and errors that all hear."""
+"""Saves that run while the model trains: they have the bytes of the moment of the call.
+
+Every rank gets their errors.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def test_a_full_disk_in_the_background_is_heard_by_every_rank(tmp_path: Path, he
         "['fence.json', 'fence.lock', 'latest', 'step-0000000001-attempt-1']",
     )
     found = run_ranks(2, background_saves.fails_on_one_rank, str(tmp_path), heard_by)
-    # Rank 0 clears up before it raises; another rank may look while it does.
+    # Rank 0 removes files before it raises; another rank may list the folder meanwhile.
     assert [item[:2] for item in found] == [expected[:2]] * 2
     assert found[0] == expected
 
@@ -70,7 +73,7 @@ def test_saves_and_loads_wait_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_the_configuration_asks_for_it(tmp_path: Path) -> None:
-    """DeepSpeed's key; an argument of the call wins."""
+    """The key is DeepSpeed's; an argument of the call takes precedence."""
     config = {"train_batch_size": 8, "checkpoint": {"writer": {"type": "fast", "decoupled": True}}}
     engine = initialize(model=build(), config=config)[0]
     train(engine, 1)

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment of a save: what loads afterwards is the old checkpoint or the new one, whole."""
+"""SIGKILL at any moment of a save: afterwards the old checkpoint or the new one loads as a whole."""
 
 from __future__ import annotations
 

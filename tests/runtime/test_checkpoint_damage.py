@@ -1,4 +1,4 @@
-"""A torn or damaged checkpoint is found, reported and passed over for the one before; it is never loaded."""
+"""A torn or damaged checkpoint is found, reported and skipped for the one before; it is never loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OLDER = "step-0000000010-attempt-1"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Checkpoints of steps 10 and 20 whose contents differ."""
+    """Return a folder with checkpoints of steps 10 and 20 whose contents differ."""
     for step in (10, 20):
         save_at(tmp_path, step)
     return tmp_path
@@ -142,7 +142,7 @@ def test_empty_or_absent_folder_is_a_fresh_start(tmp_path: Path) -> None:
 
 
 def edited(change: Callable[[dict[str, object]], None]) -> Callable[[Path], None]:
-    """Edit the manifest and sign it again, as a program with a bug would have written it."""
+    """Edit the manifest and sign it again, as if a faulty program had written it."""
     import hashlib
 
     def damage(path: Path) -> None:

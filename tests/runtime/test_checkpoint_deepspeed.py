@@ -1,4 +1,4 @@
-"""Checkpoints that DeepSpeed wrote become ours: every element where it belongs, and no code is run."""
+"""Checkpoints that DeepSpeed wrote are converted: every element is in its place, and no code runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from zerotrain.runtime.zero.state import whole
 
 
 def wrapped_name(name: str) -> str:
-    """As a compiled model with checkpoint_wrapper around its blocks has it."""
+    """Return the name in a compiled model with checkpoint_wrapper around its blocks."""
     return "_orig_mod." + name.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module.")
 
 
@@ -107,7 +107,7 @@ def test_partitions_with_padding_between_parameters() -> None:
 
 @pytest.mark.ranks
 def test_nothing_of_deepspeed_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of that name lies on the path of the importing process and leaves a mark when imported."""
+    """A package of that name is on the path of the importing process and leaves a mark when imported."""
     bait = tmp_path / "site" / "deepspeed" / "__init__.py"
     bait.parent.mkdir(parents=True)
     mark = tmp_path / "imported"
@@ -119,7 +119,7 @@ def test_nothing_of_deepspeed_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Hostile:
-    """Runs a command when it is unpickled in the ordinary way."""
+    """An object that runs a command when it is unpickled in the ordinary way."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

@@ -1,4 +1,4 @@
-"""A DeepSpeed file takes memory by its own size: what would grow when it is read is refused before."""
+"""A DeepSpeed file takes memory by its own size: anything that would grow on reading is refused first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def members(**content: object) -> dict[str, bytes]:
-    """Of a torch file."""
+    """Return the members of a torch file."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with zipfile.ZipFile(buffer) as archive:
@@ -57,8 +57,10 @@ def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_pickle_that_asks_for_memory_ends_the_import_and_not_the_rank(tmp_path: Path) -> None:
-    """The unpickler makes byte arrays of any size that is named: here of less than a machine has, and of more
-    than the files can be the reason for."""
+    """The unpickler makes byte arrays of any named size.
+
+    Here the size is less than a machine has, and more than the files can need.
+    """
     source = deepspeed_files.write(tmp_path / "ds", stage=1, world_size=1)
     model = next(source.rglob("*model_states.pt"))
     parts = members(module={})

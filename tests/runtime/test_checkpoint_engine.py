@@ -22,7 +22,7 @@ def test_n_to_m_to_n_is_bit_identical(tmp_path: Path) -> None:
     run_ranks(2, checkpoint_engines.train_and_save, 2, first, 3)
     assert run_ranks(1, checkpoint_engines.load_and_save, 1, first, resized, 3) == [3]
     assert run_ranks(2, checkpoint_engines.load_and_save, 2, resized, back, 3) == [3, 3]
-    # Generators are per rank and rank 1 did not live through the resize, so compare what did.
+    # Generators are per rank and rank 1 did not exist during the resize, so compare the rest.
     run_ranks(2, checkpoint_engines.load_and_save, 2, first, direct, 3)
     assert tensors(back) == tensors(direct) == tensors(first)
 
@@ -46,7 +46,7 @@ def test_saving_inside_accumulation_is_refused_clearly(tmp_path: Path) -> None:
 def test_first_save_claims_the_folder_and_a_load_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it an attempt that was given up could still commit over its successor's checkpoints."""
+    """A claim prevents that an abandoned attempt still commits over its successor's checkpoints."""
     spec = LaunchSpec(
         job="j",
         job_uid="uid-7",
@@ -70,7 +70,7 @@ def test_first_save_claims_the_folder_and_a_load_does_not(
 
 
 def tensors(folder: str) -> dict[str, bytes]:
-    """Every stored state of the newest checkpoint by rank file and key, generators left out."""
+    """Return every stored state of the newest checkpoint by rank file and key, without generators."""
     from safetensors.numpy import load_file
 
     (step,) = Path(folder).glob("step-*")

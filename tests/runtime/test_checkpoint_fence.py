@@ -43,14 +43,14 @@ def test_late_writer_of_an_older_attempt_cannot_commit(tmp_path: Path) -> None:
         CheckpointFenced, match="belongs to attempt 2 of job job-a now; attempt 1 of job job-a came"
     ):
         save(tmp_path, FIRST, 20)
-    assert names(tmp_path) == ["step-0000000010-attempt-1"]  # nothing half-written stays
+    assert names(tmp_path) == ["step-0000000010-attempt-1"]  # nothing half-written remains
     assert load(tmp_path).step == 10
     save(tmp_path, SECOND, 15)
     assert load(tmp_path).path == tmp_path / "step-0000000015-attempt-2"
 
 
 def test_fence_is_read_after_the_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newer attempt appears while the older one is in the middle of writing."""
+    """The newer attempt appears while the older one is writing."""
     checkpoint.open_attempt(tmp_path, FIRST)
 
     def write_then_lose_ownership(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFile:
@@ -66,7 +66,7 @@ def test_fence_is_read_after_the_files_are_written(tmp_path: Path, monkeypatch: 
 
 
 def test_attempts_that_write_the_same_tag_do_not_share_a_folder(tmp_path: Path) -> None:
-    """The older attempt fails in the middle and clears up; that must not touch what the newer one writes."""
+    """The older attempt fails midway and removes its files; the newer one's files must stay."""
     layout = layout_for(1)
     folders: list[set[str]] = []
 

@@ -1,5 +1,8 @@
-"""A record that no JSON reader takes is damage like any other: what reads the folder goes on with the
-checkpoint before, saves go on, and every look at the folder says what is wrong."""
+"""A record that no JSON reader accepts is damage like any other.
+
+Readers of the folder use the checkpoint before, saves continue, and every listing of the folder reports the
+error.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def damage_commit(folder: Path, text: str | bytes) -> None:
 
 
 def damage_manifest(folder: Path, text: str | bytes) -> None:
-    """With the digest that COMMIT records, as a faulty or hostile writer would have it."""
+    """Replace the manifest and its digest in COMMIT, as a faulty or hostile writer would."""
     write(folder / "manifest.json", text)
     record = json.loads((folder / "COMMIT").read_bytes())
     record["manifest_sha256"] = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
@@ -54,7 +57,7 @@ def damage_manifest(folder: Path, text: str | bytes) -> None:
 
 
 def damage_client_state(folder: Path, text: str | bytes) -> None:
-    """A manifest that is whole but for a place with free contents."""
+    """Damage the client state, a free-form part of an otherwise valid manifest."""
     manifest = (folder / "manifest.json").read_bytes()
     inner = text if isinstance(text, bytes) else text.encode()
     damage_manifest(folder, manifest.replace(b'"client_state":{}', b'"client_state":{"a":' + inner + b"}"))

@@ -1,4 +1,4 @@
-"""A whole checkpoint of another model is the user's to sort out: named, not passed over for an older one."""
+"""A whole checkpoint of another model is the user's mistake: it is named, not skipped for an older one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_parameter_missing_in_the_model(tmp_path: Path) -> None:
 
 
 def test_trained_before_frozen_now_takes_the_weight(tmp_path: Path) -> None:
-    """And the other way round with the weights alone: there are no moments for what was frozen."""
+    """The weights alone load in the reverse case: there are no moments of a frozen parameter."""
     units = (("embed", False, UNITS[0][2]), *UNITS[1:])
     checkpoint.save(make_state(0, SAVED), tmp_path / "a", step=1, group=SingleRank())
     state = make_state(0, layout_for(1, units), filled=False)

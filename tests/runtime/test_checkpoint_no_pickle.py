@@ -1,4 +1,4 @@
-"""Nothing that reads a checkpoint, data or a configuration imports a way to unpickle."""
+"""No code that reads a checkpoint, data or a configuration imports a way to unpickle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNTIME = Path(package.__file__).resolve().parents[1]
 
 
 def unpickling(source: str) -> list[str]:
-    """Every import and call in `source` that can unpickle."""
+    """Return every import and call in `source` that can unpickle."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -30,7 +30,7 @@ def unpickling(source: str) -> list[str]:
             found.append(str(node.module))
         elif (
             isinstance(node, ast.Attribute)
-            and node.attr in LAST_NAMES  # of what may be forbidden; to write all of them out takes long
+            and node.attr in LAST_NAMES  # of forbidden names; unparsing all expressions takes long
             and ast.unparse(node) in FORBIDDEN_CALLS
         ):
             found.append(ast.unparse(node))

@@ -1,5 +1,8 @@
-"""A volume that fails while a checkpoint is read says nothing of the checkpoint: no damage, no older one, no
-note, and an end that another attempt may follow, on every rank alike."""
+"""A volume that fails while a checkpoint is read is no evidence of damage to the checkpoint.
+
+No older one is loaded and no note is written. Every rank ends with a code after which another attempt may
+follow.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ READING = ("os.open", "os.fstat", "os.pread", "os.preadv", "os.scandir")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two whole checkpoints."""
+    """Return a folder with two whole checkpoints."""
     layout = layout_for(WORLD)
     for step in (10, 20):
 
@@ -93,7 +96,7 @@ def test_a_volume_that_fails_at_any_call_is_not_damage(
 def test_a_failing_volume_outweighs_the_damage_that_another_rank_met(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one rank takes for damage may be the same failure."""
+    """The damage that one rank sees may be the same failure."""
     first, second = sorted((folder / NEWEST).glob("*.safetensors"))
     first.write_bytes(first.read_bytes()[:-1])
     real = os.open
@@ -166,7 +169,7 @@ except checkpoint.CheckpointUnreadable as error:
 
 @pytest.mark.ranks
 def test_the_kernels_own_input_output_error(folder: Path) -> None:
-    """A file of which no byte can be read, in a private mount namespace: nothing is patched."""
+    """No byte of the file can be read, in a private mount namespace: nothing is patched."""
     if reason := can_mount():
         pytest.skip(f"no private mount here: {reason}")
     script = 'mount --bind /proc/$$/mem "$1" && exec "$2" -c "$3" "$4"'

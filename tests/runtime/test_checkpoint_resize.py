@@ -1,4 +1,4 @@
-"""A checkpoint of N ranks loads at M ranks, whatever N and M, with every element where it belongs."""
+"""A checkpoint of N ranks loads at M ranks for any N and M, with every element in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old checkpoints go, but never the newest, a tagged one, one being read, or a foreign folder."""
+"""Old checkpoints are removed, but never the newest, a tagged one, one being read, or a foreign folder."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_damaged_one_does_not_count_as_kept(tmp_path: Path) -> None:
     loaded = checkpoint.load(make_state(0, LAYOUT, filled=False), tmp_path, group=SingleRank())
     assert loaded.step == 10
     save(tmp_path, 30, keep_last=2)
-    assert steps(tmp_path) == [10, 20, 30]  # 30 and 10 are whole; 20 goes once two newer ones are
+    assert steps(tmp_path) == [10, 20, 30]  # 30 and 10 are whole; 20 is removed once two newer ones are
     save(tmp_path, 40, keep_last=2)
     assert steps(tmp_path) == [30, 40]
 

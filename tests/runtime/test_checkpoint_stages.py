@@ -26,7 +26,10 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`first`: saved by N ranks; `middle`: loaded and saved by M; `last`: by N again, at the first stage."""
+    """Return folders saved by N ranks (`first`), by M (`middle`), and by N at the first stage (`last`).
+
+    `middle` and `last` are each loaded from the one before.
+    """
     root = tmp_path_factory.mktemp("stages")
     first, middle, last = root / "first", root / "middle", root / "last"
     saved = sorted({(name, stage) for name, stage, _ in PAIRS})

@@ -1,4 +1,4 @@
-"""Disk full, file limit, no permission: a named error on every rank, nothing half-written stays."""
+"""Disk full, file limit, no permission: a named error on every rank, and nothing half-written remains."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_failure_at_every_call_leaves_the_folder_as_it_was(
         assert len({str(result) for result in results}) == 1
         for result in results:
             assert isinstance(result, CheckpointNoSpace if code == errno.ENOSPC else CheckpointNotWritable)
-            # A full disk is somebody's to empty; a server that restarts comes back by itself.
+            # Only the user can empty a full disk; a server that restarts recovers by itself.
             full = code == errno.ENOSPC
             assert result.exit_code == (ExitCode.CHECKPOINT_UNUSABLE if full else ExitCode.STORAGE_FAILED)
             assert (int(result.exit_code) in NEVER_RETRIED) is full
@@ -134,7 +134,7 @@ def test_file_size_limit(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_full_disk(tmp_path: Path) -> None:
-    """A real full file system: a tmpfs of 4 MiB in a private mount namespace."""
+    """The file system is really full: a tmpfs of 4 MiB in a private mount namespace."""
     if reason := can_mount():
         pytest.skip(f"no private mount here: {reason}")
     program = tmp_path / "save.py"

@@ -48,12 +48,12 @@ VALUES: dict[str, Any] = {
 
 
 def nothing(key: str) -> torch.Tensor:
-    """Of a value without tensors."""
+    """Raise KeyError, as the value has no tensors."""
     raise KeyError(key)
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal values of equal types, in equal order where that means something; NaN equals itself."""
+    """Return whether values and types are equal, and the order where it has a meaning; NaN equals itself."""
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):
@@ -104,7 +104,7 @@ class Level(IntEnum):
     LOW = 1
 
 
-Pair = namedtuple("Pair", "a b")  # a script's own
+Pair = namedtuple("Pair", "a b")  # defined by a script
 
 REFUSED: list[tuple[Any, str]] = [
     (object(), r"client_state\.x is of type object"),
@@ -170,7 +170,7 @@ def test_a_checkpoint_keeps_them(tmp_path: Path, in_background: bool) -> None:
 
 
 def refused(folder: str, only_rank: int) -> str:
-    """One rank gives what cannot be stored: nobody writes, all hear of it, and the next save works."""
+    """Give one rank an unstorable state: no rank writes, all get the error, and the next save works."""
     engine, *_ = zt.initialize(model=nn.Linear(4, 4), config=CONFIG)
     bad = {"best": {"model": nn.Linear(1, 1)}} if engine.rank == only_rank else {}
     try:

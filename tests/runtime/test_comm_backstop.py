@@ -1,5 +1,7 @@
-"""How long ranks wait for each other is the operator's to say where it looks after hangs. Ranks that can
-never meet are told as soon as without it."""
+"""The operator's setting bounds the waits between ranks if its hang detection is on.
+
+Ranks that can never meet fail as soon as without this setting.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.ranks
 A_MONTH_S = 31 * 86_400.0
 BACKSTOP_S = 3.0
 PATIENCE_S = 40.0
-"""Of the rank that stays away: only when the property does not hold does it end the test."""
+"""Seconds that the absent rank waits; they end the test only if the property does not hold."""
 
 
 def test_the_groups_timeout() -> None:
@@ -44,8 +46,10 @@ def test_the_groups_timeout() -> None:
 
 
 def wait_for_rank_1(comm: Comm | None) -> str:
-    """What rank 0 is told, which waits in a collective of the engine's or, without one, of the default group;
-    rank 1 stays away until then."""
+    """Return the error of rank 0 in a collective that rank 1 does not join until then.
+
+    The collective is the engine's or, without a `comm`, one of the default group.
+    """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
         try:
@@ -101,7 +105,7 @@ def launch_of(port: int, backstop_s: float | None) -> LaunchSpec:
 
 
 def meet_and_give_up(port: int) -> str:
-    """As the trainer meets the others, on a group of its own."""
+    """Meet the others as the trainer does, on a separate group."""
     rank = dist.get_rank()
     dist.destroy_process_group()
     rendezvous.join(launch_of(port, BACKSTOP_S), RankEnv(rank=rank, local_rank=rank, local_world_size=2))
@@ -117,7 +121,7 @@ MEETING_S, LATE_S = 3.0, 4.5
 
 
 def meet_late(port: int, backstop_s: float) -> list[float]:
-    """Rank 1 comes later than `MEETING_TIMEOUT` allows, to a collective and to what it has to store."""
+    """Let rank 1 come later than `MEETING_TIMEOUT` allows, to a collective and to a key in the store."""
     rank = dist.get_rank()
     dist.destroy_process_group()
     rendezvous.MEETING_TIMEOUT = timedelta(seconds=MEETING_S)
@@ -127,7 +131,7 @@ def meet_late(port: int, backstop_s: float) -> list[float]:
     time.sleep(rank * LATE_S)
     dist.all_reduce(sum_of)
     group = dist.new_group(timeout=timedelta(seconds=backstop_s))
-    assert isinstance(group, dist.ProcessGroup)  # torch says an int for ranks that are no members
+    assert isinstance(group, dist.ProcessGroup)  # torch returns an int for ranks that are no members
     dist.all_reduce(sum_of, group=group)
     time.sleep(rank * LATE_S)
     if rank == 1:
@@ -136,7 +140,7 @@ def meet_late(port: int, backstop_s: float) -> list[float]:
 
 
 def test_a_month_is_as_good_as_any_timeout() -> None:
-    """Which in milliseconds is more than 32 bits hold."""
+    """A month in milliseconds does not fit into 32 bits."""
     assert run_ranks(2, meet_late, free_port(), A_MONTH_S) == [[4.0, 1.0]] * 2
 
 
@@ -179,7 +183,7 @@ class NeverOver:
 
 
 def join_two_nodes(port: int) -> None:
-    """Ranks 0 and 1 are on one node, 2 and 3 on the other."""
+    """Join with ranks 0 and 1 on one node, 2 and 3 on the other."""
     rank = dist.get_rank()
     dist.destroy_process_group()
     os.environ |= {
@@ -195,8 +199,10 @@ def join_two_nodes(port: int) -> None:
 
 
 def timeouts(port: int, of_a_part: bool) -> list[float]:
-    """Seconds, of the groups that the engine makes and the default one; `of_a_part`: rank 0's and 2's engine
-    is another than rank 1's and 3's."""
+    """Return the timeouts in seconds of the engine's groups and the default one.
+
+    With `of_a_part`, ranks 0 and 2 have another engine than ranks 1 and 3.
+    """
     join_two_nodes(port)
     parts = [dist.new_group([part, part + 2]) for part in range(2)] if of_a_part else []
     comm = Comm(device=torch.device("cpu"), group=parts[dist.get_rank() % 2] if parts else None)
@@ -211,13 +217,15 @@ def timeouts(port: int, of_a_part: bool) -> list[float]:
 
 @pytest.mark.parametrize(("of_a_part", "groups"), [(False, 5), (True, 3)])
 def test_every_group_of_a_job_of_two_nodes_waits_as_long(of_a_part: bool, groups: int) -> None:
-    """All ranks' two; the neighbours', the node's and the one across. A part of the ranks, one on each node,
-    has its second and, for each pair of ranks once, the one across."""
+    """Two groups have all ranks; the others are those of the neighbours, of the node and across nodes.
+
+    A part of the ranks, one on each node, has its second group and, once per pair of ranks, the one across.
+    """
     assert run_ranks(4, timeouts, free_port(), of_a_part) == [[A_MONTH_S] * groups] * 4
 
 
 class UntilAborted:
-    """A collective on a GPU, which ends when its group is aborted and by nothing else."""
+    """A collective on a GPU that ends only when its group is aborted."""
 
     def __init__(self, group: Any) -> None:
         self.over = _ABORTED.setdefault(group.group_name, threading.Event())
@@ -234,7 +242,7 @@ _ABORTED: dict[str, threading.Event] = {}
 
 
 def part_as_on_gpus(port: int, hop: str) -> str:
-    """What a rank is told whose rank 1 goes on to another collective than the subgroups'."""
+    """Return the error of a rank when rank 1 continues with a collective outside of the subgroups."""
     join_two_nodes(port)
     watchdog.MAX_PATIENCE_S = 1.0
     comm = Comm(device=torch.device("cpu"))
@@ -257,7 +265,7 @@ def part_as_on_gpus(port: int, hop: str) -> str:
     finally:
         comm._watchdog.close()
         store.add("told", 1)
-        while comm.rank == 0 and store.add("told", 0) < 4:  # the store, which they compare by, is its own
+        while comm.rank == 0 and store.add("told", 0) < 4:  # rank 0 hosts the store
             time.sleep(0.05)
     return "it went through"
 

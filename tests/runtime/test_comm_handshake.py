@@ -1,5 +1,7 @@
-"""Ranks hand their memory to the ranks of their group alone: who takes a rank's name, or knocks in its
-place, gets and gives nothing."""
+"""Ranks give their memory only to the ranks of their group.
+
+A process that takes a rank's name, or connects in its place, neither gets nor gives memory.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_no_secret_is_in_a_name() -> None:
 
 
 def test_who_took_a_name_gets_nothing(memory: int) -> None:
-    """Another process of the same user listens under a rank's name, which the rank has just lost."""
+    """Another process of the same user listens under a name that the rank has just lost."""
     own, lost = FdExchange(), FdExchange()
     group = group_of(own, lost)
     lost.close()
@@ -86,7 +88,7 @@ def test_who_took_a_name_gets_nothing(memory: int) -> None:
 
 
 def test_a_process_of_another_user_is_not_the_rank(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have the number that the rank's process had."""
+    """The process may have the same pid as the rank's process had."""
     own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
     here = os.getuid()
@@ -131,7 +133,7 @@ def test_without_the_token_nothing_is_taken(memory: int) -> None:
 
 
 def knock(group: list[Neighbour], memory: int, *, token: bytes, rank: int = 1) -> None:
-    """As rank 1 at the door of rank 0."""
+    """Connect to the door of rank 0 as rank 1."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(b"\0zerotrain-" + group[0].name.hex().encode())
         socket.send_fds(peer, [struct.pack("16sq", token, rank)], [memory])

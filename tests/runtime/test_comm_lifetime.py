@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ranks
 
 
 def launch(port: int) -> Any:
-    """An environment as torchrun's, whose agent keeps one store for as long as the job; the store."""
+    """Set up an environment like torchrun's, whose agent keeps one store for the job; return the store."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     os.environ.update(
@@ -63,7 +63,7 @@ def come_and_go(port: int, folder: Path) -> list[float]:
     third.load_checkpoint(folder)
     assert third.global_steps == 1
     third.close()
-    dist.barrier()  # the store goes with rank 0
+    dist.barrier()  # the store ends with rank 0
     del store
     return norms
 
@@ -82,7 +82,7 @@ def close_twice() -> None:
     files = [os.open("/dev/null", os.O_RDONLY) for _ in range(16)]
     comm.close()
     for file in files:
-        os.close(file)  # raises where it is closed already
+        os.close(file)  # raises if it is closed already
 
 
 def test_the_second_close_touches_nobody_elses_files() -> None:
@@ -90,7 +90,7 @@ def test_the_second_close_touches_nobody_elses_files() -> None:
 
 
 def shared_files() -> list[bool]:
-    """Whether programs that this rank starts would get hold of the memory, per descriptor."""
+    """Return for each descriptor whether programs that this rank starts would inherit the memory."""
     comm = Comm(device=torch.device("cpu"), options=CommEnv(transport="shared"))
     found = [
         os.get_inheritable(int(link.name))

@@ -60,7 +60,7 @@ def test_training_has_the_same_bits_as_with_gloo_and_with_delays(world_size: int
 
 
 def every_collective(transport: str) -> list[list[float]]:
-    """On buffers inside and outside of shared memory, of sizes that come and go, unfinished ones together."""
+    """Run all on buffers inside and outside of shared memory, of changing sizes, with several in flight."""
     comm = comm_by(transport)
     assert comm.shares_memory is (transport == "shared"), comm.transport_reason
     results: list[list[float]] = []
@@ -93,7 +93,7 @@ def test_every_collective_gives_what_gloo_gives(world_size: int) -> None:
 
 
 def gather_mapped() -> list[list[float]]:
-    """Shards that all ranks map: whole without a copy, and this rank's writes are its own until the next."""
+    """Gather shards that all ranks map, without a copy; own writes stay local until the next gather."""
     comm = comm_by("shared")
     shard = comm.memory.keep(4096, torch.bfloat16)
     shard.fill_(comm.rank + 1)
@@ -118,7 +118,7 @@ def test_a_mapped_gather_sees_updates_and_drops_writes() -> None:
 
 
 def gather_many(budget: int) -> tuple[bool, list[float]]:
-    """More gathers in flight than the board has room for, and no mapping beyond the budget of rank 1."""
+    """Start more gathers than the board can hold, and map no more than the budget of rank 1."""
     barrier_counters.RING, shared_module.MOST_UNFINISHED = 8, 4
     memory.most_mappings = lambda: budget if dist.get_rank() else 1 << 15  # type: ignore[assignment]
     comm = comm_by("shared")
@@ -168,14 +168,13 @@ def test_an_arena_gives_memory_back_and_reuses_it() -> None:
     assert not again.any()
     arena.free(second)
     arena.free(again)
-    arena.zeros(1 << 24, torch.uint8)  # holes were joined
+    arena.zeros(1 << 24, torch.uint8)  # free ranges were merged
     with pytest.raises(MemoryError):
         arena.zeros(1, torch.uint8)
 
 
 def die_in_a_collective(report: Path) -> None:
-    """Rank 1 is killed while rank 0 waits for it, which writes down what it hears and what lies in
-    /dev/shm."""
+    """Kill rank 1 while rank 0 waits for it; rank 0 records its error and the content of /dev/shm."""
     before = set(os.listdir("/dev/shm"))
     comm = comm_by("shared")
     comm.memory.keep(1 << 20, torch.float32).fill_(1.0)
@@ -224,12 +223,12 @@ def _refuse(*_: object, **__: object) -> Any:
 
 
 def _lose(connection: socket.socket, num_bytes: int) -> Any:
-    connection.recv(num_bytes)  # the sender must have sent before it hears
+    connection.recv(num_bytes)  # the sender must have sent before it receives
     _refuse()
 
 
 def test_the_choice_is_one_and_has_a_reason() -> None:
-    """Every rank gives the same answer; where memory cannot be shared, gloo does the work."""
+    """Every rank makes the same choice; gloo is used if memory cannot be shared."""
     (first, reason), other = run_ranks(2, ask, "auto", "")
     assert (first, reason) == other
     assert reason.startswith("probe: ")

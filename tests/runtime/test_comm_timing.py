@@ -1,4 +1,4 @@
-"""What a rank loses to a collective on CUDA: the time for which its stream stands still, not the host's."""
+"""Time that a rank loses to a collective on CUDA: the wait of its stream, not the host's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANKS, STEP_S = 4, 1.0
 
 
 class Stream:
-    """A device's stream: work is put behind what is there, and events take the time when it comes to them."""
+    """A device's stream: work is queued in order, and events take the time when it reaches them."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -37,7 +37,7 @@ class Stream:
 
 
 class Event:
-    """One of it."""
+    """An event of a stream."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._at_s = stream, -1.0
@@ -53,7 +53,7 @@ class Event:
 
 
 class Collective:
-    """Ends at a moment, as the last rank comes."""
+    """A collective that ends at a given moment, when the last rank comes."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.wait = wait
@@ -71,7 +71,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def gathered(stream: Stream, *, before_s: float, ends_at_s: float) -> CollectiveSample:
-    """A gather that is prefetched under `before_s` of computation."""
+    """Return a sample of a gather that is prefetched during `before_s` of computation."""
     samples: list[CollectiveSample] = []
     watch = stopwatch(samples)
     work: Any = Collective(lambda: stream.wait_until(ends_at_s))
@@ -118,7 +118,7 @@ def test_the_late_rank_stands_out_although_all_hosts_take_the_whole_step(
 
 
 def waits_of_a_step() -> tuple[tuple[float, ...], float]:
-    """Every look at the device brings a quarter of a second of waiting."""
+    """Return the waits of a step in which every poll of the device adds a quarter of a second."""
     case = Case(stage=1)
     engine, *_ = zt.initialize(model=case.model(), config=case.config(1))
 
@@ -135,14 +135,14 @@ def waits_of_a_step() -> tuple[tuple[float, ...], float]:
 
 @pytest.mark.ranks
 def test_a_step_tells_its_own_waits_not_those_of_the_one_before() -> None:
-    """What the device did until the ranks exchange their times, and until they have."""
+    """The step counts the device's waits before and during the exchange of times between the ranks."""
     assert run_ranks(1, waits_of_a_step) == [((0.25,), 0.5)]
 
 
 @pytest.mark.unit
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's")
 def test_a_real_stream_that_waits_for_another_one() -> None:
-    cuda: Any = torch.cuda  # without annotations of its own
+    cuda: Any = torch.cuda  # without its own annotations
     samples: list[CollectiveSample] = []
     watch, side = stopwatch(samples), cuda.Stream()
     done = cuda.Event()

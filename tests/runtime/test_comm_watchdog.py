@@ -1,4 +1,4 @@
-"""A collective that hangs ends with an error that names unit, operation and the rank that is not in it."""
+"""A collective that hangs ends with an error that names unit, operation and the missing rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zerotrain.runtime.comm.watchdog import Watchdog
 from zerotrain.runtime.comm.work import Watched, sendable
 
 BOUND_S = 4.0
-"""More than ranks that start together come apart on a busy machine."""
+"""Bound in seconds, above the drift of ranks that start together on a busy machine."""
 
 
 def progress(*recent: str, waiting: bool = False, before: int = 0) -> Progress:
@@ -49,7 +49,7 @@ def test_nobody_is_accused_while_all_are_in_it() -> None:
     assert verdict(mine, progress(A, B, waiting=True), progress(A, B, C)) is None
     assert verdict(mine, progress(A), waited=49.0) is None, "a rank may be slow"
     assert verdict(progress(A, B), progress(A)) is None, "not waiting"
-    # Long histories that do not overlap any more say nothing about divergence.
+    # Long histories that no longer overlap are no evidence of divergence.
     assert verdict(mine, progress(C, C, before=200)) is None
 
 
@@ -110,14 +110,14 @@ def whole_and_part(comm: Comm) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def end(pending: Pending, comm: Comm) -> None:
-    """Until the result is there. On a GPU `wait` returns at once, and values from the device tell."""
+    """Wait for the result. On a GPU `wait` returns at once, so values from the device are needed."""
     pending.wait()
     if comm.device.type == "cuda":
         comm.gather_record([0.0])
 
 
 def stay_away(transport: str) -> str:
-    """Rank 1 does something else until rank 0 has raised; it hears so through the store."""
+    """Keep rank 1 away until rank 0 has raised and set a key in the store."""
     comm = comm_by(transport)
     store = dist.distributed_c10d._get_default_store()
     message = ""
@@ -162,13 +162,13 @@ def diverge(transport: str) -> str:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_in_different_collectives_are_named_soon(transport: str) -> None:
     for rank, message in enumerate(run_ranks(2, diverge, transport)):
-        # The first to raise leaves; the other may hear of that instead.
+        # The rank that raises first leaves; the other one may report that instead.
         assert "and cannot end: as collective 2" in message or "another rank ended" in message, message
         assert f"on rank {rank}" in message
 
 
 def read_different_ones() -> str:
-    """Both ranks wait for the part of the other one, in two parameters of one unit."""
+    """Let each rank wait for the other's part, in two parameters of one unit."""
     os.environ["ZEROTRAIN_WATCHDOG_SECONDS"] = str(BOUND_S)
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(4)))
     settings = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}}
@@ -193,7 +193,7 @@ def test_ranks_that_read_different_parameters_are_told() -> None:
 
 
 class DeviceWork:
-    """As NCCL's handle: a wait does not block, and nothing is raised."""
+    """A handle like NCCL's: a wait does not block, and nothing is raised."""
 
     is_over = False
 
@@ -211,7 +211,7 @@ def device_watchdog(bound_s: float, verdicts: queue.Queue[str]) -> tuple[Watchdo
 
 @pytest.mark.unit
 def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
-    """Its handle holds the gathered weights or received gradients."""
+    """The handle holds the gathered weights or received gradients."""
     dog, _ = device_watchdog(600.0, queue.Queue())
     work = DeviceWork()
     dog.start(A, work)
@@ -253,7 +253,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def after_the_verdict() -> list[str]:
-    """What each collective raises when the group was ended, told while it starts and before."""
+    """Return what each collective raises once the group has ended, during its start and before."""
     comm, found = comm_by("gloo"), []
     dog, part = comm._watchdog, torch.zeros(8, device=comm.device)
     assert dog is not None
@@ -281,7 +281,7 @@ def after_the_verdict() -> list[str]:
 
 @pytest.mark.ranks
 def test_collectives_after_a_verdict_raise_it() -> None:
-    """NCCL refuses them when they are issued, where nobody waits yet."""
+    """NCCL rejects them when they are issued, before any wait."""
     for found in run_ranks(2, after_the_verdict):
         assert (
             found
@@ -306,7 +306,7 @@ def test_no_watchdog_without_a_bound() -> None:
 
 
 def threads_of(bound_seconds: float) -> int:
-    """Watchdogs alive while a `Comm` is open; none may be left behind."""
+    """Return the number of watchdogs while a `Comm` is open; none may remain afterwards."""
     comm = Comm(device=pick_device(), options=CommEnv(watchdog_seconds=bound_seconds))
     alive = _watchdogs()
     comm.close()

@@ -1,4 +1,4 @@
-"""What can be trained on, and the named error for what cannot."""
+"""Data that can be trained on, and the named error for all other data."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_unreadable_folder_is_told(tmp_path: Path) -> None:
         "except DataError as error: print(error)\n"
     )
     (tmp_path / "locked").chmod(0o000 if os.getuid() else 0o700)
-    # The parents of pytest's folder are private to this user, so hand the folder over by working directory.
+    # The parents of pytest's folder are private to this user, so pass the folder as the working directory.
     result = subprocess.run(
         [sys.executable, "-c", program, "locked"], cwd=tmp_path, capture_output=True, text=True, check=True
     )

@@ -1,5 +1,4 @@
-"""What DeepSpeed has and this package has not answers with the reason, the nearest name and
-docs/deepspeed.md."""
+"""Names that DeepSpeed has and this package lacks raise with reason, nearest name and docs/deepspeed.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine is read like the module that DeepSpeed's engine is, under the plain model's names."""
+"""The engine can be read like the module that DeepSpeed's engine is, under the plain model's names."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_mode_is_the_models() -> None:
 
 
 def test_what_accelerate_asks_for() -> None:
-    """Its `has_compiled_regions` and `unwrap_model`."""
+    """Accelerate needs it for `has_compiled_regions` and `unwrap_model`."""
     engine = engine_of(plain())
     assert not any(isinstance(part, torch._dynamo.OptimizedModule) for part in engine._modules.values())
     assert engine._modules["module"] is engine.module

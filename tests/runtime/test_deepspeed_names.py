@@ -1,4 +1,4 @@
-"""DeepSpeed's names are there, say the truth, and docs/deepspeed.md lists all of them and no others."""
+"""DeepSpeed's names exist, return the truth, and docs/deepspeed.md lists all of them and no others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def section(title: str) -> str:
 
 
 def names_in_table(title: str) -> list[str]:
-    """The names in the first column."""
+    """Return the names in the first column."""
     rows = [line for line in section(title).splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])]
 

@@ -22,8 +22,7 @@ WIDTH, VOCABULARY = 8, 40
 
 
 class ChunkedHead(torch.autograd.Function):
-    """Logits and loss without keeping the logits: the weight is gathered and read in forward and in
-    backward."""
+    """Logits and loss without storing the logits: forward and backward each gather and read the weight."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:
@@ -43,7 +42,7 @@ class ChunkedHead(torch.autograd.Function):
 
 
 class Norm(nn.Module):
-    """Scales by the norm of another module's weight, as DoRA does."""
+    """A module that scales by the norm of another module's weight, as DoRA does."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class Norm(nn.Module):
 
 
 class Model(nn.Module):
-    """Gathers in forward and in backward, its own parameters and others'."""
+    """A model that gathers its own and other parameters in forward and in backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +121,7 @@ def test_writing_within_a_pass_is_refused() -> None:
 
 
 def state_of(parameter: Any) -> Any:
-    """As LLaVA's, FastChat's and other scripts read a parameter."""
+    """Read a parameter as the scripts of LLaVA, FastChat and others do."""
     if hasattr(parameter, "ds_id"):
         assert parameter.ds_status == ZeroParamStatus.NOT_AVAILABLE
         with deepspeed.zero.GatheredParameters([parameter]):
@@ -152,7 +151,7 @@ def looks(stage: int) -> dict[str, Any]:
         "own": [name for value in model.parameters() for name in vars(value)],
     }
     weight: Any = model.head.weight
-    weight.ds_status = 7  # libraries that set it themselves
+    weight.ds_status = 7  # as libraries that set it themselves
     found["assigned"] = weight.ds_status
     del weight.ds_status
     with zt.full_parameters(model):
@@ -198,7 +197,7 @@ def test_groups() -> None:
 
 
 class Experts(nn.Module):
-    """Each rank visits its own expert only."""
+    """A module in which each rank uses only its own expert."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A script as DeepSpeed's users write it trains after its imports of deepspeed, and nothing else, changed."""
+"""A script as DeepSpeed's users write it trains after a change of nothing but its imports of deepspeed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 
 
 def migrated(text: str) -> str:
-    """The one change: where the names come from."""
+    """Make the one change: the module from which the names are imported."""
     text = re.sub(r"^import deepspeed$", "from zerotrain.runtime import deepspeed", text, flags=re.MULTILINE)
     return re.sub(r"^from deepspeed\.", "from zerotrain.runtime.deepspeed.", text, flags=re.MULTILINE)
 
@@ -50,7 +50,7 @@ def test_only_the_imports_differ() -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """By stage, what each of two ranks wrote."""
+    """Return by stage what each of two ranks wrote."""
     found = {}
     for stage in (1, 3):
         folder = tmp_path_factory.mktemp(f"stage{stage}")

@@ -1,5 +1,7 @@
-"""States of an optimizer that nobody named are made at the first backward pass: evaluation alone costs none,
-and training has the bits of a named optimizer with the same values."""
+"""States of an unnamed optimizer are made at the first backward pass.
+
+Evaluation alone needs none, and training has the bits of a named optimizer with the same values.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from zerotrain.runtime.zero.state import MASTER, whole
 pytestmark = pytest.mark.ranks
 
 NAMED = {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}}
-"""The default, written out."""
+"""The default optimizer, written out."""
 STATE_KINDS = (MemoryKind.STATES, MemoryKind.HOST_STATES)
 
 
@@ -38,7 +40,7 @@ class Setting:
     just_in_time: bool | None = None
     ratio: float = 1.0
     narrow: bool = False
-    """The model is built in the compute precision, so its weights tell the masters."""
+    """Whether the model is built in the compute precision, so that its weights determine the masters."""
 
     @property
     def name(self) -> str:
@@ -113,7 +115,7 @@ def digest(values: torch.Tensor) -> str:
 
 
 def digests(engine: Engine) -> dict[str, str]:
-    """This rank's streams, and the whole weights."""
+    """Return digests of this rank's streams and of the whole weights."""
     streams = engine.checkpoint_state().streams
     found = {f"{unit}/{kind}": digest(whole(stream)) for (unit, kind), stream in streams.items()}
     with zt.full_parameters(engine.module):
@@ -126,7 +128,7 @@ def states_bytes(engine: Engine) -> int:
 
 
 def both_ways(setting: Setting, spill: str) -> dict[str, Any]:
-    """One engine whose optimizer is named, one whose is not: both evaluate first, then train."""
+    """Let an engine with a named optimizer and one without evaluate first and then train."""
     found: dict[str, Any] = {}
     for named in (True, False):
         engine = setting.make(spill, named=named)
@@ -178,15 +180,15 @@ def test_evaluation_costs_no_states_and_training_has_the_same_bits(world_size: i
             if setting.dtype == "fp32" or setting.narrow:
                 assert first["states"] == 0, setting.name
             elif setting.states != "nvme":
-                # The digits that rounding took, and no moments.
+                # The digits that rounding removed, and no moments.
                 whole_states = named["first"]["states"]
                 part = 2 / 10 if setting.remainders or setting.states == "cpu" else 4 / 12
-                # Of norms, which are zeros and ones, rounding took nothing.
+                # Norms are zeros and ones, so rounding removed nothing.
                 assert 0 < first["states"] <= whole_states * part, setting.name
 
 
 def saved_before_training(folder: str, setting: Setting) -> tuple[dict[str, str], dict[str, str], int]:
-    """Save an engine that has not trained, load it into another one of other weights, train both."""
+    """Save an engine that has not trained, load it into one with other weights, and train both."""
     ends = []
     engine = setting.make(f"{folder}/spill")
     engine.save_checkpoint(f"{folder}/checkpoints")
@@ -220,7 +222,7 @@ def test_a_checkpoint_from_before_the_first_backward_pass(setting: Setting, tmp_
 
 
 def resumed_at_once(folder: str, setting: Setting) -> dict[str, Any]:
-    """A run that goes on from a checkpoint, all of it or the weights alone, beside one that named AdamW."""
+    """Resume from a checkpoint, as a whole or only its weights, beside a run that named AdamW."""
     first = setting.make(f"{folder}/spill")
     train(first, 2)
     first.save_checkpoint(f"{folder}/checkpoints")
@@ -251,7 +253,7 @@ def test_a_load_before_the_first_backward_pass(setting: Setting, tmp_path: Path)
 
 
 def changed_before_training(setting: Setting) -> dict[str, Any]:
-    """Masters and weights written, states read and written, layers frozen: all before the first backward."""
+    """Write masters and weights, read and write states, and freeze layers, all before the first backward."""
     found: dict[str, Any] = {}
     for named in (True, False):
         engine = setting.make("", named=named)
@@ -285,7 +287,7 @@ def test_what_is_written_and_frozen_before_counts(stage: int, dtype: str) -> Non
 
 
 def frozen_before_training(stage: int) -> tuple[int, int]:
-    """Bytes of states after a pass in which a part was frozen, and after the first backward pass."""
+    """Return bytes of states after a pass with a frozen part, and after the first backward pass."""
     engine = Setting(stage=stage).make("")
     engine.module.get_submodule("blocks.1").requires_grad_(False)
     loss = engine(*token_batches(1, size=2)[0])
@@ -330,7 +332,7 @@ def test_a_loop_of_ones_own_trains_alike(stage: int) -> None:
 
 
 def masters_are_there(spill: str) -> list[str]:
-    """A named optimizer keeps its states from the start, whoever asks; so does a drive that is measured."""
+    """Return the names of a named optimizer's states, which exist at once, as after a drive is measured."""
     engine = Setting(stage=1, dtype="bf16").make(spill, named=True)
     names = [kind for each in engine.optimizer.states.values() for kind in (*each.kinds, MASTER)]
     assert not any(map(is_deferred, engine.optimizer.states.values()))

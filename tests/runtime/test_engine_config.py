@@ -1,4 +1,4 @@
-"""`initialize`: what it refuses and why, the loader it builds, and the package that does not import torch."""
+"""`initialize`: configurations that it refuses, the loader it builds, and a package without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's checkpoints: resuming is exact, also on another number of ranks and at another stage."""
+"""The engine's checkpoints: a resume is exact, also on another number of ranks and at another stage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def weights(engine: Engine) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def uninterrupted(case: Case, folder: Path) -> tuple[list[float], dict[str, np.ndarray[Any, Any]]]:
-    """Six steps, saving after the third."""
+    """Train six steps and save after the third."""
     engine = start(case)
     train(engine, case, 0, 3)
     engine.save_checkpoint(folder, client_state={"position": 3})

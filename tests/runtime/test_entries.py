@@ -1,5 +1,7 @@
-"""A model may be entered by any of its modules, by a method, or by its parameters: training and evaluation
-equal plain torch's at every stage."""
+"""A model may be entered by any of its modules, by a method, or by its parameters.
+
+Training and evaluation equal plain torch's at every stage.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def squares(values: torch.Tensor) -> torch.Tensor:
 
 
 class Backbone(nn.Module):
-    """Small modules live in the unit of the model, blocks and head are units; one weight is used directly."""
+    """A model with small modules in its own unit, blocks and head as units, and one weight used directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Backbone(nn.Module):
         return squares(self.head(self.features(x)))
 
     def by_parameters(self, x: torch.Tensor) -> torch.Tensor:
-        """Nothing but parameters; a view of one is taken long before its use."""
+        """Use only parameters; a view of one is taken long before its use."""
         weight = self.head.weight.t()
         x = F.linear(x, self.inp.weight, self.inp.bias)
         for block in self.blocks:
@@ -141,7 +143,7 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def reference(entry: Entry, world_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses of evaluations after every step, and the weights at the end, of plain SGD."""
+    """Return losses of evaluations after every step, and the final weights, with plain SGD."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -164,7 +166,7 @@ def settings(stage: int, **zero: Any) -> dict[str, Any]:
 
 
 def with_engine(entry: Entry, stage: int, **zero: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """`engine.backward`, with an evaluation before every backward pass and after every micro-batch."""
+    """Train by `engine.backward`; evaluate before every backward pass and after every micro-batch."""
     rank, model, losses = world()[0], build(), []
     engine, *_ = zt.initialize(model=model, config=settings(stage, **zero))
     for step in range(STEPS):
@@ -181,7 +183,7 @@ def with_engine(entry: Entry, stage: int, **zero: Any) -> tuple[list[float], dic
 
 
 def with_own_loop(entry: Entry, stage: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """`loss.backward()` of the user's."""
+    """Train by the user's own `loss.backward()`."""
     rank, model, losses = world()[0], build(), []
     _, optimizer = zt.shard(model, settings(stage))
     for step in range(STEPS):
@@ -206,7 +208,7 @@ def evaluate(entry: Entry, model: nn.Module) -> float:
 
 
 def differences(names: list[str]) -> dict[str, float]:
-    """Largest difference from plain torch, by entry, stage and loop; an error as text."""
+    """Return the largest difference from plain torch, by entry, stage and loop; an error as text."""
     found: dict[str, Any] = {}
     for name in names:
         entry = ENTRIES[name]

@@ -1,5 +1,7 @@
-"""What is looked at when a pass begins holds for every entry, evaluations leave nothing behind, and calls of
-modules cost nothing more."""
+"""Checks at the beginning of a pass hold for every entry.
+
+Evaluations leave nothing behind, and calls of modules cost nothing more.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ PHASES = (("a", "b", "c"), ("b", "c"), ("a", "c"))
 
 
 class Three(nn.Module):
-    """Layers of `width` x `width`: 8 makes them all the model's own unit, 40 units of their own."""
+    """Layers of `width` x `width`: 8 puts them all into the model's own unit, 40 makes each a unit."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def reference(width: int, world_size: int) -> dict[str, torch.Tensor]:
-    """AdamW, whose state of a parameter is dropped when it is frozen."""
+    """Train with AdamW; freezing a parameter drops its state."""
     model = build(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.1, foreach=False)
     for step in range(2 * len(PHASES)):
@@ -88,7 +90,7 @@ def reference(width: int, world_size: int) -> dict[str, torch.Tensor]:
 
 
 def phased(width: int, stage: int, **zero: Any) -> float:
-    """Largest difference from the reference, with layers frozen and unfrozen while a method trains."""
+    """Freeze and unfreeze layers while a method trains; return the largest difference from the reference."""
     rank, world_size = world()
     model = build(width)
     engine, *_ = zt.initialize(model=model, config=settings(stage, **zero))
@@ -132,7 +134,7 @@ CHANGES = {"c.weight": replace_head, "d.weight": add_layer, "a.weight": move}
 
 
 def noticed(stage: int) -> list[str]:
-    """Changes that were not named by an error before the next update, when a method trains."""
+    """Return the changes that no error named before the next update, when a method trains."""
     missed = []
     for width in (8, 40):
         for name, change in CHANGES.items():
@@ -169,7 +171,7 @@ class Counting(EngineObserver):
 
 
 def evaluate(engine: Engine, model: TinyGPT, tokens: torch.Tensor, targets: torch.Tensor) -> None:
-    """In every way: without gradients, in inference mode, in evaluation mode with gradients, by modules."""
+    """Evaluate in every way: no gradients, inference mode, evaluation mode with gradients, single modules."""
     with torch.no_grad():
         engine(tokens, targets)
         model.head(model.norm(model.blocks[1](model.embed(tokens))))
@@ -182,7 +184,7 @@ def evaluate(engine: Engine, model: TinyGPT, tokens: torch.Tensor, targets: torc
 
 
 def traces(stage: int, evaluates: bool) -> dict[str, Any]:
-    """Two steps of two micro-batches; what can be told of them afterwards."""
+    """Train two steps of two micro-batches and return what can be observed of them."""
     torch.manual_seed(4)
     model = TinyGPT(layers=2)
     observer = Counting()
@@ -223,7 +225,10 @@ def test_evaluation_within_an_accumulation_leaves_no_trace(stage: int) -> None:
 
 
 def hook_calls(stage: int) -> tuple[Counter[str], list[str], list[str]]:
-    """Calls of the engine's forward hooks in a step by module; modules with units; others that have hooks."""
+    """Count calls of the engine's forward hooks in a step by module.
+
+    Also returns modules with units, and others that have hooks.
+    """
     calls: Counter[str] = Counter()
     before, after = BoundaryHooks._before, BoundaryHooks._after
 
@@ -252,7 +257,7 @@ def hook_calls(stage: int) -> tuple[Counter[str], list[str], list[str]]:
 
 
 def test_only_modules_with_units_have_hooks() -> None:
-    """Two calls for each call of such a module, none for any other."""
+    """Each call of such a module calls two hooks, and a call of any other module none."""
     calls, modules, others = run_ranks(2, hook_calls, 3)[0]
     assert modules == ["", "blocks.0", "blocks.1", "embed", "head"]
     assert calls == dict.fromkeys(modules, 2)
@@ -260,7 +265,7 @@ def test_only_modules_with_units_have_hooks() -> None:
 
 
 def look_at_weights() -> list[str]:
-    """Looks of a script that one rank alone may take, at all times of a step; which were not refused."""
+    """Look at weights on one rank alone at all times of a step; return the looks that were not refused."""
     model = build(40)
     engine, *_ = zt.initialize(model=model, config=settings(3))
     missed = []
@@ -307,7 +312,7 @@ def test_looks_from_a_script_are_refused() -> None:
 
 
 def graphs_of_blocks() -> list[int]:
-    """Graphs of a compiled block: in a plain model, driven by an engine, and entered by itself."""
+    """Count graphs of a compiled block in a plain model, in an engine, and entered by itself."""
     counts = []
     for entry in ("plain", "the model", "a block"):
         graphs = 0

@@ -1,5 +1,7 @@
-"""A frozen model gets an engine for evaluation: the same outputs, no memory for training, checkpoints, and a
-reason where something is to be trained."""
+"""A frozen model gets an engine for evaluation.
+
+It has the same outputs, no memory for training, and checkpoints; training raises with the reason.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ class Setting:
     stage: int
     dtype: str = "fp32"
     params: str = "none"
-    """Where weights are offloaded to."""
+    """Device to which weights are offloaded."""
     file: str = "policy"
-    """ "policy": the configuration is the one of the model in training; "own": of this one alone."""
+    """"policy" uses the configuration of the model in training; "own" is only for this model."""
 
     def config(self, spill: str) -> dict[str, Any]:
         zero: dict[str, Any] = {"stage": self.stage, "stage3_param_persistence_threshold": 40}
@@ -84,7 +86,7 @@ def message_of(call: Any) -> str:
 
 
 def evaluated(setting: Setting, spill: str) -> dict[str, Any]:
-    """What an engine of a frozen model gives on this rank, beside plain torch."""
+    """Return this rank's results of an engine with a frozen model, beside plain torch."""
     rank, _ = world()
     engine, optimizer, _, scheduler = zt.initialize(model=frozen(seed=7 + rank), config=setting.config(spill))
     plain = frozen().to(DTYPES[setting.dtype])
@@ -143,7 +145,7 @@ def test_it_computes_as_plain_torch_without_memory_for_training(world_size: int,
 
 
 class Scorer(nn.Module):
-    """Vectors to scores; as a policy its outputs are the inputs of the next."""
+    """A module from vectors to scores; a policy's outputs are the inputs of the next model."""
 
     def __init__(self, seed: int, out: int) -> None:
         super().__init__()
@@ -161,7 +163,7 @@ def inputs(step: int, rank: int) -> torch.Tensor:
 
 
 def objective(policy: Any, reference: Any, reward: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """A reward whose gradient comes through the frozen model, and a distance to the frozen reference."""
+    """Return a reward with a gradient through the frozen model, and a distance to the frozen reference."""
     answer = policy(hidden)
     with torch.no_grad():
         usual = reference(hidden)
@@ -170,7 +172,7 @@ def objective(policy: Any, reference: Any, reward: Any, hidden: torch.Tensor) ->
 
 
 def three_engines(stage: int) -> list[float]:
-    """Losses of a policy beside a frozen reference and a frozen reward model."""
+    """Return losses of a policy beside a frozen reference and a frozen reward model."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
@@ -220,7 +222,7 @@ def gradient_of_input(stage: int, dtype: str) -> tuple[list[float], list[float]]
     plain = Scorer(1, 1).requires_grad_(False).to(DTYPES[dtype])
     found = []
     for model in (engine, plain):
-        for _ in range(2):  # the second pass must find everything as the first one did
+        for _ in range(2):  # the second pass must find the same state as the first one
             hidden = inputs(0, world()[0]).to(DTYPES[dtype]).requires_grad_()
             output: Any = model(hidden)
             output.sum().backward()
@@ -284,7 +286,7 @@ def test_checkpoints_of_a_model_in_training_are_loaded_and_its_own(
     for options, steps in (({"load_module_only": True}, 0), ({}, 2)):
         found = run_ranks(2, loaded, folder, stage, dtype, options)
         assert found == [(expected, steps)] * 2
-    # What it saved is loaded by another number of ranks, and by no engine that wants moments.
+    # Another number of ranks loads the checkpoint, but no engine that needs moments does.
     assert run_ranks(1, loaded, f"{folder}-again", stage, dtype, {}) == [(expected, 2)]
     with pytest.raises(RankFailed, match=r"was frozen with state.*load_optimizer_states=False"):
         run_ranks(1, loaded_for_training, f"{folder}-again")

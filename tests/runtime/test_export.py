@@ -1,4 +1,4 @@
-"""What is exported loads in transformers with the same logits, at every stage, and appears at once."""
+"""Exports load in transformers with the same logits, at every stage, and appear atomically."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_transformers_loads_what_was_trained(
 
 
 class WithBuffers(nn.Module):
-    """A frozen and a tied parameter, whole numbers, buffers of both kinds."""
+    """A model with a frozen and a tied parameter, whole numbers, and buffers of both kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,11 +135,11 @@ def _bf16(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def export_big(out: str) -> int:
-    """Growth of resident memory during an export of 64 MB of weights."""
+    """Return the growth of resident memory during an export of 64 MB of weights."""
     with zt.init_context(seed=0):
         model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
     engine, *_ = zt.initialize(model=model, config=config(3))
-    engine.save_16bit_model(out)  # files and code that the first one needs
+    engine.save_16bit_model(out)  # files and code that the first export needs
     before = resident.reset_peak()
     engine.save_16bit_model(out, dtype="bf16")
     grown = resident.peak_bytes() - before
@@ -153,7 +153,7 @@ def test_memory_is_that_of_a_tile(tmp_path: Path) -> None:
 
 
 def replaced(out: str, break_at: str) -> None:
-    """A second export over a first; with `break_at`, a crash inside that function of rank 0."""
+    """Export over an earlier export; with `break_at`, rank 0 crashes inside that function."""
     torch.manual_seed(world()[0])
     first = nn.Linear(16, 16)
     model = nn.Sequential(first, nn.Linear(16, 16))

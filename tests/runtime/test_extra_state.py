@@ -1,4 +1,4 @@
-"""`get_extra_state` of modules is in checkpoints and comes back through `set_extra_state`."""
+"""`get_extra_state` of modules is in checkpoints and is restored through `set_extra_state`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen weights keep their dtype where no precision block asks for another, at every stage and tier."""
+"""Frozen weights keep their dtype unless a precision block sets another, at every stage and tier."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from zerotrain.runtime.zero.ledger import MemoryKind
 from zerotrain.runtime.zero.plan import plan_layout
 
 WIDTH = 128
-"""Shards of the matrices are whole pages in every dtype, so that ranks of one host share them."""
+"""Width at which shards of the matrices are whole pages in every dtype, so that ranks of a host share.
+"""
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
 
 class Adapted(nn.Module):
-    """A frozen matrix of any dtype with a trainable product beside it, as LoRA has them."""
+    """A frozen matrix of any dtype with a trainable product beside it, as in LoRA."""
 
     def __init__(self, base: torch.dtype, adapter: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -151,7 +152,7 @@ def test_a_precision_block_and_trained_neighbours_of_the_same_dtype_convert_them
     assert dtypes_of(Adapted(bf16), "bf16")["base"] == "bf16"
     assert dtypes_of(Adapted(fp32), "bf16")["base"] == "bf16"
     assert dtypes_of(Adapted(torch.float8_e5m2), "fp16")["base"] == "fp16"
-    # All of one dtype: what is trained becomes fp32, and a layer must meet its own dtype.
+    # All have one dtype: trained weights become fp32, and a layer must meet its own dtype.
     assert set(dtypes_of(Adapted(bf16, adapter=bf16), "fp32").values()) == {"fp32"}
     assert dtypes_of(Adapted(fp16, adapter=bf16), "fp32") == {
         "base": "fp16", "down.weight": "fp32", "up.weight": "fp32"

@@ -1,4 +1,4 @@
-"""`full_parameters`: who may write, what a write reaches, and contexts within contexts."""
+"""`full_parameters`: the ranks that may write, the effect of a write, and nested contexts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def masters(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def train_once(engine: Engine) -> None:
-    """So that bf16 weights are no longer their masters."""
+    """Train once, so that bf16 weights differ from their masters."""
     for index in range(2):
         backward(engine, index)
         engine.step()
@@ -30,7 +30,7 @@ def train_once(engine: Engine) -> None:
 
 @torch.no_grad()
 def write(stage: int, dtype: str) -> None:
-    """Rank 1's values win, on every rank, in the parameters given; the digits of all others stay."""
+    """Write on rank 1: its values win on every rank in the given parameters; others keep their digits."""
     engine = engine_at(stage, dtype)
     with torch.enable_grad():
         train_once(engine)
@@ -79,7 +79,7 @@ def fail_inside() -> None:
 
 
 def use_inside() -> None:
-    """Forward and backward run on what is held; nothing is freed under the caller's feet."""
+    """Run forward and backward on the held weights; none is freed before the context ends."""
     engine = engine_at(3, "fp32")
     with zt.full_parameters(engine.module):
         backward(engine, 0)

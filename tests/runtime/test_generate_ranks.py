@@ -1,5 +1,7 @@
-"""`generate` where ranks end after different numbers of tokens: in step by itself at stage 3, or with an
-error that names the argument."""
+"""`generate` when ranks end after different numbers of tokens.
+
+At stage 3 the ranks stay in step automatically, or an error names the argument.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class Wrapper(nn.Module):
 
 
 def uneven(stage: int, is_frozen: bool) -> dict[str, Any]:
-    """Tokens of this rank by way of asking, beside the plain model's."""
+    """Return this rank's tokens by way of the call, beside the plain model's."""
     model = model_of("llama").requires_grad_(not is_frozen)
     expected = generated(model_of("llama"))
     engine, *_ = zt.initialize(model=model, config=config(stage))
@@ -76,7 +78,7 @@ def uneven(stage: int, is_frozen: bool) -> dict[str, Any]:
 
 
 def inner(stage: int) -> dict[str, Any]:
-    """The same for a language model inside of another module, which is not the one that the engine has."""
+    """Return the same for a language model inside of the module that the engine has."""
     model = Wrapper(model_of("llama"))
     engine, *_ = zt.initialize(model=model, config=config(stage))
     assert ("generate" in vars(model.inner)) is (stage == 3)
@@ -97,7 +99,7 @@ def test_uneven_ranks_generate_the_plain_models_tokens() -> None:
         for case, found in enumerate(per_rank):
             expected = found.pop("expected")
             for way, tokens in found.items():
-                # In step, a rank that has ended goes on with padding.
+                # A rank that has ended continues with padding to stay in step.
                 assert [row[: len(expected[0])] for row in tokens] == expected, (case, way)
 
 

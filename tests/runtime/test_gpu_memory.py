@@ -1,6 +1,6 @@
-"""What a GPU's allocator hands out in a step is what a plan says: the engine's formulas and the activations.
+"""Memory that a GPU's allocator hands out in a step equals the plan: the formulas and the activations.
 
-Only on a GPU (`make test-gpu`): memory of the CPU is nobody's own.
+Only on a GPU (`make test-gpu`), as memory of the CPU has other users.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def measure(name: str) -> tuple[int, int]:
-    """(peak of the allocator over the second step, bytes planned), beyond what was there before."""
+    """Return (peak of the allocator over the second step, bytes planned), beyond the memory used before."""
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -85,7 +85,7 @@ def measure(name: str) -> tuple[int, int]:
 
 
 def measure_all() -> dict[str, tuple[int, int]]:
-    measure("stage 0")  # cuBLAS takes its work space, which plans count as a library's
+    measure("stage 0")  # cuBLAS allocates its work space, which plans count as a library's
     measure("fp32")
     return {name: measure(name) for name in CASES}
 

@@ -1,5 +1,7 @@
-"""What `p.grad` is where the engine keeps gradients elsewhere, what is refused with the way out, and that
-other models in the process notice nothing."""
+"""Values of `p.grad` where the engine keeps gradients elsewhere, and errors with the remedy.
+
+Other models in the process are not affected.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from zerotrain.runtime.zero.slots import GradientSharded, ShardedGradient
 
 WIDTH = 65
 SHARDED = {"stage": 3, "stage3_param_persistence_threshold": 0, "offload_param": {"device": "nvme"}}
-"""One rank shards only what it offloads."""
+"""A configuration with which one rank shards; it shards only what it offloads."""
 
 
 def config(**zero: Any) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def inputs() -> torch.Tensor:
 
 @contextmanager
 def after_backward(**zero: Any) -> Iterator[tuple[nn.Module, Any, nn.Parameter]]:
-    """(model, optimizer of `shard`, one parameter) between backward and step."""
+    """Provide (model, optimizer of `shard`, one parameter) between backward and step."""
     made, optimizer = zt.shard(model(), config(**(zero or SHARDED)))
     made(inputs()).square().mean().backward()
     try:
@@ -119,7 +121,7 @@ def test_one_that_was_put_in_place_of_a_view_counts() -> None:
 
 @pytest.mark.unit
 def test_a_penalty_alone_is_trained_and_bounded() -> None:
-    """A backward pass that no module's hook sees."""
+    """No module's hook sees this backward pass."""
     made, optimizer = zt.shard(model(), config(stage=0))
     weight = made.get_parameter("0.weight")
     weight.square().sum().backward()  # type: ignore[no-untyped-call]
@@ -300,7 +302,7 @@ def test_one_notice_at_the_start_names_the_ways(caplog: pytest.LogCaptureFixture
 
 
 def on_one_rank(stage: int) -> list[str]:
-    """What only one rank does is undone or named, never left to part the replicas."""
+    """Make changes on one rank only: they are undone or named, so that replicas stay equal."""
     made, optimizer = zt.shard(model(), config(stage=stage, stage3_param_persistence_threshold=0))
     rank, found = world()[0], []
     made(inputs() * (1 + rank)).square().mean().backward()
@@ -334,7 +336,10 @@ def test_ranks_agree(stage: int) -> None:
 
 
 def late(stage: int) -> list[float]:
-    """A penalty on weights, whose gradient comes before or after those of the modules; norms of two steps."""
+    """Return norms of two steps with a penalty on weights.
+
+    Its gradient comes before or after those of the modules.
+    """
     made, optimizer = zt.shard(model(), config(stage=stage))
     norms = []
     for _ in range(2):

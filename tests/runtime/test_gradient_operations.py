@@ -1,4 +1,4 @@
-"""What torch's functions and scripts do with gradients gives at every stage what it gives in plain torch."""
+"""Operations of torch and of scripts on gradients give the same result at every stage as in plain torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Backward = Callable[[float], None]
 """Forward and backward of a new batch, whose loss is multiplied by the number."""
 Outcome = tuple[list[float], Weights]
 Script = Callable[[nn.Module, torch.optim.Optimizer, Backward], list[float]]
-"""All of a step before its update; the numbers that the script saw."""
+"""A step before its update; returns the numbers that the script saw."""
 
 
 class Net(nn.Module):
@@ -105,7 +105,7 @@ def bound_by_the_optimizer(model: nn.Module, optimizer: Any, backward: Backward)
 
 
 def bound_between_micro_batches(model: nn.Module, _: Any, backward: Backward) -> list[float]:
-    """What comes after a look at the norm is added to what was bounded."""
+    """Clip between micro-batches: later gradients are added to the clipped ones."""
     backward(1.0)
     first = float(clip_grad_norm_(model.parameters(), 0.01))
     backward(0.5)
@@ -150,7 +150,7 @@ def zeroed(model: nn.Module, _: Any, backward: Backward) -> list[float]:
 
 
 def a_part_dropped(model: nn.Module, _: Any, backward: Backward) -> list[float]:
-    """Of the last micro-batch, too: nothing follows that would look."""
+    """Drop a part of the gradients, also in the last micro-batch, after which no other call follows."""
     backward(1.0)
     model.get_submodule("blocks.0").zero_grad()
     backward(0.5)
@@ -305,7 +305,7 @@ def all_scripts(stage: int, variant: str, folder: str) -> list[tuple[Outcome, Ou
 
 
 def scripts_for(variant: str) -> tuple[Script, ...]:
-    """All where the stages differ most; fp16 has a loss scale of the engine's own."""
+    """Return all scripts where the stages differ most; fp16 has the engine's own loss scale."""
     if variant in ("fp32", "bf16"):
         return SCRIPTS
     return FEW if variant == "fp16" else (*FEW, with_a_scaler)

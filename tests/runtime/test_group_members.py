@@ -1,4 +1,4 @@
-"""Parameter groups are found again at a resume by the parameters they hold, whatever their order."""
+"""Parameter groups are recognised at a resume by the parameters they hold, whatever their order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_groups_are_matched_by_their_members() -> None:
 
 @pytest.mark.unit
 def test_members_of_one_side_do_not_count() -> None:
-    """They are frozen on the other; groups without a common member keep their order."""
+    """Members of one side are frozen on the other; groups without a common member keep their order."""
     assert match_groups([["a", "b"], ["c"]], 2, {"c": 0, "new": 0, "a": 1}, 2) == [1, 0]
     assert match_groups([[], ["a"], ["gone"]], 3, {"a": 0, "x": 2}, 3) == [1, 0, 2]
 
@@ -83,7 +83,7 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def schedule(optimizer: Any) -> Any:
-    """One whose state has values per group at two depths."""
+    """Return a schedule whose state has values per group at two depths."""
     halves = [lambda k: 1 / (1 + k), lambda k: 1 / (2 + k)]
     return SequentialLR(optimizer, [LambdaLR(optimizer, halves), LambdaLR(optimizer, halves)], [2])
 

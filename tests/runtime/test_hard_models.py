@@ -23,7 +23,7 @@ WIDTH = 40
 
 
 class Moe(nn.Module):
-    """Routes a whole batch to the experts that its caller names."""
+    """A module that routes a whole batch to the experts that its caller names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class MoeModel(nn.Module):
 
 
 def routed_loss(model: Any, step: int, rank: int) -> torch.Tensor:
-    """Each rank takes other experts, in another order, and sometimes one of them twice or none."""
+    """Use other experts on each rank, in another order, and sometimes one of them twice or none."""
     chosen = [((0, 1), (1,)), ((2, 0), ()), ((1, 1), (0, 1, 2))][step][rank]
     inputs = torch.arange(8.0).view(2, 4) / (1 + rank + step)
     result: torch.Tensor = model(inputs, chosen)
@@ -58,7 +58,7 @@ def routed_loss(model: Any, step: int, rank: int) -> torch.Tensor:
 
 
 class Recursive(nn.Module):
-    """Calls itself; its weights are used before that and perhaps also after it."""
+    """A module that calls itself; its weights are used before that and perhaps also after it."""
 
     def __init__(self, *, also_after: bool) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def test_modules_that_call_themselves() -> None:
 
 
 def outcomes(build: Any, loss: Any, settings: list[tuple[int, dict[str, Any]]]) -> list[Outcome]:
-    """One engine after the other, so that processes start once."""
+    """Run one engine after the other, so that processes start once."""
     return [engine_outcome(build, loss, stage, None, extra) for stage, extra in settings]
 
 
@@ -114,7 +114,7 @@ def zero(stage: int, *, overlap: bool) -> tuple[int, dict[str, Any]]:
 
 
 def test_experts_that_are_units_where_weights_stay_whole() -> None:
-    """Gradients travel in one order on all ranks, whatever the routing; zeros where there are none."""
+    """Gradients are sent in one order on all ranks, whatever the routing, with zeros where there are none."""
     settings = [zero(stage, overlap=overlap) for stage in (0, 1, 2) for overlap in (False, True)]
     check_settings(routed_loss, settings)
 
@@ -142,7 +142,7 @@ def test_a_unit_that_only_some_ranks_run_is_an_error_at_stage_3() -> None:
 
 
 def penalised_loss(model: Any, step: int, rank: int) -> torch.Tensor:
-    """Rank 0 alone uses weights outside of their modules, before they are used within."""
+    """Use weights on rank 0 outside of their modules, before their use within."""
     module: Any = model.module if isinstance(model, zt.Engine) else model
     penalty = torch.zeros(())
     if rank == 0:
@@ -151,7 +151,7 @@ def penalised_loss(model: Any, step: int, rank: int) -> torch.Tensor:
 
 
 def test_gradients_that_come_after_their_unit_was_sent() -> None:
-    """One rank's late gradients reach all: the step record asks for another round."""
+    """One rank's late gradients reach all: the step record requests another round."""
     settings = [zero(0, overlap=True), zero(1, overlap=False), zero(1, overlap=True), zero(2, overlap=True)]
     check_settings(penalised_loss, settings)
 
@@ -170,7 +170,7 @@ def test_more_ranks_than_elements() -> None:
 
 
 def input_gradients(stage: int) -> None:
-    """`torch.autograd.grad` for an input, without and between training steps."""
+    """Call `torch.autograd.grad` for an input, without and between training steps."""
     torch.manual_seed(1)
     model = MoeModel()
     plain = MoeModel()
@@ -195,7 +195,7 @@ def test_gradients_of_inputs(stage: int) -> None:
 
 
 def autocast_losses(stage: int) -> tuple[list[float], list[float]]:
-    """fp32 weights under torch.autocast: the engine and the plain model."""
+    """Return losses of fp32 weights under torch.autocast: the engine and the plain model."""
     rank, world_size = world()
     found = []
     for sharded in (True, False):
@@ -237,7 +237,7 @@ def test_autocast_on_top_of_fp32_weights(stage: int) -> None:
 
 
 def compiled_losses(is_compiled: bool) -> list[float]:
-    """Blocks compiled (without a backend's code) before the engine takes the model."""
+    """Return losses with blocks compiled (without a backend's code) before the engine takes the model."""
     torch.manual_seed(2)
     model = TinyGPT(layers=1)
     if is_compiled:

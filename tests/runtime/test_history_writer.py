@@ -1,4 +1,4 @@
-"""The history of an attempt, written: bounded, never waited for, and whole after a kill."""
+"""The history of an attempt: it is bounded, never blocks the training, and is intact after a kill."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_volume_that_hangs_holds_up_neither_steps_nor_the_end(
 
 @pytest.mark.ranks
 def test_a_killed_attempt_and_its_successor(tmp_path: Path) -> None:
-    """Real ranks: the first attempt is killed after a checkpoint, the second goes on from it."""
+    """The ranks are real: the first attempt is killed after a checkpoint, the second resumes from it."""
     folder = tmp_path / "c"
     spec = job(steps=2000)
     first = TrainerRun(tmp_path / "a", spec, world_size=2, checkpoint_dir=folder).start()

@@ -29,7 +29,7 @@ def write(path: Path, header: bytes, length: int | None = None) -> Path:
 
 
 def headers() -> dict[str, bytes]:
-    """Wrong ones, by what is wrong."""
+    """Return wrong headers by their fault."""
     second = {"dtype": "F32", "shape": [16], "data_offsets": [64, 128]}
     entries: dict[str, Any] = {
         "negative": entry(data_offsets=[-64, 0]),

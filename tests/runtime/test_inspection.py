@@ -1,4 +1,4 @@
-"""What the engine tells of itself: memory beside its formula, lines in the log, calls after a step."""
+"""Reports of the engine: memory beside its formula, lines in the log, calls after a step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_memory_is_shown_beside_its_formula() -> None:
 
 
 def lines_of(**entries: Any) -> list[tuple[int, str]]:
-    """Lines by step for four steps of known times."""
+    """Return lines by step for four steps of known times."""
     log = StepLog(resolve(load({"train_batch_size": 4, **entries}), world_size=1))
     found = []
     for step in range(1, 5):

@@ -1,7 +1,7 @@
 """Updates in the background change no bit: losses, weights and states equal those of synchronous steps.
 
-With clipping in every step, accumulation, a loss scale that overflows, all stages, states in memory and
-spilled, pauses injected on both sides; and with what a training script does between steps.
+The runs have clipping in every step, accumulation, a loss scale that overflows, all stages, states in memory
+and spilled, pauses injected on both sides, and the usual actions of a training script between steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def plain_script(engine: Engine, steps: int) -> list[Any]:
 
 
 def busy_script(engine: Engine, steps: int) -> list[Any]:
-    """Blocks left out, evaluation between steps, other rates right after a step, freezing right after one."""
+    """Leave out blocks, evaluate between steps, and change rates or freeze right after a step."""
     seen: list[Any] = []
     for step in range(steps):
         seen.append(train_step(engine, step, leaves_out=1 if step % 3 == 1 else None))
@@ -69,7 +69,7 @@ Script = Callable[[Engine, int], list[Any]]
 
 
 def outcome(run: Run, script: Script) -> dict[str, Any]:
-    """What a script saw and left behind."""
+    """Return what a script saw and the final state."""
     with engine_of(run) as engine:
         if run.just_in_time:
             slow_down(engine, seconds=DELAY_S)
@@ -84,7 +84,7 @@ def outcome(run: Run, script: Script) -> dict[str, Any]:
 
 
 def compared(runs: tuple[Run, ...], script: Script) -> list[tuple[str, list[str], int]]:
-    """Per run: what differs from the synchronous one, and how many steps were skipped."""
+    """Return, per run, the differences from the synchronous run, and the number of skipped steps."""
     found = []
     for run in runs:
         expected = outcome(replace(run, just_in_time=False), script)
@@ -113,7 +113,7 @@ def test_what_scripts_do_between_steps_changes_no_bit(world_size: int) -> None:
 
 
 def capture_rates() -> list[float]:
-    """Weights of the first block after one step: rates doubled while it runs, before it, never."""
+    """Return weights of the first block after one step: rates doubled during it, before it, never."""
     found = []
     for when in ("never", "during", "before"):
         with engine_of(Run(stage=0, dtype="fp32")) as engine:

@@ -1,4 +1,4 @@
-"""An error of an update in the background is final, keeps its exit code and hangs nobody."""
+"""An error of an update in the background is final, keeps its exit code and hangs no rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Broken(RuntimeError):
-    """What a disk that returns other bytes leads to."""
+    """The error after a disk that returns other bytes."""
 
     exit_code = ExitCode.SPILL_INTEGRITY
 
@@ -71,7 +71,7 @@ def test_every_later_call_raises_it_again(just_in_time: bool, tmp_path: Path) ->
                 train_step(engine, 1)
         for name, call in LATER.items():
             if not just_in_time and name == "read":
-                continue  # nothing is hidden where nothing is in the background
+                continue  # without background work no error is hidden
             with pytest.raises(Broken) as caught:
                 call(engine, tmp_path)
             assert exit_code_of(caught.value) == ExitCode.SPILL_INTEGRITY, name
@@ -114,7 +114,7 @@ def test_closing_twice_and_dropping_an_engine_end_the_thread() -> None:
 
 
 class Reader(Dataset[torch.Tensor]):
-    """Samples that look at the model."""
+    """Samples that read the model."""
 
     def __init__(self, engine: Engine) -> None:
         self.weight = weight_of(engine)
@@ -178,7 +178,7 @@ def interrupts() -> None:
 
 @pytest.mark.unit
 def test_an_interrupted_update_is_final(tmp_path: Path) -> None:
-    """Some units are of the new step then, the others of the old one."""
+    """Some units are then of the new step and others of the old one."""
     with engine_of(Run(just_in_time=False)) as engine:
         train_step(engine, 0)
         seen: list[str] = []
@@ -201,7 +201,7 @@ def test_an_interrupted_update_is_final(tmp_path: Path) -> None:
 
 
 def interrupted_publication(stage: int) -> list[str]:
-    """What a rank says whose wait for the third unit was interrupted, with gathers under way."""
+    """Return the errors of a rank whose wait for the third unit was interrupted, with gathers in flight."""
     said = []
     with engine_of(Run(stage=stage, dtype="fp32")) as engine:
         train_step(engine, 0)
@@ -230,7 +230,7 @@ def test_an_interrupted_publication_is_final() -> None:
 
 @pytest.mark.unit
 def test_closing_gives_up_what_has_not_begun() -> None:
-    """A hanging disk must not keep a process for as many units as there are."""
+    """A hanging disk must not delay a process once per unit."""
     updater, began, ran = Updater(), Event(), list[str]()
 
     def run(name: str) -> None:

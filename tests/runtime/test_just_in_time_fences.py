@@ -1,4 +1,4 @@
-"""Steps return before their updates are done, and whatever uses weights or states waits for exactly those."""
+"""Steps return before their updates are done; each use of weights or states waits for exactly those."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def exported(engine: Engine) -> bytes:
 
 @torch.no_grad()
 def averaged(module: nn.Module) -> list[torch.Tensor]:
-    """As torch.optim.swa_utils does it: one operation on all parameters."""
+    """Average parameters as torch.optim.swa_utils does: one operation on all parameters."""
     averages = [torch.zeros(weight.shape) for weight in module.parameters()]
     torch._foreach_lerp_(averages, list(module.parameters()), 0.5)
     return averages
 
 
 class Gate:
-    """Lets the updates of so many units pass, and the rest when it is opened."""
+    """A gate that lets the updates of so many units pass, and the rest once it is opened."""
 
     def __init__(self, engine: Engine, *, passes: int) -> None:
         self._left = passes
@@ -77,8 +77,10 @@ def go_on_during_forward(run: Run) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("tier", ["cpu", "nvme"])
 def test_updates_go_on_during_forward(tier: str) -> None:
-    """The last unit's update waits until the first block's forward is over, which a synchronous step, or a
-    fence that waits for everything, would never get to."""
+    """The last unit's update waits until the first block's forward is over.
+
+    A synchronous step, or a fence that waits for all updates, would never get to that point.
+    """
     go_on_during_forward(Run(tier=tier))
 
 
@@ -89,7 +91,7 @@ def on_ranks() -> None:
 
 @pytest.mark.ranks
 def test_updates_go_on_during_forward_of_ranks() -> None:
-    """Also where weights are gathered ahead of use, and where replicas are published."""
+    """Weights may be gathered ahead of use, and replicas published, meanwhile."""
     run_ranks(2, on_ranks)
 
 
@@ -109,7 +111,7 @@ def test_units_wait_for_their_own_update_alone() -> None:
 
 
 def doze() -> None:
-    """Before each unit's update: whoever does not wait comes too early."""
+    """Sleep before each unit's update, so that code without a fence reads too early."""
     time.sleep(0.02)
 
 
@@ -187,7 +189,7 @@ def test_memory_reports_wait_without_other_ranks() -> None:
 
 @pytest.mark.unit
 def test_a_user_s_own_loop_is_fenced(tmp_path: Path) -> None:
-    """`zt.shard`, the caller's own `loss.backward()`, a submodule called by itself."""
+    """The loop uses `zt.shard`, the caller's own `loss.backward()`, and a submodule called by itself."""
     found = []
     for just_in_time in (True, False):
         torch.manual_seed(3)
@@ -207,8 +209,10 @@ def test_a_user_s_own_loop_is_fenced(tmp_path: Path) -> None:
 
 
 def reads_on_one_rank() -> list[str]:
-    """Per stage: what a read on rank 0 alone, right after a step, says; then that it works after
-    `synchronize`."""
+    """Return, per stage, the error of a read on rank 0 alone, right after a step.
+
+    The read works after `synchronize`.
+    """
     said = []
     for stage in (0, 1, 2, 3):
         with engine_of(Run(stage=stage, persistence=64 if stage == 3 else 0)) as engine:
@@ -232,7 +236,7 @@ def test_reads_on_one_rank_say_what_they_need() -> None:
 
 
 def read_after_evaluation() -> list[bool]:
-    """Per stage: whether rank 0 alone may read a block that an evaluation in between left out."""
+    """Return, per stage, whether rank 0 alone may read a block that an evaluation in between left out."""
     found = []
     for stage in (1, 2):
         with engine_of(Run(stage=stage)) as engine:
@@ -250,7 +254,7 @@ def test_forward_passes_settle_what_they_left_out() -> None:
 
 
 def different_branches(stage: int) -> list[float]:
-    """Ranks that leave out different blocks publish in one order all the same."""
+    """Leave out different blocks on the ranks, which still publish in one order."""
     with engine_of(Run(stage=stage, dtype="fp32")) as engine:
         for step in range(6):
             train_step(engine, step, leaves_out=world()[0] + 1)
@@ -266,8 +270,10 @@ def test_ranks_may_run_different_modules(stage: int) -> None:
 
 
 def leave_a_block_out() -> list[bool]:
-    """Per stage: whether an update that is late for a block, which the next forward leaves out, equals one
-    in time. Backward writes zeros where that update reads."""
+    """Return, per stage, whether a late update of a block equals one in time.
+
+    The next forward leaves the block out, and backward writes zeros where that update reads.
+    """
     equal = []
     for stage in (0, 1, 2, 3):
         found = []

@@ -1,4 +1,4 @@
-"""Ranks share the cores of their worker: nobody computes with more threads than there are cores for it."""
+"""Ranks share the cores of their worker: no rank computes with more threads than it has cores."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import torch
 from zerotrain.runtime import _native
 print(f"torch {torch.get_num_threads()}, kernels {_native.num_threads()}", flush=True)
 """
-"""A program of one's own: it knows nothing of us, and asks for nothing."""
+"""A user's program that does not know this package and sets nothing."""
 
 
 def limited(folder: Path, quota: str) -> Path:
-    """A control group of version 2 with this many microseconds of CPU in 100 ms."""
+    """Make a cgroup v2 folder with this many microseconds of CPU in 100 ms."""
     folder.mkdir()
     (folder / "cpu.max").write_text(f"{quota} 100000\n")
     return folder
@@ -39,7 +39,7 @@ def test_ranks_of_a_worker_share_its_cores(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.ranks
 def test_a_number_that_is_given_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By podTemplate.env, or by the image: here more than there are cores for."""
+    """The number comes from podTemplate.env or from the image; here it exceeds the cores."""
     monkeypatch.setenv(THREADS, "1000")
     with launched(tmp_path, f'print("given", os.environ["{THREADS}"])', ranks=2) as launcher:
         code, output = launcher.finish()

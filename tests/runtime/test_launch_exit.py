@@ -1,4 +1,4 @@
-"""The container's code is the first failing rank's, and the termination message says why."""
+"""The container's exit code is the first failing rank's, and the termination message has the reason."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_peer_that_fails_after_it_does_not_take_the_blame(tmp_path: Path) -> N
 
 
 def test_a_rank_that_announced_its_failure_first_is_the_first(tmp_path: Path) -> None:
-    """It tears down slowly, so that its peer ends before it does."""
+    """The rank tears down slowly, so that its peer ends before it does."""
     text = """
     channel = RankChannel.from_env()
     if RANK == 0:

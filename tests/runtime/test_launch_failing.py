@@ -1,4 +1,4 @@
-"""A rank that says it fails: stuck after it, it ends the worker; going on, it takes its word back."""
+"""A rank that announces its failure: if it then hangs, the worker ends; if it continues, it is withdrawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST, SECOND = "12/1", "12/2"
 
 
 class Ranks:
-    """In the place of the processes."""
+    """A stand-in for the processes."""
 
     def __init__(self, spec: LaunchSpec, board: WorkerState) -> None:
         self.ended: list[RankExit] = []
@@ -68,7 +68,7 @@ def ends(status: int) -> Events:
 
 
 def stops(*left: int) -> Events:
-    """A stop is asked for, and these ranks ended of it before rank 0 said that it fails."""
+    """Request a stop; these ranks ended from it before rank 0 announced its failure."""
 
     def happens(board: WorkerState, supervisor: Supervisor, ranks: Ranks) -> None:
         supervisor.request_stop()
@@ -80,7 +80,10 @@ def stops(*left: int) -> Events:
 def is_killed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *events: Events, built_in: bool = False
 ) -> tuple[bool, str | None]:
-    """Whether the worker was after rank 0 failed at step 4 and this came; and what counts as its failure."""
+    """Return whether the worker was killed, and its failure.
+
+    Rank 0 fails at step 4, and then these events happen.
+    """
     monkeypatch.setattr(supervising, "RankGroup", Ranks)
 
     async def run() -> tuple[bool, str | None]:
@@ -138,7 +141,7 @@ def test_a_rank_that_goes_on_has_not_failed(
 def test_the_end_of_the_rank_is_judged_as_every_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """Its peers have the grace that they have after any failure."""
+    """The peers have the same grace as after any failure."""
     assert is_killed(tmp_path, monkeypatch, ends(status)) == (False, "MemoryError: too large")
 
 
@@ -149,7 +152,7 @@ def test_the_end_of_the_rank_is_judged_as_every_end(
 def test_during_a_stop_it_ends_whom_its_end_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: list[int], built_in: bool, killed: bool
 ) -> None:
-    """A peer of a rank that SIGTERM ended takes nothing from the one that saves for all."""
+    """The end of a peer by SIGTERM does not stop the rank that saves for all."""
     assert is_killed(tmp_path, monkeypatch, stops(*left), built_in=built_in)[0] is killed
 
 

@@ -1,4 +1,4 @@
-"""What a rank's program that cannot be started means: the command's fault, the node's or the volume's."""
+"""Causes of a rank's program that cannot be started: the command, the node or the volume."""
 
 from __future__ import annotations
 

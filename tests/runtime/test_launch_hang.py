@@ -1,4 +1,4 @@
-"""A rank stopped by SIGSTOP behind the real launcher: what is reported, who is accused, the stacks."""
+"""A rank stopped by SIGSTOP behind the real launcher: the report, the accused rank, the stacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zerotrain.runtime.launch.worker_state import WorkerState
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 QUIET_S = 12.0
-"""Longer than a heartbeat's interval, shorter than the operator's patience, for the sake of the test."""
+"""Seconds longer than a heartbeat's interval, and for the test shorter than the operator's limit."""
 
 
 def token_file(folder: Path) -> Path:
@@ -49,7 +49,7 @@ def stacks(launcher: RunningLauncher) -> str:
 
 
 def trainer_file(folder: Path) -> Path:
-    """The training part of two real ranks at some twenty steps a second, for ever."""
+    """Write the training file of two endless real ranks with about twenty steps a second."""
     spec = job(steps=100_000, checkpoint={"every_steps": 100_000}, data_path=str(folder / "data.txt"))
     spec["model"]["factory_args"] = {"step_seconds": 0.05}
     (folder / "data.txt").write_text(TEXT)
@@ -155,7 +155,7 @@ def test_a_rank_cannot_say_how_it_moves_and_one_that_never_reported_is_not_judge
 
 @pytest.mark.unit
 def test_a_rank_that_has_ended_is_not_silent(tmp_path: Path) -> None:
-    """Neither for an operator that knows of ends, nor for an older one, which sees the silence alone."""
+    """An operator may know of ends, or may be older and only see the silence."""
     now = [0.0]
     board = WorkerState(spec_for(tmp_path, ranks=2), built_in_trainer=True, monotonic=lambda: now[0])
     for rank in (0, 1):
@@ -181,7 +181,7 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
         (Phase.STEP, 1, 400.0),
         (Phase.STEP, 2, 402.0),
         (Phase.STEP, 4, 408.0),  # the record of step 3 was dropped
-        (Phase.CHECKPOINT, 4, 409.0),  # what came before it belongs to step 5
+        (Phase.CHECKPOINT, 4, 409.0),  # the time before it belongs to step 5
         (Phase.STEP, 4, 500.0),
         (Phase.STEP, 5, 505.0),
     ):

@@ -1,4 +1,4 @@
-"""The worker's HTTP: who may ask for a yield, what /ready means, stacks of a rank that hangs."""
+"""The worker's HTTP server: rights to request a yield, the meaning of /ready, stacks of a hung rank."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_stacks_of_a_rank_that_hangs(tmp_path: Path) -> None:
 
 
 def test_stopped_ranks_block_no_request(tmp_path: Path) -> None:
-    """SIGSTOP is a rank as stuck as one can be: even its heartbeat thread stands."""
+    """SIGSTOP stops a rank completely: even its heartbeat thread stands still."""
     with launched(tmp_path, TRAINING) as launcher:
         launcher.wait_for_ranks()
         text = launcher.request("/stacks")[1].decode()

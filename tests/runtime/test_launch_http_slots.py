@@ -1,4 +1,4 @@
-"""Which connections of the worker's HTTP are served: nobody keeps another one out."""
+"""Connections that the worker's HTTP server accepts: no client can block another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_many_peers_do_not_keep_another_one_out() -> None:
     assert admission.admitted
     assert admission.displaced is not None
     assert admission.displaced[0] != "prometheus"
-    # One with a single connection stays while others hold more.
+    # A client with a single connection keeps it while others hold more.
     for number in range(200):
         assert slots.admit(("0", 100 + number), "0", 0.0).displaced != ("prometheus", 0)
 
@@ -53,7 +53,7 @@ def test_the_token_is_never_displaced_and_its_address_has_slots_of_its_own() -> 
     slots.admit(("operator", 0), "operator", 0.0)
     slots.request_came(("operator", 0), 0.0, trusted=True)
     slots.release(("operator", 0))
-    for peer in range(64):  # each with one connection, so that nobody holds more than others
+    for peer in range(64):  # each with one connection, so that no peer holds more than others
         slots.admit((str(peer), 0), str(peer), 0.0)
     assert len(slots) == MAX_CONNECTIONS
     for number in range(KEPT_CONNECTIONS):
@@ -64,7 +64,7 @@ def test_the_token_is_never_displaced_and_its_address_has_slots_of_its_own() -> 
         displaced = slots.admit((str(peer), 0), str(peer), 0.0).displaced
         assert displaced is None or displaced[0] != "operator"
     assert len(slots) <= MAX_CONNECTIONS + KEPT_CONNECTIONS
-    # Beyond what is kept for it, it takes others' places.
+    # Beyond its reserved slots it takes others' slots.
     admission = slots.admit(("operator", 99), "operator", 0.0)
     assert admission.admitted
     assert admission.displaced is not None
@@ -72,7 +72,7 @@ def test_the_token_is_never_displaced_and_its_address_has_slots_of_its_own() -> 
 
 
 def test_the_token_from_the_address_of_a_slow_client_stays() -> None:
-    """As behind a gateway that hides addresses."""
+    """All clients have one address, as behind a gateway that hides addresses."""
     slots: Slots[int] = Slots()
     slots.admit(0, "node", 0.0)
     slots.request_came(0, 0.0, trusted=True)

@@ -1,4 +1,4 @@
-"""Clients that hold connections of the worker's HTTP: the others are answered, and each has a deadline."""
+"""Clients that hold connections of the worker's HTTP server: others are answered, and each has a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However short the pod's grace is, the termination message is written before the kubelet's SIGKILL."""
+"""The termination message is written before the kubelet's SIGKILL, however short the pod's grace is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEVER_S = 86_400.0
 @pytest.mark.parametrize("pod_s", [1, 2, 5, 10, 15, 25, 30, 120])
 @pytest.mark.parametrize("late", [0.0, 0.5, 1.0])
 def test_all_waits_of_an_end_fit_into_what_the_ranks_leave(tmp_path: Path, pod_s: int, late: float) -> None:
-    """Each takes all it may, from the end of the ranks' grace or from `late` of the margin on."""
+    """Each wait takes its maximum, from the end of the ranks' grace or from `late` of the margin on."""
     now = [0.0]
     limits = Limits.of(spec_for(tmp_path, ranks=1, grace_seconds=grace_of_ranks(pod_s)))
     patience = ShutdownBudget(lambda: now[0])
@@ -55,7 +55,7 @@ def test_nothing_is_hurried_while_no_end_is_near() -> None:
 def test_the_stacks_of_ranks_that_do_not_stop_are_waited_for_within_the_margin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while somebody else waits for stacks, without haste."""
+    """Another request may wait for stacks without a deadline meanwhile."""
     asked: list[float] = []
 
     async def collect(_ranks: Sequence[RankProcess], *, timeout_s: float = NEVER_S) -> str:
@@ -98,7 +98,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.ranks
 def test_the_message_is_written_before_what_ranks_left_behind_is_ended(tmp_path: Path) -> None:
-    """A process that is in the kernel ends when it likes."""
+    """A process inside the kernel may end at any later time."""
     spec = spec_for(tmp_path, ranks=1)
     program = rank_program(tmp_path, "sys.exit(66)")
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""A pause in the midst of a step takes nothing from what the step is known to last: it raises no alarm."""
+"""A pause within a step does not shorten the known duration of a step, so that it raises no alarm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 
 STEPS = 50
-"""Between two reports."""
+"""Steps between two reports."""
 
 PAUSE_S = 100.0
 
@@ -28,7 +28,10 @@ def record(phase: Phase, step: int) -> Progress:
 
 
 def told(reports: list[Parts], *, drops: bool) -> tuple[MotionTracker, float]:
-    """What a launcher hears of the work; `drops`: a record that another follows at once is not sent."""
+    """Return what a launcher receives about the work.
+
+    With `drops`, a record that another follows at once is not sent.
+    """
     tracker, now, step = MotionTracker(0.0), 60.0, 0
     tracker.saw(record(Phase.FIRST_STEP, step), now)
     for parts in reports:

@@ -1,4 +1,4 @@
-"""A launcher that cannot start: what every attempt would meet ends the job, a failing disk of a node not."""
+"""A launcher that cannot start: causes that hit every attempt end the job, a node's failing disk does not."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ match step:
 from zerotrain.runtime.launch.main import main
 sys.exit(main(["--", sys.executable, "-c", "print('the rank ran')"]))
 """
-"""A disk's error at one step of the start or, `end`, after it."""
+"""A disk error at one step of the start or, with `end`, after it."""
 
 
 def run(spec: LaunchSpec, *command: str) -> tuple[int, str]:
-    """Exit code and output of a launcher of its own."""
+    """Return exit code and output of a separate launcher."""
     paths = [str(ROOT / "operator"), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")]
     found = subprocess.run(
         command,
@@ -67,7 +67,7 @@ def run(spec: LaunchSpec, *command: str) -> tuple[int, str]:
 
 
 def broken(folder: Path, step: str, code: int) -> tuple[int, str, Termination | None]:
-    """The same, and the termination message, which the kubelet has made room for."""
+    """Return the same and the termination message, for which the kubelet has created the file."""
     (folder / "token").write_text("secret")
     log = folder / "termination.json"
     log.touch()

@@ -1,4 +1,4 @@
-"""Signals: SIGTERM reaches every rank once and ends in 75; no process survives the launcher."""
+"""Signals: SIGTERM reaches every rank once and ends with 75; no process survives the launcher."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ while True:
 
 
 def pids(run_dir: Path) -> list[int]:
-    """The ranks and their children of WITH_A_CHILD."""
+    """Return the ranks and their children of WITH_A_CHILD."""
     return [int(pid) for rank in (0, 1) for pid in (run_dir / f"child-{rank}").read_text().split()]
 
 
@@ -106,7 +106,7 @@ def test_ranks_that_do_not_stop_in_time_are_killed_and_it_says_terminated(tmp_pa
 def test_the_rank_that_saves_outlives_those_that_sigterm_ended(
     tmp_path: Path, built_in: bool, code: int
 ) -> None:
-    """Of the user's own program. The trainer's ranks save together: none waits for what cannot come."""
+    """A user's own program ends so. The trainer's ranks save together: none waits for a lost peer."""
     with launched(tmp_path, RANK_0_SAVES, built_in=built_in) as launcher:
         launcher.wait_for_ranks()
         launcher.popen.send_signal(signal.SIGTERM)
@@ -166,7 +166,7 @@ def test_killed_rank_ends_its_peers_and_all_they_started(tmp_path: Path) -> None
 
 
 def test_orphans_of_ranks_are_reaped_while_the_rank_runs(tmp_path: Path) -> None:
-    """A shell that backgrounds a job and goes on hands its orphan to the launcher."""
+    """A shell that backgrounds a job and exits leaves its orphan to the launcher."""
     text = """
     import subprocess
     RankChannel.from_env().publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))

@@ -1,4 +1,4 @@
-"""Stacks of ranks that move, and of one that holds the interpreter's lock: told, and nobody dies of it."""
+"""Stacks of ranks that move, and of one that holds the interpreter's lock: reported, and no rank dies."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ os.execv("/bin/sh", ["sh", "-c", {WAITS!r}])
 )
 
 SIGNALS = 1500
-"""A dump from within the signal handler ended the process after some two hundred."""
+"""Number of signals; a dump from within the signal handler ended the process after some two hundred."""
 
 
 def test_stacks_that_move_can_be_asked_for_at_any_time(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_stacks_that_move_can_be_asked_for_at_any_time(tmp_path: Path) -> None:
 def test_a_rank_that_keeps_the_interpreters_lock_is_told_of_too(tmp_path: Path) -> None:
     with launched(tmp_path, HOLDER, token_path=token_file(tmp_path)) as launcher:
         launcher.wait_for_ranks()
-        # From then on nothing of rank 0's own can run.
+        # From then on no code of rank 0 can run.
         eventually(lambda: "in holds_the_lock" in stacks(launcher).split("=== rank 1")[0])
         assert "rank.py" in stacks(launcher).split("=== rank 1")[1]
         assert launcher.popen.poll() is None
@@ -103,7 +103,7 @@ def test_a_rank_that_keeps_the_interpreters_lock_is_told_of_too(tmp_path: Path) 
 
 @pytest.mark.parametrize("runs", ["a shell", "a program in a shell", "what a program became"])
 def test_a_process_that_cannot_dump_outlives_the_question(tmp_path: Path, runs: str) -> None:
-    """The second signal follows where the first one brought nothing; its default is the end."""
+    """The second signal follows if the first one had no effect; its default action ends the process."""
     program = rank_program(tmp_path, IN_A_SHELL if runs == "a program in a shell" else BECOMES_A_SHELL)
     command = {
         "a shell": ["/bin/sh", "-c", WAITS],
@@ -121,7 +121,7 @@ def test_a_process_that_cannot_dump_outlives_the_question(tmp_path: Path, runs: 
 
 
 def test_a_process_that_is_not_yet_a_rank_is_not_asked(tmp_path: Path) -> None:
-    """Until the guard runs, both signals would end it."""
+    """Both signals would end the process until the guard runs."""
     with subprocess.Popen(["sleep", "600"], stdout=subprocess.PIPE) as popen:
         try:
             assert popen.stdout is not None

@@ -1,4 +1,4 @@
-"""The termination message of a worker says with whose checkpoint its ranks began."""
+"""The termination message of a worker names the checkpoint with which its ranks began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank is to blame, as a table: (how the ranks ended) -> (code, culprit)."""
+"""The rank to blame, as a table: (how the ranks ended) -> (code, culprit)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def ended(
         ([ended(0, 0, 1.0), ended(1, 75, 2.0)], 75, None),
         ([ended(0, 1, 2.0), ended(1, 7, 1.0)], 7, 1),
         ([ended(0, 75, 1.0), ended(1, 1, 2.0)], 1, 1),
-        # The launcher's own SIGKILL blames nobody while somebody else failed.
+        # The launcher's own SIGKILL blames no rank while another one failed.
         ([ended(0, -9, 6.0, killed=True), ended(1, 1, 1.0)], 1, 1),
         ([ended(0, -9, 6.0, killed=True), ended(1, -9, 1.0)], 137, 1),
-        # The peer reports the lost connection before the parent of the killed rank hears of its end.
+        # The peer reports the lost connection before the parent of the killed rank gets its exit status.
         ([ended(0, 1, 1.5, reported=1.0), ended(1, -9, 1.2)], 137, 1),
         ([ended(0, 1, 1.0), ended(1, -11, 1.2)], 139, 1),
         # A watchdog's abort may be the echo of a failure, so the times decide.
         ([ended(0, 1, 1.0), ended(1, -6, 1.2)], 1, 0),
         ([ended(0, 1, 1.2), ended(1, -15, 1.0)], 143, 1),
-        # What the user must correct is never an echo either.
+        # An error that the user must correct is never an echo, either.
         ([ended(0, 1, 1.0), ended(1, 65, 1.2)], 65, 1),
         ([ended(0, 66, 1.0), ended(1, 65, 1.2)], 66, 0),
         ([ended(0, 1, 1.0), ended(1, 84, 1.2)], 84, 1),
-        # A rank that says it fails, and then takes its time, failed first.
+        # A rank that announces its failure and then ends slowly failed first.
         ([ended(0, 5, 3.0, reported=1.0), ended(1, 1, 2.0)], 5, 0),
         ([ended(0, 1, 1.0), ended(1, 1, 1.0)], 1, 0),
     ],
@@ -72,10 +72,10 @@ def test_ranks_that_did_not_stop_within_the_grace_were_terminated() -> None:
     [
         ([ended(0, 75, 9.0), ended(1, -15, 1.0)], 75),
         ([ended(0, 75, 9.0), ended(1, 143, 1.0)], 75),
-        # Nobody saved.
+        # No rank saved.
         ([ended(0, -15, 1.0), ended(1, -15, 1.0)], 143),
         ([ended(0, 0, 9.0), ended(1, -15, 1.0)], 143),
-        # A failure stays one.
+        # A failure stays a failure.
         ([ended(0, 75, 9.0), ended(1, 1, 1.0)], 1),
         ([ended(0, 75, 9.0), ended(1, -15, 1.0), ended(2, 1, 2.0)], 143),
         ([ended(0, 75, 9.0), ended(1, -15, 1.0), ended(2, -9, 2.0)], 137),
@@ -97,15 +97,15 @@ SAVED, TOLD_TO_GO = ended(0, 75, 9.0), ended(1, -15, 1.0)
 @pytest.mark.parametrize(
     ("exits", "code"),
     [
-        # The peers lost their connection to the one that SIGTERM ended; the last saved.
+        # The peers lost their connection to the rank that SIGTERM ended; the last one saved.
         ([SAVED, TOLD_TO_GO, ended(2, 1, 2.0)], 75),
         ([SAVED, TOLD_TO_GO, ended(2, -6, 2.0)], 75),
         ([SAVED, TOLD_TO_GO, ended(2, 1, 2.0), ended(3, -15, 3.0)], 75),
         ([SAVED, TOLD_TO_GO], 75),
         ([SAVED, ended(1, 0, 1.0)], 75),
-        # Nobody saved.
+        # No rank saved.
         ([ended(0, 0, 9.0), TOLD_TO_GO, ended(2, 1, 2.0)], 143),
-        # By itself: before anybody went, or in a way that no lost peer leads to.
+        # It failed by itself: before any other rank ended, or in a way that a lost peer does not cause.
         ([SAVED, ended(2, 1, 2.0)], 1),
         ([SAVED, TOLD_TO_GO, ended(2, 1, 0.5)], 1),
         ([SAVED, TOLD_TO_GO, ended(2, 1, 2.0, reported=0.5)], 1),

@@ -1,5 +1,4 @@
-"""Stage 3: what stays whole from forward to backward and what is gathered ahead follow the limits, to the
-bit."""
+"""Stage 3: the weights kept from forward to backward or gathered ahead follow the limits; bits are equal."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ BLOCK = 12_288
 
 
 def gathers(limits: dict[str, int]) -> tuple[Counter[str], int, list[float]]:
-    """Gathers by unit in the third step, the most units that were whole at once, and the losses."""
+    """Return gathers by unit in the third step, the most units that were whole at once, and the losses."""
     torch.manual_seed(3)
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0, **limits}
     engine, *_ = zt.initialize(model=TinyGPT(layers=4), config={**config(3), "zero_optimization": zero})
@@ -56,7 +55,7 @@ def all_gathers(settings: list[dict[str, int]]) -> list[tuple[Counter[str], int,
 
 
 def test_units_stay_whole_within_the_limits() -> None:
-    """The last blocks stay first; the norm and the head come after them, both ways."""
+    """The last blocks are kept first; only norm and head run between their forward and backward."""
     tail = 2 * (4_096 + 4_096)
     settings = [
         {**OFF, "stage3_max_reuse_distance": 0},

@@ -1,4 +1,4 @@
-"""The loader of `initialize`: a new order in every epoch, every sample on one rank, a place that resumes."""
+"""The loader of `initialize`: a new order in every epoch, every sample on one rank, a resumable position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zerotrain.runtime.deepspeed.utils import RepeatingLoader
 
 
 class Stream(IterableDataset[Any]):
-    """Numbers from 0; what a data set knows of epochs, it is told."""
+    """Numbers from 0; the data set knows the epoch only from `set_epoch`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -129,7 +129,7 @@ def test_a_loader_goes_on_where_another_was(trained: int, is_stream: bool) -> No
 
 @pytest.mark.unit
 def test_a_place_holds_for_other_numbers_of_ranks() -> None:
-    """Two ranks train half an epoch; one, and four, go on with the other half."""
+    """Two ranks train half an epoch; one, and four, continue with the other half."""
     seen: list[int] = []
     states = []
     for rank in range(2):
@@ -174,7 +174,7 @@ def test_a_stream_is_dealt_out_evenly(size: int, world_size: int, drop_last: boo
 
 
 class OfWorkers(Stream):
-    """Divides itself among the workers of a loader, as torch's documentation asks for."""
+    """A data set that divides itself among the workers of a loader, as torch's documentation requires."""
 
     def __iter__(self) -> Iterator[int]:
         worker = torch.utils.data.get_worker_info()
@@ -226,7 +226,7 @@ CONFIG = {
 
 
 def resume(folder: str) -> list[list[float]]:
-    """Batches of a run of 6 updates, and of one that is stopped after 4 and resumed."""
+    """Return batches of a run of 6 updates, and of one that is stopped after 4 and resumed."""
 
     def start() -> Any:
         data = TensorDataset(torch.arange(24.0)[:, None])

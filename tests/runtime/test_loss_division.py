@@ -1,4 +1,4 @@
-"""A bf16 loss is divided by the accumulation steps without a rounding of the division."""
+"""The division of a bf16 loss by the accumulation steps causes no rounding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 64
 
 
 class Mean(nn.Module):
-    """Its gradient is `x` times the loss's, exactly: a power of two of elements, and inputs of few digits."""
+    """A module whose gradient is exactly `x` times the loss's: 2**n elements, and inputs of few digits."""
 
     def __init__(self, *, upcast: bool = False) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def started(stage: int, accumulation: int, *, upcast: bool = False, **more: Any)
 
 
 def update_of(engine: Any) -> list[float]:
-    """Of the fp32 masters, which began as zeros, at rate 1."""
+    """Return the update of the fp32 masters, which began as zeros, at rate 1."""
     return [-value for value in zt.get_full_fp32(engine.module.weight).tolist()]
 
 
@@ -110,7 +110,7 @@ def test_gradients_are_read_and_written_as_divided() -> None:
 
 @pytest.mark.unit
 def test_losses_of_several_kinds_in_one_step() -> None:
-    """bf16, fp32, not divided, and a backward pass of the script's own, which divides by itself."""
+    """Losses are bf16, fp32, undivided, or from a backward call of the script that divides by itself."""
     engine = started(0, 3)
     x = inputs(0)
     engine.backward(engine(x))
@@ -143,7 +143,7 @@ def test_a_step_that_was_dropped_leaves_nothing() -> None:
     ("upcast", "accumulation"), [(True, 3), (False, 4)], ids=["fp32 loss", "power of two"]
 )
 def test_other_losses_are_divided_as_ever(upcast: bool, accumulation: int) -> None:
-    """To the bit: the division is torch's, in the loss's dtype."""
+    """The bits are equal: the division is torch's, in the loss's dtype."""
     engine = started(0, accumulation, upcast=upcast)
     plain = Mean(upcast=upcast).bfloat16()
     total = torch.zeros(SIZE)

@@ -1,4 +1,4 @@
-"""The dynamic loss scale goes through the values of a table, for no, all and some overflows."""
+"""The dynamic loss scale follows the values of a table, for no, all and some overflows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scaler(
 
 
 def scales(subject: LossScaler, outcomes: list[bool]) -> list[float]:
-    """The scale after each step."""
+    """Return the scale after each step."""
     seen = []
     for overflow in outcomes:
         subject.update(overflow=overflow)
@@ -39,8 +39,8 @@ def scales(subject: LossScaler, outcomes: list[bool]) -> list[float]:
     return seen
 
 
-# Worked out by hand from the rules: an overflow halves (once the hysteresis is used up); the scale doubles
-# when the good steps since the last overflow, not counting the one now, are a multiple of the window.
+# Derived by hand from the rules: an overflow halves (once the hysteresis is used up); the scale doubles when
+# the good steps since the last overflow, not counting the one now, are a multiple of the window.
 TABLE = {
     "no overflow": (scaler(8), [GOOD] * 7, [256, 256, 512, 512, 1024, 1024, 2048]),
     "all overflow": (scaler(8), [OVER] * 4, [128, 64, 32, 16]),

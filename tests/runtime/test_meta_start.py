@@ -21,7 +21,7 @@ from zerotrain.runtime.zero.layout import LayoutError
 
 
 class Unusual(nn.Module):
-    """Every way in which constructors give values."""
+    """A model whose constructors set values in every possible way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_the_generator_of_the_program_is_left_alone() -> None:
 
 
 def start(case: Case, seed: int | None) -> dict[str, np.ndarray[Any, Any]]:
-    """Values right after the start, and one step to see that the model trains."""
+    """Return values right after the start; then do one step to check that the model trains."""
     rank, world_size = world()
     torch.manual_seed(rank)  # the ranks differ: rank 0's seed must win
     config = {**case.config(world_size), "train_batch_size": world_size}
@@ -147,7 +147,7 @@ def test_values_do_not_depend_on_ranks_or_stage(world_size: int, seed: int | Non
 
 
 def mixed_start(stage: int) -> dict[str, np.ndarray[Any, Any]]:
-    """A model of which a part was built plainly, differently on each rank."""
+    """Start a model of which a part was built outside of the context, differently on each rank."""
     rank, world_size = world()
     with zt.init_context(seed=2):
         model = Unusual()

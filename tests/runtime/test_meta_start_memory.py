@@ -1,4 +1,4 @@
-"""At the start a rank's host memory holds its share and at most one unit, and it reads only its own bytes."""
+"""Host memory of a rank holds its shard and at most one unit at the start; it reads only its own bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLACK_BYTES = 3 << 20
 
 
 class Stack(nn.Module):
-    """33.6 million parameters in 32 units."""
+    """A model of 33.6 million parameters in 32 units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def config(world_size: int) -> dict[str, Any]:
 
 
 def warm_up(world_size: int) -> None:
-    """Threads, connections and code that every process has once."""
+    """Create the threads, connections and code that every process has once."""
     with zt.init_context():
         model = nn.Linear(WIDTH, 2)
     engine, *_ = zt.initialize(model=model, config=config(world_size))
@@ -56,7 +56,7 @@ def warm_up(world_size: int) -> None:
 
 
 def start(folder: str | None, *, deferred: bool) -> dict[str, int]:
-    """Bytes of the start: peak over what was there before, the engine's own count, read from files."""
+    """Return bytes of the start: peak above the earlier memory, the engine's own count, read from files."""
     _, world_size = world()
     warm_up(world_size)
     before = resident.reset_peak()
@@ -75,7 +75,7 @@ def start(folder: str | None, *, deferred: bool) -> dict[str, int]:
 
 
 def allowed_bytes(answer: dict[str, int]) -> int:
-    """Weights, masters and one unit; moments and gradients are zero pages that nobody has touched yet."""
+    """Return weights, masters and one unit; moments and gradients are zero pages that are not touched yet."""
     return answer["own"] * 6 // 4 + UNIT_BYTES + SLACK_BYTES
 
 
@@ -99,7 +99,7 @@ def test_the_bound_sees_a_model_that_was_whole() -> None:
 
 
 def count_preads(folder: str) -> tuple[dict[str, int], int]:
-    """The start, and the bytes that `os.preadv` really fetched."""
+    """Return the start's bytes, and the bytes that `os.preadv` really read."""
     fetched = 0
     original = os.preadv
 

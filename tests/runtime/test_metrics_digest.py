@@ -1,4 +1,4 @@
-"""Replicas that are not equal any more are found: one bit of one weight of one rank is enough."""
+"""Replicas that are no longer equal are found: one bit of one weight of one rank is enough."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def engine_of(stage: int, **changes: object) -> zt.Engine:
 
 
 def digests(rank_to_flip: int, stage: int, **changes: object) -> list[float]:
-    """Of this rank: after a step, and after one bit of one rank's weights was turned."""
+    """Return this rank's digests after a step, and after one bit of one rank's weights is flipped."""
     engine = engine_of(stage, **changes)
     engine.backward(engine(torch.ones(1, 7) * (engine.rank + 1)).float().sum())
     engine.step()
@@ -56,12 +56,12 @@ def test_at_stage_3_steps_and_rates_are_compared() -> None:
 
 
 def scalars_alone() -> list[float]:
-    """No unit is whole on any rank."""
+    """Return digests where no unit is whole on any rank."""
     return digests(1, 3, stage3_param_persistence_threshold=0)
 
 
 def looks(_: int) -> list[int]:
-    """Steps that are looked at, for a process that begins before step 98."""
+    """Return the steps at which digests are due, in a process that begins before step 98."""
     engine = engine_of(2)
     found = []
     for step in range(98, 202):
@@ -78,7 +78,7 @@ def test_the_first_step_and_every_hundredth_are_looked_at() -> None:
 
 
 def test_how_far_earlier_attempts_came(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """By the histories of the same job, whatever the files hold."""
+    """The histories of the same job count, whatever the files contain."""
     folder = tmp_path / "history"
     assert reached_step(tmp_path, job_uid="u1") == 0
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""A training program may put anything into its snapshot: it speaks for itself alone and blinds nobody."""
+"""A training program may put anything into its snapshot: only its own metrics are affected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def counting(exemplar: Any, name: str = "mine_total") -> dict[str, Any]:
 
 
 def lines(families: list[Any]) -> list[str]:
-    """Of the pod's OpenMetrics answer, as a scrape gets it; both formats can be read."""
+    """Return lines of the pod's OpenMetrics answer, as a scrape gets it; both formats can be read."""
     merged = MergedCollector("gpt")
     merged.update(1, restore(json.loads(json.dumps(families))))
     registry = CollectorRegistry()
@@ -55,7 +55,7 @@ def lines(families: list[Any]) -> list[str]:
         family(type="gauge", samples=[["mine", {}, 1.0, [{"step": "1"}, 1.0, 1.0]]]),
         family(unit=f"x{FORGED}"),
         family(unit=7),
-        family(unit="seconds"),  # not what the name ends with
+        family(unit="seconds"),  # not the end of the name
         family(type=["gauge"]),
         family(samples=[["mine_total", {"a": "\ud800"}, 1.0, None]]),
         family(help="\ud800"),
@@ -65,7 +65,7 @@ def lines(families: list[Any]) -> list[str]:
             type="info",
             samples=[["zerotrain_rank_info", {"world_size": size}, 1.0, None] for size in ("2", "4")],
         ),
-        family(samples=[["mine_bucket", {"le": "1"}, 1.0, None]]),  # no counter has buckets
+        family(samples=[["mine_bucket", {"le": "1"}, 1.0, None]]),  # a counter has no buckets
         family(name="zerotrain", type="gauge", samples=[["zerotrain_operator_leader", {}, 1.0, None]]),
         family(name="zerotrain_step", samples=[["zerotrain_step_total", {}, 1.0, None]]),  # a gauge of ours
     ],

@@ -30,7 +30,7 @@ SPECS: tuple[MetricSpec, ...] = (
 
 
 def test_the_exposition_is_prometheus_clients() -> None:
-    """The same observations in its own objects."""
+    """The same observations go into prometheus_client's own objects."""
     ours, theirs = Families(SPECS, COMMON), CollectorRegistry()
     labels = tuple(COMMON)
     counter = prometheus_client.Counter("zerotrain_c_total", "C.", (*labels, "op"), registry=theirs)

@@ -1,4 +1,4 @@
-"""A scrape with more samples than the limit brings nothing at all: what workers serve stays well below it."""
+"""A scrape with more samples than the limit is rejected: workers serve far fewer samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHART = ROOT / "charts" / "zerotrain"
 
 
 def served() -> list[str]:
-    """Names of all samples of one rank of the trainer, with those that are only there sometimes left out."""
+    """Return names of all samples of one rank of the trainer, without those that appear only at times."""
     families = snapshot(WorkerMetrics(RankIdentity(job="gpt", rank=0, attempt=1)).registry)
     return [sample[0] for family in families for sample in family["samples"]]
 

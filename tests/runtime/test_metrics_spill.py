@@ -1,4 +1,4 @@
-"""What the spill's metrics rest on: the probe of the drive, the space of its volumes, the faults."""
+"""Sources of the spill's metrics: the probe of the drive, the free space of its volumes, the faults."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_faults_are_counted_also_after_the_last_one(tmp_path: Path) -> None:
     with spill_store.sweep(all_tiles(pairs), writes=True) as sweep:
         for tile in sweep:
             if tile.ref.first == 64:
-                tile.data[CHUNK * 9 + 1] ^= 4  # on its way: the second read passes
+                tile.data[CHUNK * 9 + 1] ^= 4  # in flight: the second read passes
             tile.open()
             tile.seal()
     assert spill_store.faults.auth_failures == 1
@@ -92,7 +92,7 @@ def test_a_refused_read_is_counted(tmp_path: Path) -> None:
 
 
 def told_after_a_fault(folder: str) -> dict[str, float | None]:
-    """What the metrics say of an engine whose spill file was damaged under it."""
+    """Return the metrics of an engine whose spill file was damaged during its run."""
     import zerotrain.runtime as zt
 
     block = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": folder, "just_in_time": False}}

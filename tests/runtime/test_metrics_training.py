@@ -1,4 +1,4 @@
-"""What a real training exports, scraped over HTTP from its launcher: every row of the catalogue is fed."""
+"""Metrics of a real training, scraped over HTTP from its launcher: every row of the catalogue is fed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONLY_AFTER_FAULTS = {
     "zerotrain_checkpoint_failures_total",
     "zerotrain_checkpoint_rejected",
 }
-"""Fed, as the tests of each fault show, but by no training that goes well."""
+"""Metrics that only faults feed, as the tests of each fault show; a normal training does not."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Scrape:
     """One exposition."""
 
     plain: str
-    """In the older text format."""
+    """Text in the older format."""
     samples: tuple[Sample, ...]
 
     @classmethod
@@ -55,7 +55,7 @@ class Scrape:
         return cls(plain, tuple(sample for family in families for sample in family.samples))
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of the first sample that has these labels."""
+        """Return the value of the first sample that has these labels."""
         for sample in self.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
                 return sample.value
@@ -69,7 +69,7 @@ class Scrape:
 def training(
     folder: Path, *, file: dict[str, Any], attempt: int = 1, **changes: Any
 ) -> Iterator[RunningLauncher]:
-    """Two ranks of the built-in trainer that go on until they are stopped."""
+    """Run two ranks of the built-in trainer until they are stopped."""
     data = folder / "data.txt"
     data.write_text(TEXT)
     spec = job(data_path=str(data), steps=1_000_000, checkpoint={"every_steps": 3, "keep_last": 2}, **changes)
@@ -89,7 +89,7 @@ def training(
 
 
 def scraped(launcher: RunningLauncher, enough: Callable[[Scrape], bool], what: str) -> Scrape:
-    """The first scrape that shows enough; starting takes a busy machine long."""
+    """Return the first scrape that is enough; on a busy machine the start takes long."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and launcher.popen.poll() is None:
         with suppress(OSError, HTTPException):
@@ -108,7 +108,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(folder: Path) -> Scrape:
-    """The states are spilled and updated beside the forward pass. It ends without saving."""
+    """Return a scrape of a run with spilled states, updated beside the forward pass.
+
+    The run ends without saving.
+    """
     zero = {
         "stage": 3,
         "stage3_param_persistence_threshold": 0,
@@ -117,7 +120,7 @@ def first(folder: Path) -> Scrape:
     with training(folder, file=config(zero_optimization=zero)) as launcher:
 
         def enough(scrape: Scrape) -> bool:
-            # Each rank publishes on its own; the launcher shows what it has.
+            # Each rank publishes by itself; the launcher shows what it has received.
             return all(
                 scrape.value("zerotrain_checkpoint_duration_seconds_count", rank=rank, operation="save")
                 and scrape.value("zerotrain_optimizer_background_seconds_total", rank=rank)
@@ -131,7 +134,7 @@ def first(folder: Path) -> Scrape:
 
 @pytest.mark.ranks
 def test_every_row_is_fed(first: Scrape) -> None:
-    """Born at 0 is not enough: each family must have been told something."""
+    """A series that starts at 0 is not enough: each family must have received a value."""
     told = {
         sample.name.removesuffix("_count")
         for sample in first.samples
@@ -190,7 +193,7 @@ def test_numbers_belong_together(first: Scrape) -> None:
 
 @pytest.mark.ranks
 def test_steps_are_exemplars(first: Scrape) -> None:
-    for rank in ("0", "1"):  # each publishes its own step when it is there: they need not be equal
+    for rank in ("0", "1"):  # each publishes its own step on its own: they need not be equal
         steps = {
             sample.name: int(sample.exemplar.labels["step"])
             for sample in first.samples
@@ -203,13 +206,13 @@ def test_steps_are_exemplars(first: Scrape) -> None:
 
 @pytest.mark.tools
 def test_promtool_accepts_the_exposition(first: Scrape, promtool: Path) -> None:
-    """Also its linter, which knows the conventions."""
+    """The linter of promtool, which knows the conventions, is part of the check."""
     run_program([promtool, "check", "metrics"], stdin=first.plain)
 
 
 @pytest.mark.ranks
 def test_steps_done_again_are_no_progress(folder: Path, first: Scrape) -> None:
-    """The first attempt was killed between two checkpoints; the second says which of its steps are new."""
+    """The first attempt was killed between two checkpoints; the second reports which of its steps are new."""
     reached = first.value("zerotrain_step") or 0
     with training(folder, file=config(), attempt=2) as launcher:
         again = scraped(

@@ -1,4 +1,4 @@
-"""The worker's metrics: born at 0, valid in both formats, merged over ranks, spikes counted."""
+"""The worker's metrics: they start at 0, are valid in both formats, merged over ranks, and count spikes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def value(worker: WorkerMetrics, name: str, **labels: str) -> float | None:
 
 @pytest.mark.unit
 def test_every_series_of_the_catalogue_exists_from_the_start() -> None:
-    """`increase()` misses a counter that is born at 1."""
+    """Prometheus's `increase()` misses a counter that starts at 1."""
     worker = metrics()
     for spec in RANK_METRICS:
         if spec.kind is MetricKind.INFO or spec.only:

@@ -1,5 +1,7 @@
-"""An `mpu` object supplies the groups: a model that is divided over two ranks, twice over the data, trains as
-the whole model does in plain torch: weights, the norm, the clipping and the overflow."""
+"""An `mpu` object supplies the groups of a model divided over two ranks, with two data-parallel replicas.
+
+Weights, norm, clipping and overflow are those of the whole model in plain torch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ WIDTH, HIDDEN, STEPS, CLIP = 8, 12, 3, 0.05
 
 
 class Mpu:
-    """Ranks 2k and 2k + 1 hold the parts of one replica."""
+    """An `mpu` in which ranks 2k and 2k + 1 hold the parts of one replica."""
 
     def __init__(self) -> None:
         world_size = dist.get_world_size()
@@ -101,7 +103,7 @@ class Block(nn.Module):
         return x + mixed + self.bias
 
     def keep_part(self, part: int, group: Any) -> None:
-        """Become one of two parts, marked as Megatron marks them."""
+        """Keep one of two parts, marked as Megatron marks them."""
         self.group, half = group, HIDDEN // 2
         own = slice(part * half, (part + 1) * half)
         self.up.weight = nn.Parameter(self.up.weight.detach()[own].clone())
@@ -129,7 +131,7 @@ def batch(step: int, replica: int) -> torch.Tensor:
 
 
 def reference(num_replicas: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Norms, and the whole model's weights."""
+    """Return norms, and the whole model's weights."""
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-4)
     norms = []
@@ -178,7 +180,7 @@ def train(stages: tuple[int, ...]) -> None:
 
 
 def check_common_verdict(engine: zt.Engine, mpu: Mpu) -> None:
-    """What overflows in one part is skipped by both; a stop that one rank asks for is agreed by all."""
+    """Check that both parts skip an overflow in one part, and that all agree on one rank's stop request."""
     engine.backward(engine(batch(0, mpu.replica)))
     weight = engine.module.get_parameter("blocks.0.up.weight")
     if mpu.part == 1:
@@ -195,7 +197,10 @@ def test_a_divided_model_trains_as_the_whole_one(world_size: int, stages: tuple[
 
 
 def make_sub_groups() -> None:
-    """Twice, as for two engines in a row: a second group of one name could meet the first's addresses."""
+    """Make the subgroups twice, as for two engines in a row.
+
+    A second group of the same name could find the first one's addresses.
+    """
     mpu = Mpu()
     names = []
     for _ in range(2):

@@ -1,6 +1,8 @@
-"""What is read of offloaded states is what the device would hold, what is written is what training goes on
-from, and freezing moves them bit for bit: in host memory and in the encrypted spill store, for both
-encodings."""
+"""Access to offloaded states, in host memory and in the encrypted spill store, for both encodings.
+
+Reads give what the device would hold, training continues from written values, and freezing moves states bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ KINDS = ("exp_avg", "exp_avg_sq")
 
 
 def read(engine: Engine) -> dict[str, torch.Tensor]:
-    """Everything that can be read, of every trained parameter."""
+    """Return everything that can be read of every trained parameter."""
     found = {}
     for name, parameter in engine.module.named_parameters():
         if parameter.requires_grad:
@@ -44,7 +46,7 @@ def weights(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def write_states(engine: Engine) -> None:
-    """What is set comes back, in every digit, and nothing else moves."""
+    """Write states: each write can be read back in every digit, and no other value changes."""
     before, target = read(engine), engine.module.get_parameter("wide.weight")
     values = torch.randn(target.shape, generator=torch.Generator().manual_seed(1))
     zt.set_full_fp32(target, values)
@@ -64,7 +66,7 @@ def write_states(engine: Engine) -> None:
 
 
 def write_weights(engine: Engine) -> None:
-    """Weights that were overwritten become the masters; their neighbours keep every digit."""
+    """Overwrite weights: they become the masters, and their neighbours keep every digit."""
     before = read(engine)
     with torch.no_grad(), zt.full_parameters(engine.module, modifier_rank=0):
         if world()[0] == 0:
@@ -82,7 +84,7 @@ def write_weights(engine: Engine) -> None:
 
 
 def script(run: Run) -> list[str]:
-    """Digests after every part of it."""
+    """Return digests after every part of the script."""
     with tempfile.TemporaryDirectory() as folder:
         engine = start(run, folder)
         found = []
@@ -96,7 +98,7 @@ def script(run: Run) -> list[str]:
 
 
 def freeze(engine: Engine) -> None:
-    """Its neighbour in the unit stays as it is."""
+    """Freeze a bias; its neighbour in the unit stays as it is."""
     engine.module.get_parameter("blocks.0.bias").requires_grad_(False)
     before = read(engine)
     engine(torch.zeros(2, 48))
@@ -104,7 +106,7 @@ def freeze(engine: Engine) -> None:
 
 
 def unfreeze(engine: Engine) -> None:
-    """A master of its own, and zeros."""
+    """Unfreeze a bias: it gets a new master, and zeros."""
     before, weight = read(engine), weights(engine)["blocks.0.bias"]
     engine.module.get_parameter("blocks.0.bias").requires_grad_(True)
     engine(torch.zeros(2, 48))
@@ -129,7 +131,7 @@ def test_access_is_the_same_on_every_tier(stage: int) -> None:
 
 
 def first_masters(stage: int) -> None:
-    """The fp32 values that the model was built with, in every digit, also those half way between weights."""
+    """Check that masters are the fp32 values of the model in every digit, also halfway between weights."""
     for tier in ("none", "cpu", "encrypted"):
         with tempfile.TemporaryDirectory() as folder:
             ties = torch.tensor([1 + 2**-8, -1 - 2**-8, 1 + 3 * 2**-8, 3.3961e38])

@@ -1,4 +1,4 @@
-"""A checkpoint of any tier, encoding and number of ranks is a checkpoint of every other."""
+"""A checkpoint of any tier, encoding and number of ranks loads into every other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANKS = (1, 2)
 
 @dataclass(frozen=True)
 class Saved:
-    """What the uninterrupted runs wrote and found, by number of ranks."""
+    """Checkpoints and results of the uninterrupted runs, by number of ranks."""
 
     root: Path
     found: dict[int, list[dict[str, Any]]]
@@ -54,7 +54,7 @@ def test_every_tier_writes_the_same_bytes(saved: Saved, ranks: int, remainders: 
 
 
 def test_the_bytes_can_differ(saved: Saved) -> None:
-    """What is compared above is not the same for everything."""
+    """The values that are compared above differ between runs."""
     one, two = [saved.found[ranks][0][PLACES[0].name] for ranks in RANKS]
     assert one["masters"] != two["masters"]
     assert any(one["after"][name] != digest for name, digest in one["masters"].items())
@@ -63,7 +63,7 @@ def test_the_bytes_can_differ(saved: Saved) -> None:
 @pytest.mark.parametrize("before", RANKS)
 @pytest.mark.parametrize("after", RANKS)
 def test_every_tier_loads_every_other(saved: Saved, tmp_path: Path, before: int, after: int) -> None:
-    """Equal encodings train on as if nothing had happened; across encodings the masters are the same."""
+    """Equal encodings train on without a difference; across encodings the masters are equal."""
     loads = []
     for remainders in ENCODINGS:
         for number, place in enumerate(PLACES):
@@ -88,7 +88,7 @@ def test_every_tier_loads_every_other(saved: Saved, tmp_path: Path, before: int,
 
 
 def test_other_stages_and_offloaded_weights(saved: Saved, tmp_path: Path) -> None:
-    """Replicated states and replicated weights: every element that one stage saved comes out of another."""
+    """States or weights are replicated: every element that one stage saved is restored at another."""
     source = Place(tier="nvme", remainders=True)
     places = [
         Place(tier="nvme", stage=0),

@@ -1,4 +1,4 @@
-"""Saving offloaded states: memory, updates in the background, a damaged spill; exports."""
+"""Saves of offloaded states: memory, updates in the background, a damaged spill; exports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 
 
 BOUND = 40 << 20
-"""Bytes: a handful of windows of 1 Mi elements, far below `STATE_BYTES`."""
+"""Largest growth in bytes: a few windows of 1 Mi elements, far below `STATE_BYTES`."""
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_asynchronous_save_beside_updates_in_the_background(tmp_path: Path, t
 
 @pytest.mark.parametrize("how", ["read", "updated"])
 def test_a_damaged_spill_is_never_stored(tmp_path: Path, how: str) -> None:
-    """Met by the save itself, or by an update in the background before it; a load is refused then, too."""
+    """The save, or an update in the background before it, finds the damage; a load is then refused, too."""
     place = Place(tier="nvme", remainders=True)
     function = {
         "read": offloaded_saves.saves_after_damage,

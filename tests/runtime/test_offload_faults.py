@@ -1,5 +1,7 @@
-"""Damage to the spill file of a training rank: a named error and its exit code, no update of half a step, the
-last checkpoint intact, and a resume from it that ends as if nothing had happened."""
+"""Damage to the spill file of a training rank: a named error and its exit code, and no half update.
+
+The last checkpoint is intact, and a run resumed from it ends as an undamaged one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.ranks
 
 STEPS, EVERY = 8, 2
 FAULTY_CALL = 9
-"""Forward passes: two a step, so the first one of step 5."""
+"""Number of a forward pass; with two per step, it is the first one of step 5."""
 
 ERRORS = {"unreadable": "Input/output error", "truncate": "truncated", "unwritable": "File too large"}
 INTEGRITY = (
@@ -41,7 +43,7 @@ IO = r"SpillIOError: the spill file of rank {rank}, unit '[^']+': .*{error}"
 
 
 def spilling(folder: Path, *, params: bool, just_in_time: bool, ranks: int) -> dict[str, Any]:
-    """Everything on nvme, or the states alone."""
+    """Return a configuration with everything on nvme, or only the states."""
     zero: dict[str, Any] = {
         "stage": 3,
         "stage3_param_persistence_threshold": 0,
@@ -105,7 +107,7 @@ def test_damage_ends_the_run_and_a_resume_is_exact(
         run = attempts.run(fault, fault=f"{fault}:{victim}:{FAULTY_CALL}")
         run.processes[victim].join(TIMEOUT_S)
         for process in run.processes:
-            process.kill()  # the others wait for their peer, as there is no launcher to tell them
+            process.kill()  # the others wait for their peer, as there is no launcher to end them
         is_integrity = fault in ("flip", "replay")
         code = ExitCode.SPILL_INTEGRITY if is_integrity else APPLICATION_FAILURE
         assert run.wait()[victim] == code, run.log(victim)
@@ -125,7 +127,7 @@ def test_damage_ends_the_run_and_a_resume_is_exact(
 def test_the_launcher_ends_with_the_code_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the container does: the operator reads the code, people the message."""
+    """The container ends so: the operator reads the code, users read the message."""
     spill = tmp_path / "spill"
     spill.mkdir()
     values = spilling(spill, params=True, just_in_time=True, ranks=1)
@@ -171,7 +173,7 @@ def test_a_spill_that_does_not_fit_ends_before_anything_is_written(tmp_path: Pat
 
 
 def lose_weights(folder: str) -> None:
-    """The states in host memory are those of the last whole step, and cannot be saved as a checkpoint."""
+    """Check that the states in host memory are those of the last whole step, and cannot be saved."""
     os.environ[FOLDER_VARIABLE] = folder
     case = Case(stage=3, dtype="bf16", torch_adam=False, clip=0.3)
     reference = make(case, Where(params="cpu", states="cpu"), folder)

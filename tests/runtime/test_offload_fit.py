@@ -1,4 +1,4 @@
-"""What does not fit the host's memory or the disk is refused before it is allocated, on every rank alike."""
+"""States that exceed the host's memory or the disk are refused before allocation, on every rank alike."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_cgroup_v2_counts_use_but_no_page_cache(tmp_path: Path) -> None:
         "proc/self/cgroup": "0::/kubepods/pod1/main\n",
         f"{group}/memory.max": f"{8 * GIB}\n",
         f"{group}/memory.current": f"{6 * GIB}\n",
-        # 4 GiB of files, of which 1 GiB is tmpfs, which nobody gives back.
+        # 4 GiB of files, of which 1 GiB is tmpfs, which cannot be reclaimed.
         f"{group}/memory.stat": f"anon {2 * GIB}\nfile {4 * GIB}\nshmem {GIB}\nslab_reclaimable 0\n",
         f"{group}/main/memory.max": "max\n",
         f"{group}/main/memory.current": f"{6 * GIB}\n",
@@ -64,7 +64,7 @@ def test_cgroup_v1(tmp_path: Path) -> None:
     mount = "sys/fs/cgroup/memory"
     files = {
         "proc/self/cgroup": "9:cpu,cpuacct:/x\n8:memory:/docker/abc\n0::/x\n",
-        # In a container the mount is the group: its path of outside is not there.
+        # In a container the mount is the group: the path outside does not exist there.
         f"{mount}/memory.limit_in_bytes": f"{4 * GIB}\n",
         f"{mount}/memory.usage_in_bytes": f"{3 * GIB}\n",
         f"{mount}/memory.stat": f"cache 1\ntotal_cache {2 * GIB}\ntotal_shmem {GIB}\n",
@@ -97,7 +97,7 @@ def configured(*, bf16: dict[str, Any] | None = None, **zero: Any) -> EngineConf
 
 
 def units(world_size: int) -> list[UnitSize]:
-    """Ten units of one Mi elements."""
+    """Return ten units of one Mi elements."""
     return [
         UnitSize(name=str(index), numel=2**20, padded_numel=padded_numel(2**20, world_size))
         for index in range(10)
@@ -167,7 +167,7 @@ def test_two_changes_before_none() -> None:
 
 
 def start(limit: int | None, zero: dict[str, Any], environ: dict[str, str]) -> tuple[str, int]:
-    """What `initialize` ends with where the host has only so much memory, and the process's exit code."""
+    """Return the error of `initialize` and its exit code on a host with so much memory."""
     room = FreeMemory(limit=limit or 2**40, used=0, source="test")
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
     with (
@@ -186,7 +186,7 @@ def start(limit: int | None, zero: dict[str, Any], environ: dict[str, str]) -> t
 
 @pytest.mark.ranks
 def test_memory_of_all_ranks_of_a_host() -> None:
-    """One Mi elements on two ranks: each would fit alone."""
+    """Two ranks have one Mi elements: each would fit alone."""
     found = run_ranks(2, start, 20 * 2**20, {"stage": 0, **CPU}, {})
     assert found[0] == found[1]
     text, code = found[0]
@@ -198,7 +198,7 @@ def test_memory_of_all_ranks_of_a_host() -> None:
 
 @pytest.mark.unit
 def test_every_rank_takes_its_model_over() -> None:
-    """The memory in use holds the models of all ranks of a host, and each engine gives its own back."""
+    """The memory in use holds the models of all ranks of a host, and each engine frees its own."""
     row = fit._Row(
         host=4.5 * GIB,
         disk=0,

@@ -1,5 +1,8 @@
-"""SIGKILL at random moments of a training whose states are spilled: nothing of the spill is left, and what
-resumes from the last checkpoint ends as if nothing had happened, bit for bit."""
+"""SIGKILL at random moments of a training with spilled states.
+
+Nothing of the spill remains, and a run resumed from the last checkpoint ends as an undisturbed one, bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ MODEL = {
 }
 
 SLOW = {**MODEL, "factory_args": {"width": 96, "step_seconds": 0.1}}
-"""The same at a pace at which no attempt is over before it is killed."""
+"""The same model, slow enough that no attempt ends before it is killed."""
 
 
 def spilling(folder: Path) -> dict[str, Any]:
-    """Optimizer states on nvme, updated in the background, remainders beside bf16 weights."""
+    """Return a configuration with spilled states, background updates, and remainders of bf16 weights."""
     offload = {"device": "nvme", "nvme_path": str(folder), "just_in_time": True}
     return config(
         bf16={"enabled": True, "store_param_remainders": True},
@@ -42,12 +45,12 @@ def spilling(folder: Path) -> dict[str, Any]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Everything with a name that holds bytes."""
+    """Return all paths of files with bytes."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
 def open_in(folder: Path) -> list[str]:
-    """Files without a name that some process still holds open in the folder: their space is not free."""
+    """Return files without a name in the folder that a process holds open: their space is not free."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         try:
@@ -96,7 +99,7 @@ def test_killed_at_random_moments(tmp_path: Path, world_size: int) -> None:
         ).start()
         if attempt <= KILLS:
             run.wait_for(f"step {8 * attempt}/")
-            assert len(open_in(spill)) >= world_size  # there is something to be left
+            assert len(open_in(spill)) >= world_size  # there is something that could remain
             assert names_in(spill) == []
             time.sleep(moments.uniform(0.0, 0.04))  # the outcome is the same wherever it falls
             for process in run.processes:

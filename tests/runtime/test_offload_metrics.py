@@ -1,4 +1,4 @@
-"""What a rank that spills tells the outside: metrics, log, memory status."""
+"""Reports of a rank that spills: metrics, log, memory status."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.ranks
 
 
 NUMEL = 4 * 2048
-"""Of the model below: a multiple of what shards are padded to."""
+"""Elements of the model below: a multiple of the padding of shards."""
 
 
 def reported(folder: str, encryption: str) -> dict[str, float | None]:
-    """Metrics after two steps of a model whose states are spilled."""
+    """Return metrics after two steps of a model whose states are spilled."""
     block = {
         "stage": 2,
         "offload_optimizer": {"device": "nvme", "nvme_path": folder},

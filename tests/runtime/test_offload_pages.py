@@ -1,6 +1,6 @@
-"""Page-locked memory is known to the driver exactly as long as it is mapped, whoever lets go of it last.
+"""Page-locked memory is registered exactly as long as it is mapped, in any order of releases.
 
-The driver is a stand-in that answers as CUDA's does: on a GPU everything that is offloaded goes through it.
+The driver is a stand-in that answers as CUDA's does: on a GPU all offloaded data goes through it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = 5000
 
 
 class Error(IntEnum):
-    """Of the driver's, with its numbers."""
+    """Error codes of the driver, with its numbers."""
 
     SUCCESS = 0
     OUT_OF_MEMORY = 2
@@ -30,14 +30,14 @@ class Error(IntEnum):
 
 
 class Driver:
-    """Keeps a table by address, as CUDA's does."""
+    """A driver that keeps a table by address, as CUDA's does."""
 
     cudaError = Error
 
     def __init__(self) -> None:
         self.known: dict[int, int] = {}
         self.gave_back: list[tuple[int, bool]] = []
-        """Address, and whether memory was still mapped there."""
+        """Pairs (address, whether memory was still mapped there)."""
         self.is_full = False
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> Error:

@@ -1,5 +1,7 @@
-"""Offloaded weights change no bit: losses, norms, states and weights equal those of an engine that keeps its
-shards on the device, for the same encoding and the same kernel."""
+"""Offloaded weights change no bit: losses, norms, states and weights are equal.
+
+The reference is an engine that keeps its shards on the device, with the same encoding and the same kernel.
+"""
 
 from __future__ import annotations
 

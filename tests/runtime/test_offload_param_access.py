@@ -1,5 +1,7 @@
-"""Offloaded weights outside of training: whole parameters, state access, freezing, checkpoints and exports
-see and write the same bits as where shards stay on the device."""
+"""Access to offloaded weights outside of training has the same bits as with shards on the device.
+
+It covers whole parameters, state access, freezing, checkpoints and exports.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def test_every_other_use_sees_the_same_bits(ranks: int, tmp_path: Path) -> None:
     ]
     if ranks > 1:
         whole.append(Where(params="host"))
-        # One rank's weights are replicated: what was written over leaves no trace to tell what to keep by.
+        # One rank's weights are replicated: overwritten ones leave no trace of the values to keep.
         split.insert(0, Where(remainders=True))
     for number, places in enumerate((whole, split)):
         folder = tmp_path / str(number)

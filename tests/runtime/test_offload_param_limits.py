@@ -1,5 +1,7 @@
-"""Offloaded weights with ZeRO++, with every depth of prefetching and with models that change their order; and
-never more of them in memory than the tier's buffers hold."""
+"""Offloaded weights with ZeRO++, every depth of prefetching, and models that change their order.
+
+Memory never holds more of them than the tier's buffers do.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ BASE = Case(stage=3, dtype="bf16", clip=0.3, torch_adam=False, steps=4)
 
 
 def pairs(**extra: Any) -> list[tuple[Case, Where, bool]]:
-    """Without and with nvme, under the same further settings."""
+    """Return runs without and with nvme, under the same further settings."""
     settings = tuple(extra.items())
     resident = Where(remainders=True, extra=settings)
     spilled = replace(resident, params="nvme", states="nvme", just_in_time=True)
@@ -45,7 +47,7 @@ def check(ranks: int, jobs: list[tuple[Case, Where, bool]], spill: Path) -> None
 
 
 def test_zeropp(tmp_path: Path) -> None:
-    """hpZ reads each shard once a step; codes are made from what was read."""
+    """Each shard is read once a step with hpZ; codes are made from the data that was read."""
     both = {"zero_hpz_partition_size": 2, "zero_quantized_weights": True}
     check(4, [*pairs(zero_hpz_partition_size=2), *pairs(**both)], tmp_path)
 
@@ -61,7 +63,7 @@ def test_every_depth_of_prefetching(tmp_path: Path) -> None:
 
 
 class Wandering(nn.Module):
-    """Uses its blocks in another order, and another number of them, in every pass."""
+    """A model that uses its blocks in another order, and another number of them, in every pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +124,7 @@ class Chain(nn.Module):
 
 
 def measure(spill: str) -> dict[str, int]:
-    """Bytes of weights of one rank, in some steps."""
+    """Return bytes of weights of one rank in some steps."""
     where = Where(params="nvme", states="cpu", extra=(("stage3_prefetch_bucket_size", 1),))
     engine, *_ = zt.initialize(model=Chain(), config=config_of(BASE, where, spill))
     for _ in range(3):

@@ -1,5 +1,7 @@
-"""The buffers of spilled weights: whatever is read ahead, loaded, looked at and updated in whatever order,
-everybody sees what was written last."""
+"""The buffers of spilled weights: every reader sees the latest write.
+
+The order of read-ahead, loads, reads and updates does not matter.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SIZES = (4096, 12288, 8192, 4096, 16384, 8192, 4096)
 
 
 class Bench:
-    """A ring over records of several sizes, and what each record must hold."""
+    """A ring over records of several sizes, and the expected content of each record."""
 
     def __init__(self, folder: Path, uploads: Uploads | None = None) -> None:
         self.spill_store: SpillStore = make_spill_store(folder)
@@ -51,7 +53,7 @@ class Bench:
         self.holds[index] = value
 
     def write_part(self, index: int, value: int) -> None:
-        """Half by half, so that the rest must have been there."""
+        """Write the halves one by one, so that the other half must have been loaded."""
         for half in range(2):
             with self.ring.gathers.window(self.records[index], writes=True) as data:
                 data.chunk(2)[half].fill_(value)
@@ -73,7 +75,7 @@ class Bench:
         with self.ring.updating(self.records[index], reads=reads, following=next_one) as data:
             if reads:
                 self.check(index, data)
-            self.read_ahead(index)  # too early: it must not bring what is out of date in a moment
+            self.read_ahead(index)  # too early: it must not read data that becomes stale in a moment
             data.fill_(value)
         self.holds[index] = value
 
@@ -108,7 +110,7 @@ def test_everybody_sees_what_was_written_last(tmp_path: Path, seed: int) -> None
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_updates_in_the_background_while_others_are_used(tmp_path: Path, reads: bool) -> None:
-    """As in the just-in-time step: each is waited for before its use, and the next ones are read ahead."""
+    """The just-in-time step works so: each update is waited for before its use, with read-ahead."""
     bench = Bench(tmp_path)
     count = len(SIZES)
     for step in range(1, 40):
@@ -145,7 +147,7 @@ def test_updates_in_the_background_while_others_are_used(tmp_path: Path, reads: 
 
 
 def test_weights_of_a_device_are_computed_in_staging() -> None:
-    """Two buffers in turn, as large as the largest; an update that fails writes nothing."""
+    """Two buffers alternate, as large as the largest; an update that fails writes nothing."""
     staging, ledger = WeightStaging(torch.device("cpu"), pins=False), MemoryLedger()
     largest = 0
     for size in (64, 256, 128):
@@ -172,7 +174,7 @@ def fail(staging: WeightStaging, weights: torch.Tensor, ledger: MemoryLedger) ->
 
 
 class Copies(Uploads):
-    """Of a device that is still computing: copies are under way until somebody waits for them."""
+    """Uploads to a device that still computes: copies are in flight until a wait for them."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -201,8 +203,10 @@ class Copy:
 
 
 def test_updates_wait_for_no_copy_of_others(tmp_path: Path) -> None:
-    """Copies to the device are done when it has computed what came before: an update that waited for them
-    would go at its pace."""
+    """Updates must not wait for copies to the device.
+
+    These end once the device has computed everything before them, so updates would run at its pace.
+    """
     uploads, ledger = Copies(), MemoryLedger()
     pages = [HostPages(64, pinned=False) for _ in range(2)]
     first, second = (
@@ -225,7 +229,7 @@ def test_updates_wait_for_no_copy_of_others(tmp_path: Path) -> None:
 
 
 class Slow:
-    """A transfer that takes its time."""
+    """A slow transfer."""
 
     def __init__(self, io: RecordIO, done: list[Record], record: Record) -> None:
         self._io, self._done, self._record = io, done, record

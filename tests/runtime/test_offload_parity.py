@@ -1,8 +1,10 @@
-"""States on the device, in host memory, in the spill store and in the encrypted spill store: the same bits
-after 50 steps with clipping at every one, without and with everything sharded, on 1 and 2 ranks, for both
-encodings of the master weights; at the stages between and on 4 ranks after 12 steps.
+"""States on the device, in host memory, in the spill store and in the encrypted spill store have the same
+bits.
 
-The dumb reference is the device's tier with the same encoding, which itself is held to plain torch AdamW.
+The comparison is after 50 steps with clipping at each, without and with everything sharded, on 1 and 2 ranks,
+for both encodings of the master weights; at the stages between and on 4 ranks after 12 steps.
+
+The reference is the device's tier with the same encoding, which is itself compared with plain torch AdamW.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ ADAMW: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay":
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training; `tier` by name."""
+    """One training; `tier` is a name."""
 
     tier: str = "none"
     stage: int = 3
@@ -78,7 +80,7 @@ class Run:
 
 
 class Stack(nn.Module):
-    """Units of several chunks, of one, and of less; the last chunk is cut short."""
+    """Units of several chunks, of one, and of less; the last chunk is shorter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +105,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 def start(run: Run, folder: str, first: torch.Tensor | None = None) -> Engine:
-    """`first`: values to begin with."""
+    """Start an engine; `first` gives initial values."""
     config, model = run.config(folder), build()
     if run.dtype == "fp32":
         config.pop("fp32")
@@ -122,7 +124,7 @@ def one_step(engine: Engine, step: int) -> tuple[float, float]:
 
 
 def digest_of(engine: Engine) -> str:
-    """Of every bit of this rank's masters, states and weights."""
+    """Return a digest of every bit of this rank's masters, states and weights."""
     found = hashlib.sha256()
     for key, stream in sorted(engine.checkpoint_state().streams.items()):
         found.update(repr(key).encode())
@@ -144,8 +146,8 @@ def train(run: Run) -> dict[str, Any]:
 
 
 def bytes_of(engine: Engine) -> dict[str, tuple[int, int]]:
-    """Bytes by the engine's count and by the formulas, of an engine between steps."""
-    engine.optimizer.book.tiers.open_pass([]).close()  # what reading the states took is given back
+    """Return bytes by the engine's count and by the formulas, of an engine between steps."""
+    engine.optimizer.book.tiers.open_pass([]).close()  # frees the memory that reading the states took
     inputs = memory_inputs(
         engine.config,
         unit_sizes(engine.core.layout),
@@ -166,12 +168,12 @@ def train_all(runs: tuple[Run, ...]) -> list[dict[str, Any]]:
 
 
 def reference_tier(tier: str) -> str:
-    """Beside a GPU what is offloaded is updated by other kernels than what is not."""
+    """Return the reference of a tier: on a GPU, offloaded states are updated by other kernels."""
     return "cpu" if DEVICE == "cuda" and tier != "none" else "none"
 
 
 def matrix(ranks: int, stage: int) -> tuple[Run, ...]:
-    """Every tier with both encodings; on 4 ranks the two ends, and all of them at stage 3."""
+    """Return every tier with both encodings; on 4 ranks the two extremes, and all of them at stage 3."""
     ends = dict.fromkeys(("none", reference_tier("encrypted"), "encrypted"))
     tiers = tuple(TIERS if ranks < 4 or stage == 3 else ends)
     runs = [run_of(ranks, stage, splits, tier) for splits, tier in product((False, True), tiers)]
@@ -179,14 +181,14 @@ def matrix(ranks: int, stage: int) -> tuple[Run, ...]:
 
 
 def run_of(ranks: int, stage: int, splits: bool | None, tier: str = "none") -> Run:
-    """Long where ranks have nothing or everything to share, unless there are many of them."""
+    """Return a run. It is long where nothing or everything is sharded, unless there are many ranks."""
     steps = STEPS if stage in (0, 3) and ranks < 4 else FEW_STEPS
     return Run(tier=tier, stage=stage, splits=splits, steps=steps)
 
 
 @cache
 def outcomes(ranks: int, stage: int) -> dict[Run, list[dict[str, Any]]]:
-    """Per run of the matrix the outcome of every rank."""
+    """Return, per run of the matrix, the outcome of every rank."""
     runs = matrix(ranks, stage)
     found = run_ranks(ranks, train_all, runs)
     return {run: [rank[index] for rank in found] for index, run in enumerate(runs)}
@@ -246,7 +248,7 @@ def test_every_rule_and_precision_computes_the_same_bits_on_every_tier() -> None
 
 
 def train_beside_torch() -> tuple[float, float]:
-    """Largest differences of losses and of weights to plain torch AdamW, fp32, on one rank."""
+    """Return the largest differences of losses and of weights from plain torch AdamW, fp32, on one rank."""
     run, model = Run(tier="encrypted", dtype="fp32", stage=0), build().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,8 @@
-"""The rule that a GPU uses, torch's fused kernel, equals the plain rule up to rounding: all variants of Adam,
-groups within a unit, scaled gradients, both ways to keep masters. The kernel is there for CPUs as well."""
+"""The rule on a GPU, torch's fused kernel, equals the plain rule up to rounding.
+
+The tests cover all variants of Adam, groups within a unit, scaled gradients, and both encodings of masters.
+The kernel exists for CPUs as well.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ HYPERS = (
 
 @dataclass(frozen=True)
 class Segment:
-    """What the optimizer hands over."""
+    """The optimizer's arguments for a run of elements."""
 
     start: int
     stop: int
@@ -35,7 +38,7 @@ class Segment:
 
 
 def segments(step: int) -> list[Segment]:
-    """The second group started later, as after an unfreezing."""
+    """Return segments of which the second group started later, as after an unfreezing."""
     return [Segment(0, BORDER, HYPERS[0], step), Segment(BORDER, NUMEL, HYPERS[1], max(1, step - 2))]
 
 
@@ -89,7 +92,7 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
 
 
 def test_a_clip_of_zero_is_a_step_as_elsewhere() -> None:
-    """Infinite gradients that are not skipped: their norm bounds the finite ones to nothing."""
+    """Infinite gradients are not skipped here: their norm scales the finite ones to nothing."""
     weight, rule = torch.ones(3), AdamRule()
     states = {kind: torch.zeros(3) for kind in rule.kinds}
     grad = torch.tensor([1.0, float("inf"), -2.0])

@@ -1,4 +1,4 @@
-"""Optimizers and schedules of the script's own: torch's classes on shards equal torch on whole parameters."""
+"""Optimizers and schedules of the script: torch's classes on shards equal torch on whole parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Maker = Callable[[Any], torch.optim.Optimizer]
 
 
 class ByAnotherName(torch.optim.Optimizer):
-    """Momentum that it updates by another name than the one it is kept under."""
+    """Momentum that it updates under another name than the one that stores it."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -62,7 +62,7 @@ MAKERS: dict[str, Maker] = {
     "RAdam": partial(torch.optim.RAdam, lr=3e-3),
     "ASGD": partial(torch.optim.ASGD, lr=0.05),
     "Rprop": partial(torch.optim.Rprop, lr=1e-3),
-    "upwards": partial(torch.optim.Adam, lr=1e-4, maximize=True),  # an option the engine's Adam lacks
+    "upwards": partial(torch.optim.Adam, lr=1e-4, maximize=True),  # an option that the engine's Adam lacks
     "two names": ByAnotherName,
 }
 SCHEDULES: dict[str, Callable[[Any], Any] | None] = {
@@ -75,7 +75,7 @@ SCHEDULES: dict[str, Callable[[Any], Any] | None] = {
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """Two groups that alternate within every unit, so that shards are cut into many runs."""
+    """Return two groups that alternate within every unit, so that shards are cut into many runs."""
     named = list(model.named_parameters())
     return [
         {"params": [p for name, p in named if name.endswith("weight")]},
@@ -99,7 +99,7 @@ def train(engine: Any, batches: list[Any]) -> list[float]:
 
 
 def given(name: str, stage: int, folder: str, schedule: str, as_instance: bool) -> Outcome:
-    """Six steps; with a folder, a fresh engine goes on after three from a checkpoint."""
+    """Train six steps; with a folder, a fresh engine continues after three from a checkpoint."""
     batches = token_batches(6, size=GLOBAL_BATCH)
 
     def start() -> tuple[TinyGPT, Any]:
@@ -167,7 +167,7 @@ def test_torchs_optimizers_on_shards(tmp_path: Any) -> None:
 
 
 def seen_after_first_step(name: str) -> tuple[set[int], set[int]]:
-    """Storages of the states as the optimizer's first step leaves them, and of the engine's streams."""
+    """Return storages of the states after the optimizer's first step, and of the engine's streams."""
     model, seen = Case().model(), set[int]()
     optimizer = MAKERS[name](groups_of(model))
 
@@ -188,7 +188,7 @@ def seen_after_first_step(name: str) -> tuple[set[int], set[int]]:
 @pytest.mark.unit
 @pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"])
 def test_states_are_made_in_the_streams(name: str) -> None:
-    """Not beside them: then all of them would be there twice until the first step ends."""
+    """Separate states would exist twice until the first step ends."""
     seen, streams = seen_after_first_step(name)
     assert seen
     assert seen <= streams
@@ -219,7 +219,7 @@ def test_an_untested_optimizer_needs_the_key() -> None:
 
 
 class Centered(torch.optim.Optimizer):
-    """Subtracts the mean of a gradient: what it does to one element depends on the others."""
+    """An optimizer that subtracts a gradient's mean: the update of one element depends on the others."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})

@@ -46,7 +46,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 def lamb_reference(case: LambCase, world_size: int) -> Outcome:
-    """Each parameter on its own; the formulas of the paper with DeepSpeed's bounds and bias correction."""
+    """Train with Lamb per parameter: the formulas of the paper, DeepSpeed's bounds and bias correction."""
     options: dict[str, Any] = {
         "bias_correction": True,
         "eps_inside_sqrt": False,

@@ -1,5 +1,7 @@
-"""AdamW trains with the native kernel unless `torch_adam` is set: near torch's, and the same bits at every
-stage."""
+"""AdamW uses the native kernel unless `torch_adam` is set.
+
+It is close to torch's, and has the same bits at every stage.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from zerotrain.runtime.optim.optimizer import rule_for
 from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule, SGDRule
 
 CLOSE = 1e-5
-"""After three steps of 3e-3 on weights of order 0.1; the two differ in rounding alone."""
+"""Tolerance after three steps of 3e-3 on weights of order 0.1; the two differ in rounding alone."""
 
 
 def native(stage: int, dtype: str) -> Case:

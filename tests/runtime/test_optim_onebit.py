@@ -80,14 +80,14 @@ def run_case(case: OneBit) -> tuple[Outcome, ModelLayout]:
 
 
 def compressed(value: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Signs times the root mean square of a block's real elements; nothing outside of parameters."""
+    """Return signs times the root mean square of a block's real elements; zero outside of parameters."""
     rows, counts = value.view(-1, BLOCK), real.view(-1, BLOCK).sum(dim=1).clamp(min=1)
     scale = (rows.pow(2).sum(dim=1) / counts).sqrt()[:, None]
     return torch.where(rows >= 0, scale, -scale).flatten() * real
 
 
 class Worker:
-    """Flat tensors of one unit, as the paper's algorithm has them."""
+    """Flat tensors of one unit, as in the paper's algorithm."""
 
     def __init__(self, layout: UnitLayout, parameters: dict[str, torch.Tensor], ranks: int) -> None:
         self.layout, self.ranks = layout, ranks
@@ -153,8 +153,9 @@ def test_equals_the_algorithm(stage: int) -> None:
     results = run_ranks(2, run_case, case)
     outcome, layout = results[0]
     expected = Outcome([], [], reference(case, layout, 2))
-    # The first compressed update leaves errors, the second uses them. Not all elements: where a gradient is
-    # nothing but rounding (the bias of keys), its sign is random, and one bit makes a whole step of it.
+    # The first compressed update leaves errors, the second uses them. Not all elements are compared: where a
+    # gradient is only rounding error (the bias of keys), its sign is random, and one bit makes a whole step
+    # of it.
     differences = np.concatenate(
         [np.abs(value - expected.parameters[name]).ravel() for name, value in outcome.parameters.items()]
     )
@@ -163,8 +164,10 @@ def test_equals_the_algorithm(stage: int) -> None:
 
 
 def see_new_tokens(stage: int) -> tuple[float, float, float]:
-    """Rows of the embedding that are first used after the freeze: how far they are from the weight decay
-    alone, how far the others moved, and the last loss."""
+    """Use rows of the embedding for the first time after the freeze.
+
+    Returns their distance from the weight decay alone, the movement of the other rows, and the last loss.
+    """
     case = OneBit(stage=stage, params={**PARAMS, "eps": 1e-8})
     engine = start(case)
     batches = token_batches(STEPS, size=GLOBAL_BATCH)
@@ -207,7 +210,7 @@ def before_and_after() -> tuple[list[dict[str, int]], int]:
 def test_bytes_after_the_freeze_are_one_bit_and_a_scale_per_block() -> None:
     sent, numel = run_ranks(2, before_and_after)[0]
     own = numel // 2
-    record = 64 + 64  # at most two short records ride along
+    record = 64 + 64  # room for at most two short records
     for step, counted in enumerate(sent):
         if step < FREEZE:
             assert counted["reduce_scatter"] == 4 * own
@@ -215,7 +218,7 @@ def test_bytes_after_the_freeze_are_one_bit_and_a_scale_per_block() -> None:
             packed = own // 8 + 4 * own // BLOCK
             assert counted["reduce_scatter"] == packed
             assert packed <= counted["all_gather"] <= packed + record
-    # Clipping to nearly nothing holds the weights, until it ends with the warm-up.
+    # Clipping to nearly nothing holds the weights until it ends with the warm-up.
     assert [counted["moved"] for counted in sent] == [0] * FREEZE + [1] * (len(sent) - FREEZE)
 
 
@@ -249,7 +252,7 @@ def test_errors_add_up_to_what_was_lost() -> None:
 
 
 def resumed(stage: int, folder: str) -> tuple[bool, bool]:
-    """Interrupted once in the warm-up's last step and once after the freeze, against a run that goes on."""
+    """Interrupt a run in the warm-up's last step and after the freeze, and compare with a continuous run."""
     case, batches = OneBit(stage=stage), token_batches(STEPS, size=GLOBAL_BATCH)
     engine = start(case)
     losses = train(engine, batches[:2])

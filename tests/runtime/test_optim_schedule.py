@@ -74,7 +74,7 @@ def test_one_cycle_up_and_down_then_decays() -> None:
         decay_mom_rate=0.1,
     )
     assert got == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.3, 0.1, 0.1 / 1.5, 0.1 / 2])
-    # Momentum goes against the rate; DeepSpeed starts it at its lowest, and with the second update on top.
+    # Momentum moves against the rate; DeepSpeed starts it at its lowest, and near the top from the second on.
     assert betas == pytest.approx([0.8, 0.875, 0.85, 0.825, 0.8, 0.85, 0.9, 0.9 * 1.05, 0.9 * 1.1])
 
 

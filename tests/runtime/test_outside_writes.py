@@ -1,5 +1,4 @@
-"""What a script writes into weights by itself is kept, or refused by name: the same at every stage and
-precision."""
+"""Direct writes of a script into weights are kept or refused by name, alike at every stage and precision."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Net(nn.Module):
 
 
 def values(shape: torch.Size, seed: int = 1) -> torch.Tensor:
-    """What every precision holds exactly."""
+    """Return values that every precision holds exactly."""
     return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(seed)) / 4
 
 
@@ -116,7 +115,7 @@ def masters(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 def outcome(stage: int, precision: str, write: Callable[[Net], None], **zero: Any) -> str:
-    """Train, so that masters are not their weights; write; take a step that moves nothing; look."""
+    """Train so that masters differ from their weights, write, take a step without movement, and check."""
     model, engine = engine_at(stage, precision, 0.01, **zero)
     train(engine, 2)
     set_rates(engine, 0.0)
@@ -127,8 +126,8 @@ def outcome(stage: int, precision: str, write: Callable[[Net], None], **zero: An
     after = masters(engine)
     lost = []
     for name, value in model.named_parameters():
-        kept = written[name] == weights[name]  # elements that the write left as they were keep every digit
-        slack = 0.0 if precision != "bf16 remainders" else 2**-8  # which a remainder of before may add
+        kept = written[name] == weights[name]  # elements that the write did not change keep every digit
+        slack = 0.0 if precision != "bf16 remainders" else 2**-8  # which an earlier remainder may add
         is_kept = torch.equal(value, written[name]) and torch.equal(after[name][kept], before[name][kept])
         gap = (after[name] - written[name].float())[~kept].abs()
         if not is_kept or (gap > slack * (written[name].float()[~kept].abs() + 1e-20)).any():

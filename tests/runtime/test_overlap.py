@@ -1,4 +1,4 @@
-"""Reducing while backward goes on changes nothing but the moment: the same bits with and without."""
+"""Reduction during the backward pass changes only its timing: the bits are the same with and without."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_same_bits_with_and_without_overlap() -> None:
 
 
 def moments(stage: int, overlap: bool, accumulation: int) -> list[int]:
-    """Per micro-batch of one step: exchanges that started before backward had reached the embedding."""
+    """Return, per micro-batch of one step, exchanges that started before backward reached the embedding."""
     setting = case(stage, "fp32", accumulation, overlap=overlap)
     engine, *_ = zt.initialize(model=setting.model(), config=setting.config(2))
     events = watch_collectives(engine)
@@ -78,7 +78,7 @@ def moments(stage: int, overlap: bool, accumulation: int) -> list[int]:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_units_travel_while_backward_goes_on(stage: int) -> None:
-    """And at stages 0 and 1 only in the last micro-batch of a step."""
+    """Stages 0 and 1 send units only in the last micro-batch of a step."""
     on = run_ranks(2, moments, stage, True, 2)[0]
     assert on[1] >= 2
     assert on[0] == (0 if stage < 2 else on[1])
@@ -87,7 +87,7 @@ def test_units_travel_while_backward_goes_on(stage: int) -> None:
 
 
 def gathers_at_once(bucket: int) -> int:
-    """Most gathers of updated units on the wire in the second step of stage 1."""
+    """Return the most gathers of updated units in flight in the second step of stage 1."""
     setting = case(1, "fp32", 1, overlap=False)
     settings = setting.config(2)
     settings["zero_optimization"]["allgather_bucket_size"] = bucket
@@ -114,7 +114,7 @@ def test_gathers_of_updated_units_are_bounded() -> None:
 
 
 def plain_descent(stage: int, overlap: bool, **entries: Any) -> tuple[nn.Module, Engine]:
-    """SGD: a gradient that counts twice shows, where Adam would divide it away."""
+    """Return an engine with SGD, in which a gradient counted twice shows; Adam would divide it away."""
     setting = case(stage, "fp32", 1, overlap=overlap)
     model = setting.model()
     config = {**setting.config(2), "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, **entries}
@@ -123,7 +123,7 @@ def plain_descent(stage: int, overlap: bool, **entries: Any) -> tuple[nn.Module,
 
 
 def backwards_of(stage: int, overlap: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """Two backward passes before a step, through one graph that is retained and then a second graph."""
+    """Do two backward passes before a step, through one retained graph and then a second graph."""
     model, engine = plain_descent(stage, overlap)
     for tokens, targets in token_batches(2, size=2):
         rank = world()[0]
@@ -140,7 +140,7 @@ def backwards_of(stage: int, overlap: bool) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def test_several_backward_passes_before_a_step() -> None:
-    """All stages agree with stage 0 without overlap, where nothing travels before the step."""
+    """All stages agree with stage 0 without overlap, which sends nothing before the step."""
     expected = run_ranks(2, backwards_of, 0, False)[0]
     for stage, overlap in ((0, True), (1, True), (2, True), (3, True)):
         for got in run_ranks(2, backwards_of, stage, overlap):
@@ -166,7 +166,7 @@ def test_second_order_gradients_are_refused_where_weights_are_freed() -> None:
 
 
 def with_no_sync(stage: int, overlap: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """Two micro-batches without communication and one with, then one step by hand."""
+    """Run two micro-batches without communication and one with, then one step by hand."""
     model, engine = plain_descent(stage, overlap)
     sent = []
     for _ in range(2):
@@ -189,7 +189,7 @@ def with_no_sync(stage: int, overlap: bool) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def by_set_boundary(stage: int) -> dict[str, np.ndarray[Any, Any]]:
-    """The same three micro-batches, with the boundary set by hand."""
+    """Run the same three micro-batches, with the boundary set by hand."""
     model, engine = plain_descent(stage, True)
     for _ in range(2):
         for index, (tokens, targets) in enumerate(token_batches(3, size=2)):
@@ -206,7 +206,7 @@ def by_set_boundary(stage: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def unmanaged(stage: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Again, where every `step` is one."""
+    """Run them again with every `step` being an optimizer step."""
     model, engine = plain_descent(stage, True, managed_gradient_accumulation=False)
     for _ in range(2):
         for tokens, targets in token_batches(3, size=2):

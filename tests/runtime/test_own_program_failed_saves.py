@@ -1,4 +1,4 @@
-"""A save that failed is counted, wherever the program hears of it: an alert rests on that counter."""
+"""A failed save is counted, whichever call of the program raises it: an alert uses that counter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ranks
 
 
 def failures(folder: str, heard_by: str) -> list[float | None]:
-    """The counter of this rank before and after a disk was full on rank 1."""
+    """Return this rank's counter before and after a disk was full on rank 1."""
     rank = dist.get_rank()
     launch = LaunchSpec(
         job="demo", job_uid="u", attempt=1, master_addr="x", world_size=2, node_rank=0, config_path=Path("c")

@@ -1,4 +1,4 @@
-"""Children of a program that asked for `stop_on_sigterm`: SIGTERM ends them, and stops nobody else."""
+"""Children of a program that uses `stop_on_sigterm`: SIGTERM ends them and stops no other process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ print(json.dumps({"codes": found, "squares": squares, "mask": mask, "asked": ask
 
 
 def test_sigterm_ends_a_forked_child_and_is_no_request_to_stop(tmp_path: Path) -> None:
-    """At any moment: also right after the fork, from another thread, in a pool, and after `close`."""
+    """The signal may come at any time: right after the fork, from a thread, in a pool, after `close`."""
     environ = {name: text for name, text in os.environ.items() if "ZEROTRAIN" not in name}
     paths = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "runtime")))
     program = tmp_path / "program.py"

@@ -1,5 +1,4 @@
-"""What the reporter of a user's own program exports: the trainer's families, its pace without pauses, and
-who is slow."""
+"""Metrics of the reporter in a user's program: the trainer's families, pace without pauses, stragglers."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.ranks
 
 
 STEPS = 40
-"""As many as the medians of stragglers are of, and some."""
+"""Number of steps, somewhat more than the medians of stragglers need."""
 
 PROGRAM = f"""
 from prometheus_client import Gauge
@@ -83,7 +82,7 @@ FED = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The last report and scrape of a run that came to its end."""
+    """Return the last report and scrape of a run that ended by itself."""
     folder = tmp_path_factory.mktemp("own")
     with launched_program(folder, PROGRAM) as launcher:
         for rank in (0, 1):

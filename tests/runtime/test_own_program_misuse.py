@@ -1,4 +1,4 @@
-"""Without a launcher a reporter does nothing; wrong use is refused with the way out all the same."""
+"""A reporter without a launcher does nothing; wrong use still raises an error with the remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print(names)
 
 @pytest.mark.ranks
 def test_without_a_launcher_nothing_is_written_or_sent(tmp_path: Path) -> None:
-    """But SIGTERM still asks for a stop."""
+    """The signal SIGTERM still requests a stop."""
     program = tmp_path / "program.py"
     program.write_text(ALONE)
     environ = {name: text for name, text in os.environ.items() if "ZEROTRAIN" not in name}
@@ -94,11 +94,11 @@ WRONG: dict[str, dict[str, Any]] = {
     "owed seconds": {"data_seconds": -0.1},
     "endless seconds": {"data_seconds": 10**400},
 }
-"""Arguments of `step` in place of right ones."""
+"""Wrong arguments of `step`."""
 
 
 def misused(case: str) -> str:
-    """The error of one wrong use, on a rank that no launcher started."""
+    """Return the error of one wrong use, on a rank that no launcher started."""
     reporter = zt.ProgressReporter(total_steps=4)
     engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
     try:
@@ -188,7 +188,7 @@ def test_after_any_end_there_may_be_another(end: BaseException) -> None:
 
 
 def released() -> bool:
-    """Whether a closed engine is gone while its reporter is there."""
+    """Return whether a closed engine is freed while its reporter exists."""
     reporter = zt.ProgressReporter()
     reporter.stop_on_sigterm()
     engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)

@@ -1,6 +1,6 @@
-"""A program of the user's own under the real launcher: which phase it is in, which checkpoints are durable.
+"""Phases and durable checkpoints of a user's program under the real launcher.
 
-Rank 1 comes late to each collective, so that rank 0 stands in it while the test looks.
+Rank 1 comes late to each collective, so that rank 0 waits in it while the test looks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_phases_and_checkpoints_are_told_without_a_further_call(tmp_path: Path) 
         rank_0_meets("save", phase="checkpoint", step=1, checkpoint=None)
         eventually(lambda: is_held(tmp_path, "pause"), what="the save is over")
         (saved,) = committed(tmp_path / "checkpoints")
-        wait_for(launcher, 0, phase="checkpoint")  # the pause: it says the same of a long evaluation
+        wait_for(launcher, 0, phase="checkpoint")  # the pause: a long evaluation is reported alike
         for rank in (0, 1):
             told = wait_for(launcher, rank, step=1)["checkpoint"]
             assert (told["step"], told["path"]) == (1, str(saved.path))
@@ -181,7 +181,7 @@ with zt.ProgressReporter() as reporter:
 
 
 def test_a_loop_of_ones_own_may_go_back_to_a_checkpoint(tmp_path: Path) -> None:
-    """That is no resume of the attempt, and weights alone are not even another step."""
+    """The load is no resume of the attempt, and weights alone are not even another step."""
     with launched_program(tmp_path, OWN_LOOP) as launcher:
         wait_for(launcher, 0, phase="first_step", total_steps=0)
         open_gate(tmp_path, "first")

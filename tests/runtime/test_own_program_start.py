@@ -1,4 +1,4 @@
-"""Before the first pass nothing that a program does looks like training: its worker is not ready yet."""
+"""No action of a program before its first pass looks like training: its worker is not ready yet."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_loads_pauses_and_saves_before_the_first_pass_are_part_of_the_start(tmp_
             assert (launcher.request("/ready")[0] == 200) == (phase == "checkpoint")
             open_gate(tmp_path, gate)
 
-        rank_0_meets("load", "init", rank=1)  # rank 0 stands in the load
+        rank_0_meets("load", "init", rank=1)  # rank 0 waits in the load
         rank_0_meets("met", "rendezvous")
         rank_0_meets("pause", "init")
-        rank_0_meets("save", "init", rank=1)  # rank 0 stands in the save
+        rank_0_meets("save", "init", rank=1)  # rank 0 waits in the save
         rank_0_meets("saved", "init")
         wait_for(launcher, 1, phase="checkpoint")
         rank_0_meets("later", "checkpoint")

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.ranks
 CONFIG = {"train_batch_size": 3, "zero_optimization": {"stage": 1}}
 STEPS, REPORTS = 10, 4
 FIRST = 5
-"""Steps before the first report: those that follow come at 15, 25, 35."""
+"""Steps before the first report; further reports come at steps 15, 25, 35."""
 
 SKIPPED = (6, 7)
 """Steps before two whose update is left out, both of one report."""
 
 
 def metered() -> dict[str, Any]:
-    """What is told of ten steps a report; each takes a second at first and half a second at last."""
+    """Return reports of ten steps each; a step takes a second at first and half a second at the end."""
     launch = LaunchSpec(
         job="demo", job_uid="u", attempt=1, master_addr="x", world_size=1, node_rank=0, config_path=Path("c")
     )
@@ -66,7 +66,7 @@ def metered() -> dict[str, Any]:
         found["report"] = (report.steps, report.tokens, report.samples, report.data_seconds, report.loss)
         reporter.step(replace(report, seconds=0.5 if number == REPORTS - 1 else 1.0), engine=engine)
         found["paces"].append((reporter.progress.step_seconds, reporter.progress.tokens_per_second))
-    telling.paused_seconds += 1e6  # a pause of another thread, which is none of this one's time
+    telling.paused_seconds += 1e6  # a pause of another thread, which does not count as this thread's time
     train(STEPS)
     found["clamped"] = meter.report(engine, results[-1]).seconds
     read = reporter.metrics.registry.get_sample_value

@@ -1,4 +1,4 @@
-"""A program of the user's own is asked to yield, and goes on: what the operator's next attempt rests on."""
+"""A user's program is asked to yield and continues: the operator's next attempt depends on it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def launched_attempt(tmp_path: Path, attempt: int, *, total: int) -> Any:
 
 
 def meets(launcher: RunningLauncher, folder: Path, gate: str, rank: int = 1) -> None:
-    """Until the rank stands at the gate."""
+    """Wait until the rank is at the gate."""
 
     def is_there() -> bool:
         if launcher.popen.poll() is not None:
@@ -81,7 +81,7 @@ def test_the_last_words_name_the_checkpoint_and_the_next_attempt_goes_on_from_it
     with launched_attempt(tmp_path, 2, total=newest.step + 1) as launcher:
         open_gate(tmp_path / "2", "watch")
         meets(launcher, tmp_path / "2", "stepped")
-        told = wait_for(launcher, 0, step=newest.step + 1)  # its phase goes on to the last checkpoint's
+        told = wait_for(launcher, 0, step=newest.step + 1)  # its phase changes to the last checkpoint's
         assert told["resumed_from"] == newest.step
         assert told["rejected_checkpoints"] == []
         open_gate(tmp_path / "2", "stepped")

@@ -1,4 +1,4 @@
-"""Parameter groups with rates, decay and betas of their own equal torch's, also one that is added later."""
+"""Parameter groups with their own rates, decay and betas equal torch's, even when added later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.ranks
 
 STEPS, ADDED_AT = 5, 2
 LATE = "blocks.1."
-"""Frozen at first; a group of its own from step `ADDED_AT` on."""
+"""Modules that are frozen at first and form a group of their own from step `ADDED_AT` on."""
 
 
 def model() -> TinyGPT:

@@ -1,5 +1,8 @@
-"""The user's own backward calls: non-scalar outputs, several losses over one graph, unused outputs, gradients
-of inputs, checkpointed segments, two engines in one graph."""
+"""The user's own backward calls.
+
+They cover non-scalar outputs, several losses over one graph, unused outputs, gradients of inputs,
+checkpointed segments, and two engines in one graph.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ Script = Callable[[Any, torch.Tensor, float], None]
 
 
 class Net(nn.Module):
-    """Returns its result and a side output, which a caller may leave unused."""
+    """A model that returns its result and a side output, which a caller may leave unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +169,7 @@ def test_every_way_of_calling_backward(stage: int) -> None:
 
 
 def chained(stage: int) -> tuple[Weights, Weights]:
-    """One engine's output is the other's input; one backward reaches both, called on either or on neither."""
+    """Chain two engines; one backward reaches both, called on either or on neither."""
     models = built(), built()
     first, second = (
         zt.initialize(model=model, config=config(stage), unit_modules=UNITS)[0] for model in models

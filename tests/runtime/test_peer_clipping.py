@@ -1,4 +1,4 @@
-"""The global norm equals the replicated one and costs one collective; clipping scales by it or not at all."""
+"""The global norm equals the replicated one and costs one collective; clipping scales by it if needed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_norms_and_clipped_weights_equal_the_replicated_ones(clip: float) -> Non
 
 
 def trained(stage: int, clip: float, accumulation: int = 1) -> tuple[list[float], dict[str, Any], Any]:
-    """Two steps: norms, weights, and the collectives that `step` starts at each boundary."""
+    """Train two steps; return norms, weights, and the collectives that `step` starts at each boundary."""
     torch.manual_seed(3)
     model = Mixed()
     settings = config(stage, gradient_clipping=clip, gradient_accumulation_steps=accumulation)
@@ -99,14 +99,14 @@ def test_one_collective_for_the_norm_and_no_bit_where_nothing_is_clipped(stage: 
         assert all(found.values()), found
         assert none == tight == twice, "clipping must not cost a collective"
         assert all(names.count("gather_record") == 1 for names in none)
-        if stage > 1:  # gradients are there before the boundary: the record is all that stage 3 sends
+        if stage > 1:  # gradients are sent before the boundary: the record is all that stage 3 sends
             assert all("exchange" not in names for names in none)
         if stage == 3:
             assert none == [["gather_record", "all_gather"]] * 2  # the record is itself an all-gather
 
 
 def poisoned(stage: int) -> list[tuple[bool, bool]]:
-    """A gradient that is not finite on one rank only: every rank skips and keeps its weights."""
+    """Set a non-finite gradient on one rank only; every rank must skip and keep its weights."""
     torch.manual_seed(3)
     model = Mixed()
     engine, *_ = zt.initialize(model=model, config=config(stage, gradient_clipping=0.5), unit_modules=UNITS)

@@ -41,7 +41,7 @@ class Adapter(nn.Module):
 
 
 class Net(nn.Module):
-    """Frozen before anything is trained, an adapter, frozen in the middle, trained; one is never used."""
+    """Parts frozen before any trained one, an adapter, frozen in the middle, trained; one is never used."""
 
     def __init__(self, *, reentrant: bool | None = None) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def recomputed() -> Net:
 
 
 def loss_of_inputs(model: Any, step: int, rank: int) -> torch.Tensor:
-    """Reentrant checkpointing needs an input that requires gradients."""
+    """Return the loss of inputs with gradients, as reentrant checkpointing requires them."""
     output: torch.Tensor = model(inputs(step, rank).requires_grad_())
     return (output - 1).square().mean()
 
@@ -120,7 +120,7 @@ def traffic(stage: int) -> dict[str, Any]:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_frozen_parameters_cost_no_gradients_states_or_reductions(stage: int) -> None:
     for found in run_ranks(2, traffic, stage):
-        # Decay moves what gets no gradient, as in plain AdamW with zero gradients.
+        # Decay moves parameters without gradient, as in plain AdamW with zero gradients.
         assert found["changed"] == {
             *("blocks.1.down.weight", "blocks.1.up.weight", "blocks.3.weight", "blocks.3.bias"),
             *("unused.weight", "unused.bias"),

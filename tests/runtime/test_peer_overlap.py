@@ -1,4 +1,4 @@
-"""How many collectives a step costs per unit, and when they start: ahead of their use, behind the compute."""
+"""Number of collectives per unit and step, and their start: ahead of their use, behind the compute."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Chain(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             if self.checkpointing:
-                # Whole: recompute to the end, so that forward hooks after the module run in backward.
+                # Recompute to the end, so that forward hooks after the module run in backward.
                 with set_checkpoint_early_stop(False):
                     hidden = checkpoint(block, hidden, use_reentrant=self.checkpointing == "reentrant")
             else:
@@ -58,7 +58,7 @@ def step(engine: Engine, backwards: int = 1) -> None:
 
 
 def counts(stage: int, options: dict[str, Any], backwards: int) -> list[Counter[str]]:
-    """Collectives per unit of each of three steps; every unit must have the same."""
+    """Return collectives per unit of each of three steps; every unit must have the same."""
     engine, events = started(stage, **options)
     units = [unit.name for unit in engine.core.units]
     found = []
@@ -92,7 +92,7 @@ COUNTED: dict[str, tuple[int, dict[str, Any], int]] = {
     "3, two backwards": (3, {}, 2),
 }
 PER_STEP: dict[str, dict[str, int]] = {
-    # stage 0 has nobody to own a part, so the averaged gradient goes back to all
+    # at stage 0 no rank owns a part, so the averaged gradient goes back to all
     "0": {"exchange": 1, "all_gather": 1},
     "1": {"exchange": 1, "all_gather": 1},
     "2": {"exchange": 1, "all_gather": 1},
@@ -111,13 +111,13 @@ def test_collectives_per_unit_and_step() -> None:
     for found in run_ranks(2, all_counts):
         for name, per_step in found.items():
             expected = [Counter(PER_STEP[name])] * 3
-            if name == "3, reused":  # nothing is kept before the order of units is known
+            if name == "3, reused":  # no unit is kept before the order of units is known
                 expected[0] = Counter(PER_STEP["3"])
             assert per_step == expected, name
 
 
 def timeline(stage: int, zero: dict[str, Any]) -> Events:
-    """Gathers, exchanges and their waits, and when each block computes, of the third step."""
+    """Return gathers, exchanges and their waits, and each block's compute, of the third step."""
     engine, events = started(stage, **zero)
     for name in NAMES:
         block = engine.module.get_submodule(name)
@@ -148,7 +148,7 @@ def test_the_next_unit_is_gathered_before_this_one_computes(overlap: bool) -> No
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_travel_while_the_next_unit_computes(stage: int) -> None:
-    """With overlap a unit's exchange is waited for only when the next one has computed; without, at once."""
+    """The wait for a unit's exchange follows the next unit's compute with overlap, else it is immediate."""
     for overlap in (True, False):
         for events in run_ranks(2, timeline, stage, {"overlap_comm": overlap}):
             for block in range(BLOCKS - 1, 0, -1):

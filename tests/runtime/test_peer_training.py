@@ -1,5 +1,7 @@
-"""Training equals data-parallel Adam: odd shapes, more ranks than elements, shared and repeated modules; and
-neither settings nor delays before collectives change one bit."""
+"""Training equals data-parallel Adam: odd shapes, few elements, shared and repeated modules.
+
+There may be more ranks than elements. Neither settings nor delays before collectives change one bit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ SHAPES = (
     ((1, 1), (1, 3)),
     ((65, 67), (67, 131)),
 )
-"""The last ones are cut between ranks; of the others one rank owns all."""
+"""Shapes of layers. The last ones are divided between ranks; one rank owns each of the others."""
 WIDTH = 65
 UNITS = ["0", "2"]
 
@@ -161,7 +163,7 @@ CHECKPOINTED = ("shared", "shared, reentrant", "shared, not reentrant")
 
 
 def with_settings(stages: tuple[int, ...]) -> list[tuple[str, bool]]:
-    """Whether each setting, and checkpointing, leaves the weights, losses and norms as they are without."""
+    """Return, per setting and kind of checkpointing, whether weights, losses and norms stay the same."""
     found = []
     for stage in stages:
         plain_of: dict[str, Outcome] = {}

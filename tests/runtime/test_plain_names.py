@@ -1,4 +1,4 @@
-"""Names are those of the plain model, whatever wraps it or parts of it; own attributes keep theirs."""
+"""Names are those of the plain model, whatever wraps it or its parts; the user's attributes keep theirs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_keys_of_state_dicts(case: str) -> None:
 
 @CASES
 def test_plain_state_dicts_load(case: str) -> None:
-    """As torch's checkpoint_wrapper takes them, and torch's own keys besides."""
+    """The keys are as torch's checkpoint_wrapper accepts them, and also torch's own."""
     plain, model = tied(), WRAPPED[case](tied())
     with torch.no_grad():
         plain.embed.weight.fill_(3.0)
@@ -110,7 +110,7 @@ def test_unwrapped_for_a_moment(case: str) -> None:
 
 
 class Holder(nn.Module):
-    """Attributes that are called as wrappers call theirs."""
+    """A module with attributes named like those of wrappers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ RUNTIME = Path(zerotrain.runtime.__path__[0])
 
 
 def asks_torch(node: ast.AST) -> bool:
-    """Whether it calls torch's method on a module other than itself, for more than its own tensors."""
+    """Return whether code calls torch's method on another module for more than that module's own tensors."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TORCHS):
         return False
     of_self = isinstance(node.func.value, ast.Name) and node.func.value.id in ("self", "plain", "names")
@@ -175,7 +175,7 @@ class Gated(CheckpointWrapper):
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__(module)
-        self._parameters[name] = nn.Parameter(torch.ones(1))  # torch asks what is wrapped for the name
+        self._parameters[name] = nn.Parameter(torch.ones(1))  # torch looks up the name in the wrapped module
 
 
 def test_two_parts_of_one_name_are_refused() -> None:

@@ -1,5 +1,4 @@
-"""Folders of Llama, Qwen2, Qwen3, Mistral and GPT-2 give the logits that transformers gives, with the library
-and without it."""
+"""Folders of Llama, Qwen2, Qwen3, Mistral and GPT-2 give transformers' logits, also without the library."""
 
 from __future__ import annotations
 
@@ -78,7 +77,7 @@ def test_names_are_the_librarys(tmp_path: Path) -> None:
 
 
 class HideTransformers(importlib.abc.MetaPathFinder):
-    """As on a worker without the library."""
+    """A finder that hides the library, as on a worker without it."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname.partition(".")[0] == "transformers":
@@ -131,7 +130,7 @@ def test_what_is_not_supported_is_named(
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Kept]]:
-    """Inputs of recomputed blocks that were put elsewhere."""
+    """Collect the inputs of recomputed blocks that are kept elsewhere."""
     found: list[Kept] = []
 
     class Seen(Kept):
@@ -150,7 +149,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Kept]]:
 def test_recomputing_activations_changes_no_gradient(
     case: str, implementation: str, in_host_memory: bool, kept: list[Kept], tmp_path: Path
 ) -> None:
-    """With dropout too. A block's input, and nothing that blocks share, goes to host memory when asked."""
+    """Dropout is included. On request a block's input goes to host memory, but nothing that blocks share."""
     save(case, tmp_path)
     zt.configure_checkpointing(checkpoint_in_cpu=in_host_memory)
     plain, recomputed = (

@@ -1,4 +1,4 @@
-"""Weights of Hugging Face folders reach the engine exactly, at every stage; what does not fit is named."""
+"""Weights of Hugging Face folders reach the engine exactly, at every stage; misfits are named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config(stage: int, world_size: int, dtype: str = "fp32") -> dict[str, Any]:
 
 
 def losses(folder: str, stage: int, implementation: str) -> list[float]:
-    """Mean over ranks of three steps on one batch."""
+    """Return the mean losses over ranks of three steps on one batch."""
     rank, world_size = world()
     model = zt.load_pretrained(folder, config(stage, world_size), implementation=implementation)
     engine, *_ = zt.initialize(model=model, config=config(stage, world_size))
@@ -88,7 +88,7 @@ def test_training_goes_as_with_the_library_alone(tmp_path: Path) -> None:
 
 
 def fitted(folder: str, stage: int) -> dict[str, Any]:
-    """Weights in bf16 that are stored in fp32, and masters, after the start."""
+    """Return bf16 weights that are stored in fp32, and masters, after the start."""
     _, world_size = world()
     with zt.init_context():
         model = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 40))
@@ -193,7 +193,7 @@ def test_without_strictness_the_constructors_values_stay(tmp_path: Path) -> None
 
 @pytest.mark.unit
 def test_files_without_the_base_prefix_load(tmp_path: Path) -> None:
-    """As the first GPT-2 folders: no prefix, and masks that models compute today."""
+    """The first GPT-2 folders have no prefix, and masks that models compute today."""
     original = save("gpt2", tmp_path)
     tensors = {
         name.removeprefix("transformer."): value

@@ -1,4 +1,4 @@
-"""Ranks that part are named soon, far before the watchdog's bound, and a rank that is late is not accused."""
+"""Diverging ranks are named soon, long before the watchdog's bound, and a late rank is not accused."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def train(engine: Any, steps: int) -> None:
 
 
 def what_happens(action: Any) -> str:
-    """The error that ends it. The watchdog's bound is the default one of ten minutes."""
+    """Return the error that ends the action. The watchdog's bound is the default of ten minutes."""
     assert "ZEROTRAIN_WATCHDOG_SECONDS" not in os.environ
     try:
         action()
@@ -154,13 +154,13 @@ def test_other_calls_on_one_rank_alone(tmp_path: Path, method: str) -> None:
 
 
 def other_store() -> Any:
-    """Through which ranks tell each other that a case is over."""
+    """Return a store through which ranks signal the end of a case."""
     c10d: Any = dist.distributed_c10d
     return c10d.PrefixStore("test", c10d._get_default_store())
 
 
 def end_in_its_way(way: str) -> str:
-    """Rank 1 trains two steps and no more; rank 0 would train on."""
+    """Train two steps on rank 1 and no more; rank 0 would train on."""
     engine, *_ = start(stage=2)
     for _ in range(2):
         step(engine)
@@ -258,7 +258,7 @@ def late(seconds: float) -> str:
 @pytest.mark.ranks
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_is_late_is_not_accused(transport: str) -> None:
-    """For longer than any of the above takes."""
+    """The rank is late for longer than any case above takes."""
     with use_transport(transport):
         assert run_ranks(2, late, 6.0) == ["nothing raised"] * 2
 
@@ -318,7 +318,7 @@ def test_an_empty_batch_is_named_where_its_loss_is_no_number() -> None:
 
 
 def empty_sum() -> list[bool]:
-    """A loss that is a sum is zero of nothing: nothing to complain about."""
+    """Take a sum as the loss: it is zero for no rows, which is no error."""
     engine, *_ = start(stage=2)
     engine.backward(engine(torch.ones(0 if engine.rank == 1 else 2, 40)).sum())
     return [engine.step().skipped]

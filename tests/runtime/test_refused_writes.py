@@ -1,4 +1,4 @@
-"""Writes that cannot be kept are refused by name on every rank, with a way out that works."""
+"""Writes that cannot be kept are refused by name on every rank, with a remedy that works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 
 
 def message_of(stage: int, precision: str, write: Any) -> tuple[str, str]:
-    """What the step says after a write; and after rank 0's values became everybody's."""
+    """Return the step's error after a write, and the one after rank 0's values were copied to all ranks."""
     model, engine = engine_at(stage, precision, 0.01)
     train(engine)
     write(model)
@@ -65,7 +65,7 @@ def test_what_ranks_wrote_differently_is_refused_everywhere() -> None:
 
 
 class Limited(nn.Module):
-    """Writes into its embedding in every forward pass."""
+    """A model that writes into its embedding in every forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Limited(nn.Module):
 
 
 def limited(stage: int, precision: dict[str, Any], same_rows: bool) -> str:
-    """The largest norm of a row after two steps, or what was refused."""
+    """Return the largest norm of a row after two steps, or the error."""
     torch.manual_seed(0)
     model = Limited()
     settings = config(stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}, **precision)
@@ -122,7 +122,7 @@ def written_while_held() -> list[str]:
     try:
         with zt.full_parameters(model):
             model.head.weight.fill_(1.0)
-    except zt.OutsideWrite as error:  # on the ranks that own what was written
+    except zt.OutsideWrite as error:  # on the ranks that own the written elements
         said.append(str("'head.weight'" in str(error) and "modifier_rank=0" in str(error)))
     with zt.full_parameters(model):  # as an evaluation with averaged weights does
         kept = model.head.weight.clone()

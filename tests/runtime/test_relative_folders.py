@@ -1,4 +1,4 @@
-"""A relative folder is that of the moment when it was given: a later chdir changes nothing."""
+"""A relative folder is resolved when it is given: a later chdir changes nothing."""
 
 from __future__ import annotations
 

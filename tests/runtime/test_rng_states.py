@@ -1,4 +1,7 @@
-"""Random numbers go on after a restart, whichever GPU of its host a rank computes on. CUDA is a stand-in."""
+"""Random numbers continue after a restart, on whichever GPU of its host a rank computes.
+
+CUDA is a stand-in.
+"""
 
 from __future__ import annotations
 

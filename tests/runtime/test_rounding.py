@@ -20,7 +20,7 @@ HYPER = Hyper(lr=1e-2, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8, momentum=0
 
 
 def any_bits() -> torch.Tensor:
-    """Random bit patterns: subnormal, huge and infinite values and NaN among them."""
+    """Return random bit patterns, among them subnormal, huge and infinite values and NaN."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**31), 2**31 - 1, (NUMEL,), generator=generator)
     return bits.to(torch.int32).view(torch.float32)
@@ -46,7 +46,7 @@ def test_ties_go_up_and_nan_stays_nan() -> None:
 
 
 def test_a_step_without_a_kernel_is_the_same_on_both_forms() -> None:
-    """As on CUDA, where the rule runs as torch operations."""
+    """CUDA works so: the rule runs as torch operations."""
     generator = torch.Generator().manual_seed(1)
     grads, masters = torch.randn(2, NUMEL, generator=generator)
     segments = [

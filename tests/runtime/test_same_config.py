@@ -1,4 +1,4 @@
-"""Ranks with different configurations are told so before they train."""
+"""Ranks with different configurations get an error before they train."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
 
 
 def start(change: dict[str, Any]) -> str:
-    """What `initialize` raises where rank 1 has a change."""
+    """Return the error of `initialize` when rank 1 has a change."""
     try:
         zt.initialize(model=nn.Linear(4, 4), config={**BASE, **(change if dist.get_rank() == 1 else {})})
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""`initialize` returns a schedule only where configuration or caller named one."""
+"""`initialize` returns a schedule only if configuration or caller named one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Cores: a rank that spills writes none; one that is forced holds no spill store key, nor its round keys."""
+"""Cores: a rank that spills writes none, and a forced one holds neither spill store keys nor their round
+keys."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 
 @contextmanager
 def _holder(folder: Path, *steps: str) -> Iterator[tuple[subprocess.Popen[str], list[dict[str, str]]]]:
-    """A running `secret_holder` in `folder`, and its samples."""
+    """Provide a running `secret_holder` in `folder`, and its samples."""
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.support.secret_holder", *steps]
     with subprocess.Popen(
@@ -48,7 +49,7 @@ def _holder(folder: Path, *steps: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 
 def _force_core(process: subprocess.Popen[str], folder: Path) -> Path:
-    """Of a process that allows it: by SIGABRT where the kernel writes cores into folders, else by gdb."""
+    """Force a core of a process that allows it: by SIGABRT if the kernel writes cores to folders, or gdb."""
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     if not pattern.startswith("|") and resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
         process.send_signal(signal.SIGABRT)
@@ -71,7 +72,7 @@ def _force_core(process: subprocess.Popen[str], folder: Path) -> Path:
 
 
 def _key_of(sample: dict[str, str], memory: bytes) -> bytes:
-    """The key that opens the sample, from the guarded memory of the process that sealed it."""
+    """Return the key that opens the sample, from the guarded memory of the process that sealed it."""
     nonce, sealed, associated = (bytes.fromhex(sample[part]) for part in ("nonce", "sealed", "associated"))
     for key in possible_keys(memory):
         try:
@@ -83,8 +84,10 @@ def _key_of(sample: dict[str, str], memory: bytes) -> bytes:
 
 
 def _round_keys(key: bytes) -> list[bytes]:
-    """What AES-256 expands the key to, as a context of this process holds it; none where contexts are not
-    beside the key, as nothing tells where they are."""
+    """Return the round keys that a context of this process holds.
+
+    The list is empty if contexts are not beside the key, as their place is then unknown.
+    """
     if not _native.cipher_contexts_are_guarded():
         return []
     sealer = BACKENDS["openssl"](IDENTITY, key=key)
@@ -104,7 +107,7 @@ def test_a_forced_core_holds_no_key_and_no_round_key(tmp_path: Path) -> None:
     keys = {sample["backend"]: _key_of(sample, memory) for sample in samples}
     assert len(set(keys.values())) == len(BACKENDS)
     secret = [part for key in keys.values() for part in (key, *_round_keys(key))]
-    # The search is for the right bytes: the context that sealed the sample lies beside the key.
+    # The search is for the right bytes: the context that sealed the sample is beside the key.
     assert memory.count(keys["openssl"]) == 1 + _native.cipher_contexts_are_guarded()
     found = find_in_file(core, [marker, *secret])
     core.unlink()
@@ -124,7 +127,7 @@ def test_a_rank_that_spills_writes_no_core(tmp_path: Path) -> None:
 
 
 def test_a_core_that_a_collector_gets_all_the_same_holds_no_memory(tmp_path: Path) -> None:
-    """The limit does not count where the core goes to a program."""
+    """The limit does not apply if the core goes to a program."""
     with _holder(tmp_path, "allow", "empty") as (process, samples):
         assert samples
         marker = marker_of(process.pid)
@@ -134,7 +137,7 @@ def test_a_core_that_a_collector_gets_all_the_same_holds_no_memory(tmp_path: Pat
 
 
 def _in_child(check: str) -> str:
-    """What a forked child of this process, as a user that is not root, says after `refuse_cores`."""
+    """Return the output of a forked child, as a user that is not root, after `refuse_cores`."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -172,7 +175,7 @@ def _check_readable() -> str:
 
 
 def _check_page_map() -> str:
-    """The page map stays readable where an arena was made before, as communication does at its start."""
+    """Check that the page map stays readable after an arena was made, as communication does at its start."""
     _as_user()
     arena._page_flags.cache_clear()
     shared = arena.Arena(1 << 16)

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment leaves nothing of the spill store: no name, no space, and a key that nobody has."""
+"""SIGKILL at any moment leaves nothing of the spill store: no name, no space, and no copy of the key."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.ranks
 KILLS = 100
 CHUNK_BYTES = 160 << 10
 NUM_CHUNKS = 400
-"""64 MB a spill store: a hundred that stay would be seen among what other programs write."""
+"""Chunks of a spill store of 64 MB: a hundred that remain would show beside other programs' writes."""
 
 SWEPT_CHUNKS = 24
 LIFE_S = 0.06
-"""Longer than a spill store takes to come up and to sweep a few times."""
+"""Seconds longer than a spill store takes to start and to sweep a few times."""
 
 
 def test_a_hundred_kills_leave_no_name_and_no_space(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_hundred_kills_leave_no_name_and_no_space(tmp_path: Path) -> None:
 
 
 def test_a_vault_at_work_has_no_name(tmp_path: Path) -> None:
-    """The control of the test above: the space is taken while the process lives, and no name shows it."""
+    """The test above has a control here: the process takes space while it lives, and no name shows it."""
     free_before = _free_bytes(tmp_path)
     children = [_start(tmp_path) for _ in range(8)]
     for _, pipe in children:
@@ -71,7 +71,8 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _start(folder: Path) -> tuple[int, int]:
-    """A forked process with a spill store of its own in `folder`, and where it says that it swept."""
+    """Fork a process with a spill store in `folder`; return its pid and the pipe on which it reports
+    sweeps."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

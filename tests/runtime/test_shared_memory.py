@@ -27,7 +27,7 @@ def tied_by_data() -> nn.Module:
 
 
 def transposed() -> nn.Module:
-    """As autoencoders are written."""
+    """Return tied layers as in autoencoders."""
     first, second = nn.Linear(4, 6), nn.Linear(6, 4)
     second.weight.data = first.weight.data.t()
     return nn.Sequential(first, second)
@@ -57,7 +57,7 @@ def test_objects_over_one_memory_are_refused(make: Callable[[], nn.Module]) -> N
 
 
 def flattened() -> nn.Module:
-    """One after the other in one buffer, as recurrent networks have them on GPUs."""
+    """Return parameters one after the other in one buffer, as recurrent networks have them on GPUs."""
     model, flat = pair(), torch.zeros(24 + 6 + 24 + 4)
     start = 0
     for parameter in model.parameters():
@@ -67,7 +67,7 @@ def flattened() -> nn.Module:
 
 
 def interleaved() -> nn.Module:
-    """Halves of one matrix's columns: not an element in common."""
+    """Return halves of one matrix's columns, without a common element."""
     first, second, both = nn.Linear(2, 3, bias=False), nn.Linear(2, 3, bias=False), torch.zeros(3, 4)
     first.weight.data, second.weight.data = both[:, :2], both[:, 2:]
     return nn.Sequential(first, second)

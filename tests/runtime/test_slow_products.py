@@ -1,4 +1,4 @@
-"""A CPU that has no fast kernel for narrow products is told of at the start: once, and with the way out."""
+"""A CPU without a fast kernel for narrow products is reported at the start: once, and with the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerotrain.contract.config import load, resolve
 from zerotrain.runtime.matmul_support import NEEDS, cpu_multiplies_fast, slow_products
 
 NARROWED = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-"""Makes every x86 CPU as slow as one without AVX-512."""
+"""Setting that makes every x86 CPU as slow as one without AVX-512."""
 
 FP32 = {"bf16": {"enabled": False}}
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -70,7 +70,7 @@ def test_fp32_has_nothing_to_say(tmp_path: Path) -> None:
 
 @pytest.fixture
 def without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user has turned off the library with the fast kernels."""
+    """Turn off the library with the fast kernels, as a user may."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 

@@ -1,4 +1,4 @@
-"""Where ranks read each other's weights in place, nobody writes while a slow rank is still in its forward."""
+"""No rank writes weights that others read in place while a slow rank is still in its forward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ranks
 
 NAME = "blocks.1.qkv.weight"
 PATIENCE_S = 0.3
-"""A write that waits for nobody arrives earlier."""
+"""Seconds within which a write arrives that does not wait."""
 
 
 def set_full(engine: Engine) -> None:
@@ -47,7 +47,7 @@ WRITES: tuple[Callable[[Engine], None], ...] = (set_full, set_local, write_whole
 
 @torch.no_grad()
 def write_after_forward() -> list[tuple[bool, bool]]:
-    """Per way to write: whether the slow forward saw the old weights alone, and the next one the new."""
+    """Return, per way to write, whether the slow forward saw only old weights, and the next one new ones."""
     found = []
     rank = world()[0]
     for write in WRITES:

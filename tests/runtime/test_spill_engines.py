@@ -1,4 +1,4 @@
-"""What all engines of one process share: the limit of its volume, and the measures against cores."""
+"""State that all engines of one process share: the limit of its volume, and the measures against cores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def configured() -> dict[str, Any]:
 
 
 def opened(config: EngineConfig) -> SpillStore:
-    """The spill store of the only rank."""
+    """Return the spill store of the only rank."""
     comm = mock.Mock(spec=Comm, world_size=1, rank=0)
     spill_store = spill.open_spill_store(config, comm)
     assert spill_store is not None
@@ -55,7 +55,7 @@ def environ(folder: Path) -> dict[str, str]:
 
 
 def test_the_engines_of_a_process_share_its_limit(tmp_path: Path) -> None:
-    """Closed or dropped, a spill store gives its part back."""
+    """A spill store that is closed or dropped releases its part."""
     config = resolve(load(configured()), world_size=1)
     with mock.patch.dict(os.environ, environ(tmp_path)), mock.patch.object(spill, "refuse_cores"):
         first, second = opened(config), opened(config)
@@ -83,7 +83,7 @@ def guards() -> list[int]:
 
 
 def test_there_is_no_core_before_there_is_a_key(tmp_path: Path) -> None:
-    """While the weights are being spilled, too, which takes long."""
+    """Cores are refused also while the weights are being spilled, which takes long."""
     config = resolve(load(configured()), world_size=1)
 
     def work() -> object:

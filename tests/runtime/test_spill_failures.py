@@ -1,5 +1,4 @@
-"""The first error of a spill store names place, unit and rank, and is final: no later call works on the
-rest."""
+"""The first error of a spill store names place, unit and rank, and is final: all later calls are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from zerotrain.runtime.spill.tile_pipeline import Tile
 
 
 def everything_raises(spill_store: SpillStore, error: BaseException) -> None:
-    """The same error, from every way in."""
+    """Check that every entry raises the same error."""
     for call in (
         lambda: spill_store.info,
         lambda: spill_store.file,
@@ -38,7 +37,7 @@ def everything_raises(spill_store: SpillStore, error: BaseException) -> None:
 
 @pytest.mark.unit
 def test_a_flipped_bit_on_the_drive_is_final(tmp_path: Path) -> None:
-    """Read twice, refused twice, nothing written afterwards; the error says where."""
+    """The chunk is read twice, refused twice, and nothing is written afterwards; the error names where."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 2, 64 * 3)
     record = pairs[1][0]
@@ -57,7 +56,7 @@ def test_a_flipped_bit_on_the_drive_is_final(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_a_bit_that_was_flipped_on_the_way_is_read_once_more(tmp_path: Path) -> None:
-    """The bytes on the drive are right: the second read passes and the pass goes on."""
+    """The bytes on the drive are right: the second read passes and the pass continues."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 2)
     with spill_store.sweep(all_tiles(pairs), writes=True) as sweep:
@@ -88,7 +87,7 @@ def test_two_chunks_in_each_others_place_are_refused(tmp_path: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_truncated_file_is_final(tmp_path: Path, is_late: bool) -> None:
-    """Before a sweep and within one: a short read, with offset, unit and rank, and no exit code of ours."""
+    """The short read before or within a sweep names offset, unit and rank, and has no own exit code."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 2, 64 * 8)
     end = pairs[1][0].offset + 64 * CHUNK * 7
@@ -111,7 +110,7 @@ def test_a_truncated_file_is_final(tmp_path: Path, is_late: bool) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
 def test_a_failed_write_is_final(tmp_path: Path, device: str) -> None:
-    """No space, and a descriptor that cannot be written: told at the latest when the sweep is left."""
+    """A full disk, or a descriptor that cannot be written, raises at the latest when the sweep is left."""
     spill_store = make_spill_store(tmp_path, engine="threads")
     pairs = filled(spill_store, 64 * 3)
 
@@ -125,7 +124,7 @@ def test_a_failed_write_is_final(tmp_path: Path, device: str) -> None:
         rewrite(spill_store, all_tiles(pairs), spoil)
     error = caught.value
     assert error.errno == (errno.ENOSPC if device == "/dev/full" else errno.EBADF)
-    assert 0 <= error.offset < pairs[0][0].num_bytes  # a tile behind may not have been written yet
+    assert 0 <= error.offset < pairs[0][0].num_bytes  # an earlier tile may not have been written yet
     assert (error.unit, error.rank) == ("unit0", 3)
     everything_raises(spill_store, error)
     spill_store.close()
@@ -160,7 +159,8 @@ def test_a_writing_pass_that_was_broken_off_is_final(tmp_path: Path) -> None:
 def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
     tmp_path: Path, writes: bool, is_late: bool
 ) -> None:
-    """Before or after the wait itself, while the sweep is left: the turn and the key are given back."""
+    """The interrupt comes before or after the wait itself; the spill store's lock and the key are
+    released."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 3)
     wait, interrupts = spill_store._port.wait, [KeyboardInterrupt(), KeyboardInterrupt()]
@@ -226,7 +226,7 @@ def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> 
 
 @pytest.mark.unit
 def test_an_error_beside_a_sweep_ends_the_sweep(tmp_path: Path) -> None:
-    """A single record's failed read is the spill store's error as well."""
+    """A failed read of a single record is also the spill store's error."""
     spill_store = make_spill_store(tmp_path)
     weights = spill_store.add("weights", [4096] * 4, swept=False)
     pairs = filled(spill_store, 64 * 4)
@@ -251,7 +251,7 @@ def test_an_error_beside_a_sweep_ends_the_sweep(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_a_forked_child_is_refused(tmp_path: Path) -> None:
-    """Every way in, and closing does nothing there: the parent's spill store is whole."""
+    """Every entry is refused, and closing does nothing there: the parent's spill store is intact."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 2)
 

@@ -1,4 +1,4 @@
-"""In a job with an NVMe volume the spill lies on it, whatever links and mounts its folders lead through."""
+"""The spill of a job with an NVMe volume is on it, whatever links and mounts its folders lead through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 
 def folders(volume: Path | None, *paths: Path | str) -> tuple[Path, ...]:
-    """Where rank 0 would spill with these `spill.paths`."""
+    """Return the folders to which rank 0 would spill with these `spill.paths`."""
     zero = {
         "stage": 1,
         "offload_optimizer": {"device": "nvme"},

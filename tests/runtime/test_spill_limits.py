@@ -1,4 +1,4 @@
-"""What cannot fit is refused before anything is allocated, with the numbers and the way out."""
+"""A spill store that cannot fit is refused before any allocation, with the numbers and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDENTITY = SpillIdentity(job="a/../job", rank=1, world_size=2)
 
 @pytest.mark.unit
 def test_the_vaults_own_limit_is_kept(tmp_path: Path) -> None:
-    """At the start and when records are added later; what is forgotten and given back counts no more."""
+    """The limit holds at the start and for later records; forgotten and released ones no longer count."""
     spill_store = make_spill_store(tmp_path, limit_bytes=100 * 4096)
     spill_store.add("a", [4096] * 101)
     with pytest.raises(SpillDoesNotFit) as caught:
@@ -51,7 +51,7 @@ def test_the_vaults_own_limit_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_a_growth_that_the_system_refuses_gives_the_limit_back(tmp_path: Path) -> None:
-    """The folder that was made for it is this user's alone."""
+    """The folder that was made for it is private to this user."""
 
     def work() -> list[int]:
         os.umask(0)
@@ -72,7 +72,7 @@ def test_a_growth_that_the_system_refuses_gives_the_limit_back(tmp_path: Path) -
 
 @pytest.mark.unit
 def test_two_files_share_one_limit(tmp_path: Path) -> None:
-    """And closing one gives its part back."""
+    """The first file that closes releases its part."""
     limit = SpillLimit(10 * 4096)
     place = SpillPlace(folders=(tmp_path,), limit=limit)
     file = open_spill_file(place, 6 * 4096, IDENTITY)
@@ -86,7 +86,7 @@ def test_two_files_share_one_limit(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_a_full_disk_is_known_before_anything_is_allocated(tmp_path: Path) -> None:
-    """One GiB more than there is; over two folders of the same disk as well."""
+    """One GiB more than is free is refused, over two folders of the same disk as well."""
     stat = os.statvfs(tmp_path)
     too_much = (stat.f_bavail * stat.f_frsize // 4096 * 4096) + (1 << 30)
     for folders in ((tmp_path,), (tmp_path / "a", tmp_path / "b")):
@@ -101,7 +101,7 @@ def test_a_full_disk_is_known_before_anything_is_allocated(tmp_path: Path) -> No
 
 @pytest.mark.ranks
 def test_a_refusal_by_the_system_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    """The process's file size limit: the allocation itself fails, after all checks; ours is as before."""
+    """The file size limit of the process makes the allocation fail after all checks; our limit stays."""
 
     def work() -> list[object]:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -124,7 +124,7 @@ def test_a_refusal_by_the_system_is_told_and_leaves_nothing(tmp_path: Path) -> N
 
 @pytest.mark.ranks
 def test_growing_past_what_the_system_gives_keeps_the_vault(tmp_path: Path) -> None:
-    """A record that has no place is refused; the others are read as before."""
+    """A record without space is refused; the others are read as before."""
 
     def work() -> list[object]:
         spill_store = make_spill_store(tmp_path)
@@ -144,7 +144,7 @@ def test_growing_past_what_the_system_gives_keeps_the_vault(tmp_path: Path) -> N
 
 @pytest.mark.ranks
 def test_without_nameless_files_a_private_folder_is_made_and_gone(tmp_path: Path) -> None:
-    """The file is created, and unlinked, in a folder that only this user enters; neither is left."""
+    """The file is created, and unlinked, in a folder that only this user may enter; neither remains."""
 
     def work() -> list[object]:
         modes = []
@@ -165,7 +165,7 @@ def test_without_nameless_files_a_private_folder_is_made_and_gone(tmp_path: Path
 
 @pytest.mark.unit
 def test_folders_are_made_and_gone(tmp_path: Path) -> None:
-    """Missing ones are made; nothing is in them while the file is open."""
+    """Missing folders are made; nothing is in them while the file is open."""
     folder = tmp_path / "not" / "there"
     file = open_spill_file(SpillPlace(folders=(folder,)), 4096, IDENTITY)
     assert list(folder.iterdir()) == []
@@ -177,7 +177,7 @@ def test_folders_are_made_and_gone(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_the_engine_can_be_forced_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For comparisons; the configuration's own wish goes first."""
+    """The variable serves comparisons; the engine that the configuration names takes precedence."""
     monkeypatch.setenv("ZEROTRAIN_SPILL_ENGINE", "threads")
     spill_store = make_spill_store(tmp_path)
     spill_store.allocate()

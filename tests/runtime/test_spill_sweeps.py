@@ -1,4 +1,4 @@
-"""A sweep hands out every tile once, in order, with its own bytes, and writes back what was sealed."""
+"""A sweep hands out every tile once, in order, with its own bytes, and writes back the sealed ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 
 
 def add_one(spill_store: SpillStore, tiles: list[TileRef]) -> list[tuple[str, int]]:
-    """Every byte plus one; which tiles came."""
+    """Add one to every byte; return the tiles in their order."""
     seen = []
     with spill_store.sweep(tiles, writes=True) as sweep:
         for tile in sweep:
@@ -30,7 +30,7 @@ def add_one(spill_store: SpillStore, tiles: list[TileRef]) -> list[tuple[str, in
 
 
 def open_all(spill_store: SpillStore, tiles: list[TileRef]) -> None:
-    """And seals none."""
+    """Open all tiles and seal none."""
     with spill_store.sweep(tiles, writes=True) as sweep:
         for tile in sweep:
             tile.open()
@@ -41,7 +41,7 @@ def open_all(spill_store: SpillStore, tiles: list[TileRef]) -> None:
 def test_sweeps_change_every_byte_once(
     tmp_path: Path, encryption: str, engine: str, num_folders: int
 ) -> None:
-    """Several sweeps over records of several tiles, of one, and of a part of one; in another order too."""
+    """Several sweeps over records of several tiles, of one, and of a part of one; also in another order."""
     folders = [tmp_path / str(i) for i in range(num_folders)]
     spill_store = make_spill_store(*folders, encryption=encryption, engine=engine)
     pairs = filled(spill_store, 64 * 9 + 5, 64, 1, 130)
@@ -58,7 +58,7 @@ def test_sweeps_change_every_byte_once(
 
 
 def test_intervals_of_chunks_are_read_and_written_alone(tmp_path: Path) -> None:
-    """Over borders of tiles, with the short last chunk; the chunks beside them stay."""
+    """Intervals cross tiles and include the short last chunk; the chunks beside them stay."""
     spill_store = make_spill_store(tmp_path)
     [(record, data), (other, other_data)] = filled(spill_store, 150, 70)
     for first, last in [(0, 1), (63, 65), (10, 140), (149, 150), (64, 128), (5, 5)]:
@@ -77,7 +77,7 @@ def test_intervals_of_chunks_are_read_and_written_alone(tmp_path: Path) -> None:
 
 
 def test_reads_run_ahead_and_writes_behind(tmp_path: Path) -> None:
-    """While a tile is worked on, two more are being read and up to two written: five buffers, no more."""
+    """Two more tiles are read and up to two written while one is processed: five buffers, no more."""
     spill_store = make_spill_store(tmp_path, encryption="None")
     pairs = filled(spill_store, 64 * 12)
     tile_bytes = 64 * CHUNK
@@ -101,7 +101,7 @@ def test_reads_run_ahead_and_writes_behind(tmp_path: Path) -> None:
 
 
 def test_only_sealed_tiles_are_written(tmp_path: Path) -> None:
-    """A tile that was looked at in passing stays as it is; one left open is an error."""
+    """A tile that was only read stays as it is; one left open is an error."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 3)
     with spill_store.sweep(all_tiles(pairs), writes=True) as sweep:
@@ -213,7 +213,7 @@ def test_records_come_and_go(tmp_path: Path) -> None:
 
 
 def test_misuse_is_named(tmp_path: Path) -> None:
-    """Chunks that are no whole blocks, tiles twice, sweeps that do nothing, a spill store without a file."""
+    """Chunks that are not whole blocks, tiles twice, sweeps that do nothing, a spill store without a file."""
     spill_store = make_spill_store(tmp_path)
     with pytest.raises(ValueError, match="record 'a': chunk 1 has 100 bytes; give multiples of 4096"):
         spill_store.add("a", [4096, 100])

@@ -1,4 +1,4 @@
-"""A step inside of the spill store updates every element once, also where a chunk has to be read again."""
+"""A step inside the spill store updates every element once, also where a chunk has to be read again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STREAMS = 3
 
 
 def widths() -> list[int]:
-    """Elements of each chunk."""
+    """Return the elements of each chunk."""
     return [min(CHUNK_NUMEL, NUMEL - start) for start in range(0, NUMEL, CHUNK_NUMEL)]
 
 
 def to_chunks(streams: list[torch.Tensor]) -> torch.Tensor:
-    """[master | first | second] chunk by chunk, as bytes."""
+    """Return [master | first | second] chunk by chunk, as bytes."""
     cuts = [torch.split(stream, widths()) for stream in streams]
     return torch.cat([part for parts in zip(*cuts, strict=True) for part in parts]).view(torch.uint8)
 
@@ -41,7 +41,7 @@ def task_of(grad: torch.Tensor, step: int) -> UpdateTask:
 
 
 def start(folder: Path, encryption: str) -> tuple[SpillStore, Record, list[torch.Tensor], torch.Tensor]:
-    """A spill store that holds the streams; the streams themselves; a gradient."""
+    """Return a spill store that holds the streams, its record, the streams themselves, and a gradient."""
     spill_store = make_spill_store(folder, encryption=encryption)
     record = spill_store.add("unit", [count * 4 * STREAMS for count in widths()], layout="f32,f32,f32")
     spill_store.allocate()
@@ -58,7 +58,7 @@ def update_all(spill_store: SpillStore, record: Record, task: UpdateTask) -> Non
 
 @pytest.mark.parametrize("encryption", ["None", "AEAD"])
 def test_steps_in_the_vault_are_steps_in_memory(tmp_path: Path, encryption: str) -> None:
-    """Bit for bit, over several tiles, segments that cross chunks, and a short last chunk."""
+    """The bits are equal over several tiles, segments that cross chunks, and a short last chunk."""
     spill_store, record, streams, grad = start(tmp_path, encryption)
     for step in (1, 2, 3):
         task = task_of(grad, step)
@@ -69,7 +69,7 @@ def test_steps_in_the_vault_are_steps_in_memory(tmp_path: Path, encryption: str)
 
 
 def test_chunks_that_went_wrong_on_their_way_are_read_again_and_updated_once(tmp_path: Path) -> None:
-    """Three chunks of two tiles; all others of these tiles are not updated a second time."""
+    """Three chunks of two tiles are wrong; all others of these tiles are not updated a second time."""
     spill_store, record, streams, grad = start(tmp_path, "AEAD")
     task = task_of(grad, 1)
     update_(task, streams[0], streams[1:])
@@ -84,7 +84,7 @@ def test_chunks_that_went_wrong_on_their_way_are_read_again_and_updated_once(tmp
 
 
 def test_a_chunk_that_is_wrong_on_the_drive_ends_the_step(tmp_path: Path) -> None:
-    """After one more read; nothing of its tile is written."""
+    """The step ends after one more read; nothing of its tile is written."""
     spill_store, record, _, grad = start(tmp_path, "AEAD")
     flip(spill_store, record.offset + record.starts[65] + 9)
     written = spill_store.totals.bytes_written

@@ -1,5 +1,8 @@
-"""What is read of one parameter is what plain torch holds, and what is written is what training goes on
-from: every stage, ranks that do not divide anything, tied, frozen and unused parameters, accumulation."""
+"""Access to one parameter: reads give plain torch's values, and training continues from written ones.
+
+The tests cover every stage, ranks that do not divide anything, tied, frozen and unused parameters, and
+accumulation.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 
 class Model(TinyGPT):
-    """Tied, with a frozen norm and a layer that nothing uses."""
+    """A tied model with a frozen norm and an unused layer."""
 
     def __init__(self) -> None:
         super().__init__(layers=2, tied=True)
@@ -56,7 +59,7 @@ def backward(engine: Engine, index: int) -> None:
 
 
 def reference_grads(num_micro_batches: int, world_size: int) -> dict[str, torch.Tensor]:
-    """Gradients of plain torch after so many micro-batches, by name; zeros for what got none."""
+    """Return plain torch's gradients after so many micro-batches, by name; zeros for those without one."""
     model = plain()
     for index in range(num_micro_batches):
         for rank in range(world_size):
@@ -73,7 +76,7 @@ def parameter(engine: Engine, name: str) -> nn.Parameter:
 
 
 def check_gradients(engine: Engine, dtype: str) -> None:
-    """Between micro-batches and before the step; the norm of the step is made of what was read."""
+    """Check gradients between micro-batches and before the step, and that the step's norm is made of them."""
     world_size = world()[1]
     tolerance = 1e-6 if dtype == "fp32" else 2e-2
     for index in range(ACCUMULATION):
@@ -94,7 +97,7 @@ def check_gradients(engine: Engine, dtype: str) -> None:
 
 
 def check_local(engine: Engine) -> None:
-    """The parts of all ranks, one behind the other, are the whole."""
+    """Check that the parts of all ranks, concatenated, are the whole."""
     rank, world_size = world()
     for name in PARTS:
         member = parameter(engine, name)
@@ -108,7 +111,7 @@ def check_local(engine: Engine) -> None:
 
 
 def check_writes(engine: Engine) -> None:
-    """Written values come back to the last bit, in the weights too, and nothing else changes."""
+    """Check that written values come back to the last bit, also in weights, and no other value changes."""
     torch.manual_seed(5)
     before = {name: zt.get_full_fp32(value) for name, value in engine.module.named_parameters()}
     for name in PARTS:
@@ -133,7 +136,7 @@ def check_writes(engine: Engine) -> None:
 
 
 def check_written_gradient(engine: Engine) -> None:
-    """The step uses the gradient that was written."""
+    """Check that the step uses the gradient that was written."""
     for index in range(ACCUMULATION):
         backward(engine, index)
         if index + 1 < ACCUMULATION:
@@ -182,7 +185,7 @@ def test_reads_and_writes_in_16_bits(dtype: str, stages: tuple[int, ...]) -> Non
 
 
 def refusals() -> dict[str, str]:
-    """Message by what was asked for."""
+    """Return the error by the wrong call."""
     engine = engine_at(3, "fp32")
     member, frozen = parameter(engine, "embed.weight"), parameter(engine, "norm.weight")
     backward(engine, 0)

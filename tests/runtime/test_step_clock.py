@@ -1,6 +1,6 @@
-"""What training stands still for counts for no step, wherever it was waited for.
+"""Time in which training stands still counts for no step, wherever the wait was.
 
-An hour is added to every clock while it stands still, so that no real second decides.
+An hour is added to every clock while it stands still, so that no real second matters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOUR = 3600.0
 
 
 def spend_an_hour(engine: Engine) -> None:
-    """As an evaluation that waited for the last update, and for the other ranks, would."""
+    """Add an hour, as an evaluation would that waited for the last update and for the other ranks."""
     updates = engine.core.updates
     updates.fence_seconds += HOUR
     updates.gather_seconds += HOUR
@@ -34,7 +34,7 @@ def spend_an_hour(engine: Engine) -> None:
 
 
 class Slow(EngineObserver):
-    """Within its saves and loads an hour goes by."""
+    """An observer in whose saves and loads an hour passes."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""Tied weights: stored once, under which names too is told; files with one name or with all of them load."""
+"""Tied weights are stored once with a list of their names; files with one name or with all of them load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ranks
 
 
 class Twice(nn.Module):
-    """Embedding and head."""
+    """A model with tied embedding and head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Twice(nn.Module):
 
 
 class Thrice(Twice):
-    """Three names of one weight, and a block that comes twice."""
+    """A model with three names of one weight, and a block that comes twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def config(stage: int) -> dict[str, Any]:
 
 
 def written(folder: str, kind: str, stage: int) -> dict[str, Any]:
-    """Train one step and store everything; the state dict, and how many tensors it really has."""
+    """Train one step and store everything; return the state dict and its number of distinct tensors."""
     torch.manual_seed(0)
     engine, *_ = zt.initialize(model=MODELS[kind](), config=config(stage))
     engine.backward(engine(torch.arange(8)).square().mean())
@@ -158,7 +158,7 @@ def assert_equal(model: nn.Module, expected: dict[str, Any]) -> None:
 
 
 def other_order(folder: str) -> list[str]:
-    """The same ties, but the model names the head first; and a model in which nothing is tied."""
+    """Load into a model that names the head first, and into one without ties."""
 
     class HeadFirst(nn.Module):
         def __init__(self, *, tied: bool) -> None:

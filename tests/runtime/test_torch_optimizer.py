@@ -30,7 +30,7 @@ def model() -> nn.Sequential:
 
 @contextmanager
 def made(how: str, **further: Any) -> Iterator[tuple[nn.Module, Any, Any]]:
-    """(model, optimizer, function that does one step)."""
+    """Provide (model, optimizer, function that does one step)."""
     net = model()
     optimizer: Any
     if how == "shard":

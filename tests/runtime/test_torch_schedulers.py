@@ -1,5 +1,4 @@
-"""torch's schedules over the optimizers that `initialize` and `shard` return: rates, betas and warnings are
-those of plain torch."""
+"""torch's schedules over optimizers of `initialize` and `shard`: rates, betas and warnings are torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which a job can be wrong ends with its own code and a text that says what to edit."""
+"""Every fault of a job ends with its own code and a text that names what to edit."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_missing_peer_is_a_rendezvous_timeout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_disk_that_fills_up_ends_all_ranks(tmp_path: Path, asynchronous: bool) -> None:
-    """Rank 1 meets a file size limit in its first checkpoint; rank 0, which could write, ends alike."""
+    """Rank 1 hits a file size limit in its first checkpoint; rank 0, which could write, ends alike."""
     spec = job(steps=50, checkpoint={"every_steps": 2, "asynchronous": asynchronous})
     spec["model"]["factory_args"] = {"width": 128}
     run = TrainerRun(
@@ -183,7 +183,7 @@ def test_lack_of_memory_does_not_fit() -> None:
 
 @pytest.mark.parametrize(("first", "code"), [(1, ExitCode.DOES_NOT_FIT), (20, APPLICATION_FAILURE)])
 def test_what_fitted_for_a_step_may_fit_again(tmp_path: Path, first: int, code: int) -> None:
-    """Without memory in its first step the job cannot run; later the operator tries again within a budget."""
+    """A job without memory in its first step cannot run; later the operator retries within a budget."""
     spec = job(steps=50)
     spec["model"]["factory_args"] = {"no_memory_from": first}
     run = TrainerRun(tmp_path / "run", spec).start()
@@ -192,7 +192,7 @@ def test_what_fitted_for_a_step_may_fit_again(tmp_path: Path, first: int, code: 
 
 
 def test_progress_and_metrics_reach_the_channel(tmp_path: Path) -> None:
-    """The launcher's side of the socket is played by this test."""
+    """The test plays the launcher's side of the socket."""
     import socket
 
     path = tmp_path / "channel.sock"

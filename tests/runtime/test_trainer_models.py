@@ -1,4 +1,4 @@
-"""The byte-level GPT computes what it says, and its presets have the sizes of their names."""
+"""The byte-level GPT computes the documented function, and its presets have the sizes of their names."""
 
 from __future__ import annotations
 

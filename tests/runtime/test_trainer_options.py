@@ -1,4 +1,4 @@
-"""What the configuration and the checkpoint policy ask of the trainer, seen from outside."""
+"""Effects of the configuration and the checkpoint policy on the trainer, seen from outside."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lower_stages_end_in_the_same_losses(tmp_path: Path, stage: int) -> None
     ).start()
     run.finish()
     assert run.losses() == expected.losses()
-    # A checkpoint of this stage is one of stage 3 too.
+    # A checkpoint of this stage also loads at stage 3.
     resumed = TrainerRun(
         tmp_path / "r", job(model=GPT, steps=4), world_size=2, attempt=2, checkpoint_dir=tmp_path / "c"
     ).start()

@@ -1,4 +1,4 @@
-"""The trainer goes on from a Hugging Face folder, on token ids or on text with the folder's tokenizer."""
+"""The trainer continues from a Hugging Face folder, on token ids or on text with the folder's tokenizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ranks
 
 
 def add_tokenizer(folder: Path) -> Tokenizer:
-    """Ids of the printable characters, below 96."""
+    """Add a tokenizer of the printable characters, with ids below 96."""
     vocabulary = {chr(32 + index): index for index in range(90)}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "?": 31}, merges=[], unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "removed")

@@ -1,4 +1,4 @@
-"""A resumed run is the run that was never interrupted: bit for bit at the same number of ranks."""
+"""A resumed run equals the uninterrupted run: bit for bit at the same number of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.ranks
 
 
 def test_resume_is_exact_bit_for_bit(tmp_path: Path) -> None:
-    """Two ranks, stage 3, bf16, accumulation, dropout, clipping, warm-up: all of it must come back."""
+    """Two ranks, stage 3, bf16, accumulation, dropout, clipping, warm-up: all of it must be restored."""
     straight = TrainerRun(tmp_path / "a", job(steps=8), world_size=2, checkpoint_dir=tmp_path / "ca").start()
     straight.finish()
     # The same run up to step 4 ...
@@ -47,7 +47,7 @@ def test_without_the_generators_the_bits_would_differ(tmp_path: Path) -> None:
 
 
 def test_resized_run_goes_on_with_the_same_samples_and_states(tmp_path: Path) -> None:
-    """2 -> 1 -> 2 ranks: sums are taken in another order, so losses agree to rounding, not to the bit."""
+    """Ranks go 2 -> 1 -> 2: sums are taken in another order, so losses agree to rounding, not to the bit."""
     spec = job(steps=6)
     spec["model"]["factory_args"] = {"dropout": 0.0}
     exact = config(bf16={"enabled": False})
@@ -101,7 +101,7 @@ def test_resume_from_nothing_or_by_name(tmp_path: Path) -> None:
     fresh_job = job(steps=3, checkpoint={**policy, "resume_from": "None"})
     fresh = TrainerRun(tmp_path / "3", fresh_job, checkpoint_dir=checkpoints).start()
     assert "resumed" not in fresh.finish()
-    # A restart of that job goes on from its own checkpoint although it was to start afresh.
+    # A restart of that job continues from its own checkpoint although it was to start afresh.
     restarted = TrainerRun(
         tmp_path / "4", {**fresh_job, "steps": 4}, checkpoint_dir=checkpoints, attempt=2
     ).start()

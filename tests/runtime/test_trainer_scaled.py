@@ -1,4 +1,4 @@
-"""A training that yields goes on with other numbers of ranks, configured as the operator configures them."""
+"""A training that yields continues with other numbers of ranks, configured as the operator does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_two_ranks_one_rank_three_ranks_train_as_two_do(tmp_path: Path) -> None:
     straight.finish()
     spec["data_path"] = straight.job["data_path"]
     losses: dict[int, str] = {}
-    # So slow that none is over before it is stopped.
+    # So slow that no run ends before it is stopped.
     slow = {**spec, "model": {**spec["model"], "factory_args": {"dropout": 0.0, "step_seconds": 0.1}}}
     for attempt, world_size in enumerate((2, 1, 3), 1):
         part = TrainerRun(

@@ -24,14 +24,14 @@ ENDLESS = 100_000
 
 
 def endless(**changes: Any) -> dict[str, Any]:
-    """A job that only a signal ends, at a pace of some 50 steps a second."""
+    """Return a job that only a signal ends, at a pace of about 50 steps a second."""
     spec = job(steps=ENDLESS, checkpoint={"every_steps": ENDLESS, "keep_last": 3}, **changes)
     spec["model"]["factory_args"] = {"step_seconds": 0.02}
     return spec
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Return whether the process has a handler for the signal."""
     (line,) = [
         line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:")
     ]
@@ -68,7 +68,7 @@ def test_one_rank_is_told_and_all_stop_at_the_same_step(tmp_path: Path, rank: in
 
 
 def test_signal_during_the_rendezvous_is_not_lost(tmp_path: Path) -> None:
-    """Rank 1 is told while it waits for rank 0; the run then stops after its first step."""
+    """Rank 1 gets the signal while it waits for rank 0; the run then stops after its first step."""
     run = TrainerRun(tmp_path / "a", endless(), world_size=2, checkpoint_dir=tmp_path / "c")
     run.start(range(1, 2))
     wait_until(lambda: catches(run.processes[0].pid, signal.SIGTERM))
@@ -91,7 +91,7 @@ def test_policy_without_saving_on_termination(tmp_path: Path) -> None:
 
 
 def test_peer_is_gone_so_the_grace_ends_the_rank(tmp_path: Path) -> None:
-    """The main thread sits in a collective that never ends; the signal must still be heard."""
+    """The main thread is in a collective that never ends; the signal must still be handled."""
     run = TrainerRun(
         tmp_path / "a",
         endless(),

@@ -1,4 +1,4 @@
-"""The slowest rank, from the numbers of every step: medians, so that a single slow step accuses nobody."""
+"""The slowest rank, by medians over the numbers of every step: one slow step alone accuses no rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 
 def step(own: Sequence[float]) -> StepResult:
-    """In lockstep every rank takes as long as the slowest; what is left of it is waiting."""
+    """Return a step in lockstep: every rank takes as long as the slowest and waits for the rest of it."""
     whole = max(own)
     return StepResult(
         step=1,
@@ -25,7 +25,10 @@ def step(own: Sequence[float]) -> StepResult:
 
 
 def after(steps: int, slow: float = 1.0, *, spike: float = 0.0) -> OwnTimes:
-    """Eight ranks of about a second; rank 5 takes `slow` times as long, rank 0 once `spike` seconds more."""
+    """Add steps of eight ranks of about a second.
+
+    Rank 5 takes `slow` times as long, rank 0 once `spike` seconds more.
+    """
     chance, times = random.Random(4), OwnTimes(8)
     for number in range(steps):
         own = [chance.uniform(0.9, 1.1) * (slow if rank == 5 else 1.0) for rank in range(8)]

@@ -72,7 +72,7 @@ def settings(stage: int, accumulation: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def reference(all_sizes: list[list[int]], accumulation: int, epochs: int) -> list[float]:
-    """One process; a step takes the same batches of every rank and means over all their rows."""
+    """Train in one process; a step takes the same batches of every rank and averages over all their rows."""
     made = model()
     optimizer = torch.optim.SGD(made.parameters(), lr=0.5)
     for _ in range(epochs):

@@ -1,4 +1,4 @@
-"""Parameters that are frozen and unfrozen between steps: what plain torch does, at every stage."""
+"""Parameters that are frozen and unfrozen between steps behave as in plain torch, at every stage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parts(batch: tuple[torch.Tensor, torch.Tensor], rank: int, world_size: int) 
 
 
 def reference(world_size: int) -> Weights:
-    """torch.optim.AdamW over everything; a parameter whose state was dropped when it froze starts anew."""
+    """Train all with torch.optim.AdamW; a parameter whose state was dropped on freezing starts anew."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.1, foreach=False)
     batches = iter(token_batches(2 * len(PHASES), size=4))
@@ -107,7 +107,7 @@ def test_training_equals_torch(stage: int) -> None:
 
 
 def memory_after(stage: int) -> tuple[dict[str, int], dict[str, int]]:
-    """(bytes by kind after unfreezing everything, those of an engine that was made like that)."""
+    """Return bytes by kind after unfreezing everything, and those of an engine that was made like that."""
     found = []
     for late in (True, False):
         model = build()
@@ -140,7 +140,10 @@ def states_of(engine: Engine, fqn: str) -> list[np.ndarray[Any, Any]]:
 
 
 def kept_states(stage: int) -> None:
-    """bf16, so that masters hold more than the weights: bits of a kept neighbour, zeros of a new one."""
+    """Check states of bf16, where masters hold more than the weights.
+
+    A kept neighbour has its old bits, a new one zeros.
+    """
     model = build()
     model.blocks[0].up.requires_grad_(False)
     engine, *_ = zt.initialize(model=model, config=configuration(stage, bf16={"enabled": True}))
@@ -164,7 +167,7 @@ def test_states_are_kept_bit_for_bit(stage: int) -> None:
 
 
 def saved_and_loaded(folder: str, stage: int) -> tuple[Weights, Weights]:
-    """Through a checkpoint written after the change, and straight on."""
+    """Return weights through a checkpoint written after the change, and without one."""
     batch = parts(token_batches(1, size=4)[0], *world())
 
     def train(engine: Engine, steps: int) -> None:
@@ -199,7 +202,7 @@ def test_checkpoints_after_a_change(stage: int, tmp_path: Path) -> None:
 
 
 def disagreeing(stage: int, module: str) -> None:
-    """Rank 0 unfreezes the embedding, rank 1 another module or nothing."""
+    """Unfreeze the embedding on rank 0, and another module or nothing on rank 1."""
     os.environ["ZEROTRAIN_WATCHDOG_SECONDS"] = "2"
     model = build()
     set_trained(model, PHASES[0])

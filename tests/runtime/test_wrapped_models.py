@@ -1,4 +1,4 @@
-"""Models that torch's own data parallelism has already are refused by name, with the way out."""
+"""Models that torch's own data parallelism already wraps are refused by name, with the remedy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ KINDS: dict[str, tuple[Callable[[nn.Module], nn.Module], str, str]] = {
 
 
 def refusals() -> dict[str, str]:
-    """What every kind of model is told, by kind and place."""
+    """Return the error of every kind of model, by kind and place."""
     found = {}
     for kind, (wrap, *_) in KINDS.items():
         for place in ("whole", "inside", "compiled"):
@@ -101,7 +101,7 @@ def test_every_kind_is_refused_by_name_wherever_it_is() -> None:
 
 
 class Own(nn.Module):
-    """Its own attribute is called as DataParallel's is."""
+    """A module whose own attribute is named like DataParallel's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run goes on with compilation or recomputation switched on or off, and what it stores has plain names."""
+"""A run continues with compilation or recomputation switched on or off, and stores plain names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train(engine: Any, first: int, last: int) -> list[float]:
 
 
 def all_resumes(folder: str, dtype: str) -> dict[str, str]:
-    """Every case writes after two steps what the plain run, and another case, load. What went wrong."""
+    """Save each case after two steps and load it into the plain run and another case; return errors."""
     found: dict[str, str] = {}
     stages = itertools.cycle(STAGES)
     for case, stage in zip(("plain", *CASES), stages, strict=False):
@@ -88,7 +88,7 @@ def test_every_wrapper_resumes_every_other(tmp_path: Path) -> None:
 
 
 def loaded(folder: str) -> dict[str, list[str]]:
-    """Names of parameters whose values are not those of the plain model's file, by case."""
+    """Return, by case, names of parameters whose values differ from the plain model's file."""
     found: dict[str, list[str]] = {}
     for case, stage in zip(WRAPPED, itertools.cycle(STAGES), strict=False):
         for file in ("plain", "wrapped"):
@@ -111,7 +111,7 @@ def loaded(folder: str) -> dict[str, list[str]]:
 
 
 def test_weights_of_files_load_into_every_wrapper(tmp_path: Path) -> None:
-    """Also of a file that a compiled model's own state dict was written to."""
+    """One file holds a compiled model's own state dict."""
     torch.manual_seed(5)
     state = TinyGPT(layers=2).state_dict()
     save_file(state, tmp_path / "plain.safetensors")
@@ -120,7 +120,7 @@ def test_weights_of_files_load_into_every_wrapper(tmp_path: Path) -> None:
 
 
 def replayed(case: str) -> dict[str, Any]:
-    """Values of a model that was built within init_context and wrapped afterwards."""
+    """Return values of a model that was built within init_context and wrapped afterwards."""
     with zt.init_context(seed=3):
         model = TinyGPT(layers=2, tied=True)
     model = WRAPPED[case](model)
@@ -145,7 +145,7 @@ def test_deferred_models_may_be_wrapped() -> None:
 
 
 def plain_state_into_wrapped() -> list[str]:
-    """Cases in which a plain state dict that is loaded into the running model does not arrive."""
+    """Return the cases in which a plain state dict does not load into the running model."""
     found = []
     for case, stage in zip(WRAPPED, itertools.cycle((0, 1, 2)), strict=False):
         engine = engine_of(case, stage, "bf16")
@@ -165,7 +165,7 @@ def test_plain_state_dicts_load_into_a_running_model() -> None:
 
 
 def compiled_block(stage: int) -> tuple[int, int, list[float], list[float]]:
-    """Graphs that dynamo made of one compiled block, graph breaks, and losses with it and without."""
+    """Return graphs that dynamo made of one compiled block, graph breaks, and losses with it and without."""
     from torch._dynamo.utils import counters
 
     losses = []

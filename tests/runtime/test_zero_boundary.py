@@ -68,9 +68,9 @@ def state_bytes(engine: Engine) -> dict[str, bytes]:
 
 
 def poisoned(stage: int, poison: float, where: str) -> dict[str, Any]:
-    """Two good steps, one whose gradient is poisoned on one rank alone, one more good one.
+    """Do two good steps, one whose gradient is poisoned on one rank alone, and one more good one.
 
-    A poisoned loss reaches every element; a poisoned bias at the end of a unit only what rank 1 owns.
+    A poisoned loss reaches every element; a poisoned bias at the end of a unit only those of rank 1.
     """
     case = Case(stage=stage)
     model, engine = engine_of(case)
@@ -131,7 +131,7 @@ def diverge(stage: int) -> None:
     rank, world_size = world()
     batch = token_batches(1, size=GLOBAL_BATCH)[0]
     engine.backward(engine(*micro_batches(batch, world_size=world_size, accumulation=1)[0][rank]))
-    # The same operation of the same size for another reason: numbers would be wrong and nothing would hang.
+    # The same operation of the same size for another reason: results would be wrong without a hang.
     engine.comm.all_gather(torch.zeros(2), torch.zeros(1), label=f"made by rank {rank}").wait()
     engine.step()
 
@@ -142,7 +142,7 @@ def test_ranks_that_diverged_get_a_named_error() -> None:
 
 
 def lose_a_rank(stage: int) -> str:
-    """Rank 1 leaves after its forward; what rank 0 hears of it."""
+    """Let rank 1 leave after its forward pass; return rank 0's error."""
     _, engine = engine_of(Case(stage=stage))
     rank, world_size = world()
     batch = token_batches(1, size=GLOBAL_BATCH)[0]
@@ -187,7 +187,7 @@ def one_result() -> dict[str, Any]:
 
 
 def test_a_norm_that_is_not_a_number_is_no_bound() -> None:
-    """With bf16 that asks for no check: torch's clip_grad_norm_ shows it in every gradient."""
+    """The run does not check for overflow: torch's clip_grad_norm_ puts NaN into every gradient."""
     config = {"train_batch_size": 1, "gradient_clipping": 0.5}
     engine, *_ = zt.initialize(model=nn.Linear(4, 2), config=config)
     scales = [engine.pipeline.grad_scale(norm) for norm in (math.nan, math.inf, 0.0, 0.1, 5.0)]

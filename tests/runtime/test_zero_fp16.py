@@ -39,7 +39,7 @@ SCALE = 256.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fp16(Case):
-    """A case whose file asks for fp16."""
+    """A case whose configuration enables fp16."""
 
     fp16: dict[str, Any] = field(default_factory=lambda: {"loss_scale": SCALE}, hash=False)
     further: dict[str, Any] = field(default_factory=dict, hash=False)
@@ -57,7 +57,7 @@ CASES = tuple(
 
 
 def reference(case: Case, world_size: int) -> Outcome:
-    """fp16 copies of fp32 masters; scaled fp16 gradients are added up in fp32 and divided again."""
+    """Train with fp16 copies of fp32 masters; add scaled fp16 gradients up in fp32 and unscale them."""
     model = case.model().to(DEVICE)
     masters = [parameter.detach().clone() for parameter in model.parameters()]
     model.half()
@@ -109,7 +109,7 @@ def test_a_fixed_scale_equals_plain_torch(world_size: int) -> None:
 
 
 def state_bytes(engine: Engine) -> dict[str, bytes]:
-    """Everything a checkpoint holds but the loss scale and the count of skipped steps."""
+    """Return everything in a checkpoint except the loss scale and the count of skipped steps."""
     state = engine.checkpoint_state()
     streams = {"/".join(key): whole(stream).cpu().numpy().tobytes() for key, stream in state.streams.items()}
     kept = {k: v for k, v in state.scalars.items() if not k.endswith("_steps") and k != "loss_scale"}
@@ -119,7 +119,7 @@ def state_bytes(engine: Engine) -> dict[str, bytes]:
 
 
 def overflowing(stage: int, folder: str) -> dict[str, Any]:
-    """From a scale that overflows fp16 down to one that trains; saved and resumed on the way."""
+    """Train from a scale that overflows fp16 down to one that works, with a save and a resume in between."""
     rank, world_size = world()
     fp16 = {"initial_scale_power": 24, "hysteresis": 2, "loss_scale_window": 2}
     further = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 50}}}
@@ -156,7 +156,7 @@ def test_overflows_lower_the_scale_and_change_nothing_else(stage: int, tmp_path:
 
 
 def expected_scales(skipped: list[bool], *, power: int, hysteresis: int, window: int) -> list[float]:
-    """The scale that each step uses, by the rules of DeepSpeed written down naively."""
+    """Return the scale that each step uses, by the rules of DeepSpeed written down naively."""
     scale, left, last, used = 2.0**power, hysteresis, -1, []
     for step, overflow in enumerate(skipped):
         used.append(scale)
@@ -183,7 +183,7 @@ def test_the_least_scale_is_an_error_on_every_rank() -> None:
 
 
 def combined(stage: int) -> dict[str, Outcome]:
-    """fp32 runs that differ in how gradients are combined."""
+    """Return fp32 runs that differ in how gradients are combined."""
     ways: dict[str, dict[str, Any]] = {
         "mean": {},
         "sum": {"gradient_allreduce_op": "sum"},
@@ -242,7 +242,7 @@ def test_auto_cast_decides_about_inputs() -> None:
 
 
 def own_backward(stage: int) -> tuple[float, float]:
-    """Norms of a step whose loss was scaled by hand, and of one that the engine scaled."""
+    """Return norms of a step whose loss was scaled by hand, and of one that the engine scaled."""
     rank, world_size = world()
     engine, *_ = zt.initialize(model=Fp16().model(), config=Fp16(stage=stage).config(world_size))
     batch = micro_batches(token_batches(1, size=GLOBAL_BATCH)[0], world_size=world_size, accumulation=1)[0][

@@ -1,5 +1,4 @@
-"""Parameters that are frozen, unused, routed around or trained at their own rate; several backward passes a
-step."""
+"""Parameters that are frozen, unused, unrouted, or trained at their own rate; several backward passes."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def test_frozen_parameters_stay_and_pass_gradients_on() -> None:
 
 
 def detached_middle(model: Any, step: int, rank: int) -> torch.Tensor:
-    """Rank 1 computes the last loss without its first module's part: fewer units are in its backward."""
+    """Leave out the first module's part on rank 1: fewer units are in its backward."""
     hidden = inputs(step, rank)
     output: torch.Tensor = model(hidden.requires_grad_(rank == 0))
     return output.square().mean()
@@ -103,7 +102,7 @@ def test_experts_without_tokens_on_some_ranks() -> None:
 
 
 def two_backwards(stage: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Two losses of one step, backward one by one."""
+    """Run backward on the two losses of one step, one by one."""
     torch.manual_seed(0)
     model = Blocks()
     engine, *_ = zt.initialize(model=model, config=config(stage), unit_modules=UNITS)
@@ -159,7 +158,7 @@ def train_groups(stage: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """Matrices with decay at one rate, biases without decay at another."""
+    """Return matrices with decay at one rate, biases without decay at another."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     biases = [p for p in model.parameters() if p.dim() == 1]
     return [

@@ -1,4 +1,4 @@
-"""How a model is cut into units, and where every element goes."""
+"""The division of a model into units, and the place of every element."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the engine holds is what the byte formulas of the contract say: counters exactly, resident memory
-within 5 %."""
+"""The engine's memory equals the contract's byte formulas: counters exactly, resident memory within 5 %."""
 
 from __future__ import annotations
 
@@ -48,8 +47,10 @@ def unit_sizes(engine: Engine) -> list[UnitSize]:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Persistent bytes by kind, the peak of the rest over two steps, and the bytes sent in the second, beside
-    the formulas."""
+    """Return persistent bytes by kind, the peak of the rest over two steps, and the bytes sent in the second.
+
+    The results of the formulas are returned beside them.
+    """
     rank, world_size = world()
     engine, *_ = zt.initialize(model=case.model(), config=case.config(world_size))
     inputs = memory_inputs(engine.config, unit_sizes(engine), shares_memory=engine.comm.shares_memory)
@@ -80,7 +81,7 @@ def measure_all(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
 
 @cache
 def measured(world_size: int, _transport: str) -> list[dict[str, Any]]:
-    """Of every case, on rank 0."""
+    """Return rank 0's results of every case."""
     found: list[dict[str, Any]] = run_ranks(world_size, measure_all, CASES)[0]
     return found
 
@@ -101,7 +102,7 @@ def test_counters_equal_the_formulas(world_size: int, each_transport: str) -> No
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_wire_bytes_equal_the_formula(world_size: int, each_transport: str) -> None:
-    """A rank sends (N - 1) / N of the payload: its part of everything to everybody else."""
+    """A rank sends (N - 1) / N of the payload: its part of everything to all other ranks."""
     for case, counted in zip(
         CASES, measured(world_size, each_transport if world_size > 1 else ""), strict=True
     ):
@@ -138,7 +139,7 @@ def of_feature(name: str, stage: int) -> dict[str, Any]:
 
 
 def by_phase(name: str, stage: int) -> dict[str, tuple[int, int]]:
-    """(bytes counted, bytes by the formula): what stays, and the peak of the rest in each phase."""
+    """Return (bytes counted, bytes by the formula): what stays, and the peak of the rest in each phase."""
     engine, *_ = zt.initialize(model=Case().model(), config=of_feature(name, stage))
     batches = token_batches(3, size=2)
     for batch in batches[:-1]:
@@ -173,13 +174,13 @@ def test_every_feature_keeps_the_formulas_in_every_phase(world_size: int) -> Non
             assert kept == formula, f"{name}, stage {stage}: kept between steps"
             for phase, (peak, bound) in phases.items():
                 assert peak <= bound, f"{name}, stage {stage}: {phase}"
-            # A phase hands on what is in flight to the next one, so the largest is what the formula bounds.
+            # A phase hands its data in flight to the next one, so the formula bounds the largest peak.
             largest = max(peak for peak, _ in phases.values())
             assert largest >= 0.8 * max(bound for _, bound in phases.values()), f"{name}, stage {stage}"
 
 
 class Stack(nn.Module):
-    """8.4 million parameters in 32 units."""
+    """A model of 8.4 million parameters in 32 units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,17 +193,17 @@ class Stack(nn.Module):
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM and of no file, without what malloc keeps for later."""
+    """Return this process's memory in RAM that belongs to no file, without malloc's free memory."""
     gc.collect()
     return_free_memory()
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    # What several processes map counts in parts: weights and gradients that ranks read in place.
+    # Memory that several processes map counts in parts: weights and gradients that ranks read in place.
     kinds = {line.split()[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_")}
     return kinds["Pss_Anon:"] + kinds["Pss_Shmem:"]
 
 
 def resident(case: Case) -> tuple[int, int]:
-    """(growth of resident memory over a small engine that was there before, bytes by the counters)."""
+    """Return (growth of resident memory over an earlier small engine, bytes by the counters)."""
     _, world_size = world()
     warm, *_ = zt.initialize(model=nn.Linear(512, 512), config=case.config(world_size))
     values = torch.randn(2, 512).to(next(warm.module.parameters()).dtype)
@@ -215,7 +216,7 @@ def resident(case: Case) -> tuple[int, int]:
         engine.step()
     engine.comm.gather_record([0.0])
     grown = resident_bytes() - before
-    engine.comm.gather_record([grown])  # pages are shared: the other ranks must still be there
+    engine.comm.gather_record([grown])  # pages are shared: the other ranks must still exist
     return grown, engine.memory.persistent_bytes + engine.comm.memory.idle_bytes
 
 

@@ -1,5 +1,4 @@
-"""Whatever modules take, return or do to their tensors, gradients arrive and weights are there when
-needed."""
+"""Gradients arrive and weights are whole when needed, whatever modules take, return or do to tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def inputs(step: int, rank: int) -> torch.Tensor:
 
 
 class Chain(nn.Module):
-    """Three blocks of a kind; a subclass says how a block is used."""
+    """Three blocks of one kind; a subclass defines how a block is used."""
 
     def __init__(self, block: type[nn.Module] = nn.Linear) -> None:
         super().__init__()
@@ -253,7 +252,7 @@ def nested_chain() -> Chain:
 
 
 def two_losses(model: Any, step: int, rank: int) -> torch.Tensor:
-    """Two forward passes before one backward."""
+    """Run two forward passes before one backward."""
     first, second = model(inputs(step, rank)), model(inputs(step, rank) * -0.5)
     loss: torch.Tensor = first.square().mean() + (second - 1).square().mean()
     return loss
@@ -264,7 +263,7 @@ def test_two_forward_passes_before_backward() -> None:
 
 
 def exchanges_of_two_uses() -> list[str]:
-    """Units whose gradients travelled in one backward pass of a model that runs each unit twice."""
+    """Return units whose gradients were sent in one backward pass of a model that runs each unit twice."""
     engine, *_ = zt.initialize(
         model=RunsTwice(), config=config(3), unit_modules=["blocks.0", "blocks.1", "blocks.2"]
     )
@@ -278,7 +277,7 @@ def test_gradients_of_several_uses_travel_once() -> None:
 
 
 def overlapping_windows() -> list[str]:
-    """States of a unit while the backward passes of two of its forward calls overlap."""
+    """Return states of a unit while the backward passes of two of its forward calls overlap."""
     engine, *_ = zt.initialize(model=Chain(), config=config(3), unit_modules=["blocks.0"])
     core = engine.core
     unit = next(unit for unit in core.units if unit.name == "blocks.0")

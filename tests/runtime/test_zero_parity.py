@@ -1,8 +1,9 @@
-"""Losses and weights equal plain data-parallel AdamW: every stage, 1, 2 and 4 ranks, accumulation,
-checkpointing.
+"""Losses and weights equal plain data-parallel AdamW.
 
-One rank and no clipping: bit for bit. More ranks: gradients are summed in another order, so within
-`TOLERANCE` after three steps (weights are of order 0.1, each step moves them by up to 3e-3).
+The cases are every stage, 1, 2 and 4 ranks, accumulation, and checkpointing.
+
+One rank without clipping is equal bit for bit. More ranks sum gradients in another order, so they agree
+within `TOLERANCE` after three steps (weights are of order 0.1, each step moves them by up to 3e-3).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FEW = (
     *(Case(stage=3, tied=True, checkpointing=kind) for kind in (None, "saved", "reentrant")),
     Case(tied=True),
 )
-"""For four ranks, and for the transport that no setting of these looks at."""
+"""Cases for four ranks, and for the transport on which none of these settings depends."""
 
 
 def train_all(cases: tuple[Case, ...]) -> list[Outcome]:
@@ -48,7 +49,7 @@ def train_all(cases: tuple[Case, ...]) -> list[Outcome]:
 
 @cache
 def outcomes(world_size: int, transport: str) -> dict[Case, list[Outcome]]:
-    """Every case on `world_size` ranks, per rank; one set of processes for all."""
+    """Return every case on `world_size` ranks, per rank; one set of processes runs all."""
     cases = (*CASES, *VARIANTS) if world_size < 4 and transport != "gloo" else FEW
     per_rank = run_ranks(world_size, train_all, cases)
     return {case: [outcomes[index] for outcomes in per_rank] for index, case in enumerate(cases)}
@@ -56,7 +57,7 @@ def outcomes(world_size: int, transport: str) -> dict[Case, list[Outcome]]:
 
 @cache
 def reference_of(accumulation: int, tied: bool, world_size: int) -> Outcome:
-    """Without checkpointing: recomputing activations must not change the result either."""
+    """Train without checkpointing, as recomputing activations must not change the result either."""
     return train_reference(Case(accumulation=accumulation, tied=tied), world_size)
 
 
@@ -77,7 +78,7 @@ def test_training_equals_plain_adamw(world_size: int, each_transport: str) -> No
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_stage_computes_the_same_bits(world_size: int, each_transport: str) -> None:
-    """One micro-batch: stages differ in where things live, not in one operation."""
+    """The cases have one micro-batch: stages differ in the place of data, not in one operation."""
     every = outcomes(world_size, each_transport)
     single = {case: ranks for case, ranks in every.items() if case.accumulation == 1}
     for case, ranks in single.items():

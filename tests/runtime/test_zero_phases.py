@@ -1,4 +1,4 @@
-"""Odd sequences of calls: evaluation in between, plain backward, errors on the way, two engines at once."""
+"""Unusual sequences of calls: evaluation in between, plain backward, errors midway, two engines at once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def straight(stage: int) -> Weights:
 
 
 def with_evaluation(stage: int) -> Weights:
-    """Forward passes without gradients before, between and after, and one with gradients nobody uses."""
+    """Run forward passes without gradients before, between and after, and one whose gradients are unused."""
     engine = engine_at(stage)
     for batch in batches(3):
         for context in (torch.no_grad, torch.inference_mode):
@@ -74,7 +74,7 @@ def with_evaluation(stage: int) -> Weights:
 
 
 def with_plain_backward(stage: int) -> Weights:
-    """The user's own `loss.backward()`, as trainers that own their loop call it."""
+    """Use the user's own `loss.backward()`, as trainers that own their loop do."""
     engine = engine_at(stage)
     for batch in batches(3):
         engine.module(*batch).backward()
@@ -91,7 +91,7 @@ def trip(*_: Any) -> None:
 
 
 def with_errors(stage: int) -> Weights:
-    """An error in forward and one in backward, caught by the caller on all ranks, and then on."""
+    """Raise an error in forward and one in backward, caught on all ranks, and continue."""
     engine = engine_at(stage)
     for batch in batches(3):
         handle = engine.module.get_submodule("blocks.1").register_forward_pre_hook(trip)
@@ -108,7 +108,7 @@ def with_errors(stage: int) -> Weights:
 
 
 def two_engines(stage: int) -> Weights:
-    """Another model trains in the same process, step by step in turn."""
+    """Train another model in the same process, with alternating steps."""
     engine, other = engine_at(stage), engine_at(stage, seed=6)
     for batch in batches(3):
         loss, other_loss = engine(*batch), other(*batch)
@@ -120,7 +120,7 @@ def two_engines(stage: int) -> Weights:
 
 
 def with_delays(stage: int) -> Weights:
-    """Every rank starts its collectives late, each time by another moment of its own."""
+    """Delay every rank's collectives, each time by a random time of its own."""
     engine = engine_at(stage)
     delay_collectives(engine, seed=world()[0])
     for batch in batches(3):
@@ -164,7 +164,7 @@ def without_failures(stage: int, settings: dict[str, Any]) -> Weights:
 
 
 def fail_late(engine: Engine, batch: Batch, *, own: bool) -> None:
-    """A backward pass that raises when the last block has its gradients."""
+    """Run a backward pass that raises when the last block has its gradients."""
     block = engine.module.get_submodule("blocks.1")
     handle = block.register_forward_pre_hook(lambda _, args: (args[0].register_hook(trip), None)[1])
     loss = engine(*batch)
@@ -174,7 +174,7 @@ def fail_late(engine: Engine, batch: Batch, *, own: bool) -> None:
 
 
 def with_failures(stage: int, settings: dict[str, Any]) -> Weights:
-    """Backward passes that raise, in the engine's and in the caller's call; what they left is dropped."""
+    """Let backward passes raise, in the engine's and in the caller's call; their gradients are dropped."""
     engine = engine_at(stage, **settings)
     for own in (False, True):
         fail_late(engine, batches(1)[0], own=own)
@@ -206,7 +206,7 @@ def test_zero_grad_drops_what_a_failed_backward_left() -> None:
 
 
 def use_closed(stage: int) -> list[str]:
-    """What every method answers after `close`, which may be called again."""
+    """Return the answer of every method after `close`, which may be called again."""
     engine = engine_at(stage)
     loss = engine(*batches(1)[0])
     engine.close()
@@ -236,7 +236,7 @@ def test_a_closed_engine_says_so() -> None:
 
 
 def forget(stage: int) -> list[bool]:
-    """Whether engine, core and model are alive after the last reference to them is gone."""
+    """Return whether engine, core and model are alive after their last reference is gone."""
     engine = engine_at(stage)
     train(engine, batches(1)[0])
     engine.close()
@@ -256,7 +256,7 @@ def test_a_closed_engine_is_freed() -> None:
 
 
 def closed() -> list[bool]:
-    """After close() the model is plain again, where its weights are whole."""
+    """Return, per module, whether a model with whole weights is plain again after close()."""
     engine = engine_at(1)
     train(engine, batches(1)[0])
     engine.close()
@@ -277,7 +277,7 @@ def test_results_are_plain_numbers() -> None:
 
 
 def clamp_weights(stage: int, dtype: str) -> tuple[bool, bool]:
-    """In-place writes to whole weights on all ranks: whether a checkpoint has them, and the next step."""
+    """Write to whole weights in place on all ranks; return whether checkpoint and next step have them."""
     engine = engine_at(stage, bf16={"enabled": dtype == "bf16"})
     train(engine, batches(1)[0])
     with torch.no_grad():
@@ -303,7 +303,7 @@ def test_writes_to_whole_weights_last() -> None:
 
 
 def load_into_running(stage: int, dtype: torch.dtype) -> bool:
-    """`load_state_dict` on a model that trains: the next step starts from what was loaded."""
+    """Call `load_state_dict` on a running model: the next step starts from the loaded values."""
     engine = engine_at(stage, bf16={"enabled": dtype is torch.bfloat16})
     train(engine, batches(1)[0])
     torch.manual_seed(1)
@@ -324,7 +324,7 @@ def test_loading_a_state_dict_reaches_the_masters(stage: int, dtype: torch.dtype
 
 
 def replace_and_train(stage: int) -> list[str]:
-    """What a step says after the model's parameters were taken from under the engine."""
+    """Return the error of a step after the model's parameters were replaced."""
     said = []
     for change in (
         lambda model: model.load_state_dict(TinyGPT(layers=2).state_dict(), assign=True),

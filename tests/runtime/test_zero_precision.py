@@ -38,7 +38,7 @@ CASES = tuple(
 
 
 def reference(case: Case, world_size: int) -> Outcome:
-    """bf16 copies of fp32 masters; each micro-batch's bf16 gradient is added up in fp32."""
+    """Train with bf16 copies of fp32 masters; each micro-batch's bf16 gradient is added up in fp32."""
     model = case.model().to(DEVICE)
     masters = [parameter.detach().clone() for parameter in model.parameters()]
     model.bfloat16()
@@ -132,7 +132,7 @@ def test_floating_inputs_take_the_compute_dtype_where_asked() -> None:
 
 
 def narrow_wire(dtype: str) -> Outcome:
-    """fp32 compute whose gradients travel as bf16."""
+    """Train in fp32 with gradients that are sent as bf16."""
 
     class Narrow(Case):
         def config(self, world_size: int) -> dict[str, Any]:

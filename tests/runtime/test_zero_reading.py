@@ -1,7 +1,6 @@
-"""Reading a sharded parameter, in every way we know, either works or raises ParameterSharded; it never
-crashes.
+"""Every known way to read a sharded parameter either works or raises ParameterSharded; none crashes.
 
-Each way runs in a forked process of its own, so that a crash of one is seen as what it is.
+Each way runs in a forked process of its own, so that a crash is recognised.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ HARMLESS: dict[str, Way] = {
     "zero_grad": lambda model, p: model.zero_grad(),
     "count": lambda model, p: sum(parameter.numel() for parameter in model.parameters()),
     "train": lambda model, p: (model.train(), model.eval()),
-    # These ask nobody. They find not-a-numbers of the right shape, or old memory that is mapped still.
+    # These do not call the engine. They get NaN of the right shape, or old memory that is still mapped.
     "torch.tensor": lambda model, p: only_nan(torch.tensor(p)),
     "dlpack capsule": lambda model, p: torch.utils.dlpack.from_dlpack(torch._C._to_dlpack(p)).sum(),
     "raw subclass": lambda model, p: torch.Tensor._make_subclass(torch.Tensor, p).sum(),
@@ -88,7 +87,7 @@ HARMLESS: dict[str, Way] = {
 
 
 def torch_step(model: nn.Module, parameter: nn.Parameter) -> None:
-    """An optimizer of torch's on sharded parameters."""
+    """Use torch's optimizer on sharded parameters."""
     parameter.grad = torch.ones(parameter.shape)
     torch.optim.SGD(model.parameters(), lr=1.0).step()
 
@@ -104,7 +103,7 @@ def stack() -> nn.Sequential:
 
 
 def sharded_model() -> nn.Module:
-    """A model after one step at stage 3."""
+    """Return a model after one step at stage 3."""
     model = stack()
     engine, *_ = zt.initialize(model=model, config=config(3), unit_modules=["0", "1"])
     engine.backward(engine(torch.ones(2, 16)).square().mean())
@@ -113,7 +112,7 @@ def sharded_model() -> nn.Module:
 
 
 def verdict_of(way: Way, model: nn.Module, parameter: nn.Parameter) -> str:
-    """What happened, from a forked process."""
+    """Return the outcome in a forked process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -138,7 +137,7 @@ def all_verdicts() -> dict[str, str]:
     model = sharded_model()
     parameter = model.get_parameter("0.weight")
     if world()[0]:
-        return {}  # what one rank sees the others see
+        return {}  # all ranks see the same
     return {
         name: verdict_of(way, model, parameter) for name, way in {**REFUSED, **UNCOPIED, **HARMLESS}.items()
     }
@@ -161,7 +160,7 @@ def test_the_harness_sees_a_crash() -> None:
 
 
 def keep_aliases() -> list[bool]:
-    """Aliases of weights that user code took while they were whole, read when they are not any more."""
+    """Read aliases of weights after the weights are sharded again; they were taken while these were whole."""
     model = stack()
     kept: list[torch.Tensor] = []
     first = model[0]
@@ -179,7 +178,7 @@ def test_aliases_taken_in_forward_do_not_crash_later() -> None:
 
 
 def gathered_values() -> dict[str, bool]:
-    """full_parameters shows the trained values, and writes reach the masters."""
+    """Check that full_parameters shows the trained values, and writes reach the masters."""
     model = sharded_model()
     with zt.full_parameters(model):
         before = {name: value.detach().clone() for name, value in model.named_parameters()}

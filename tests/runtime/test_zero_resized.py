@@ -1,5 +1,6 @@
-"""On a GPU the memory of gathered weights goes by resizing a storage to nothing: torch refuses views of that,
-and its address changes. The same on a CPU, where it changes no bit.
+"""Gathered weights on a GPU, whose memory is freed by resizing a storage to nothing.
+
+torch refuses views of such a storage, and its address changes. The same on a CPU changes no bit.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""ZeRO++ on two simulated nodes of two ranks: hpZ changes no bit, quantised runs still converge, and what
-crosses nodes is what the formulas say."""
+"""ZeRO++ on two simulated nodes of two ranks.
+
+hpZ changes no bit, quantised runs still converge, and the bytes that cross nodes equal the formulas.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ QWZ = {"zero_quantized_weights": True}
 QGZ = {"zero_quantized_gradients": True}
 LOCO = {**QGZ, "zeropp_loco_param": {"err_beta": 0.8, "reset_T": 1024}}
 ON_NODES = {"stage3_max_reuse_distance": 0}
-"""Gather for forward and for backward, as large models do."""
+"""Settings that gather for forward and for backward, as large models do."""
 
 
 def on_two_nodes(case: Case, **changes: Any) -> Outcome:
@@ -38,7 +40,7 @@ def on_two_nodes(case: Case, **changes: Any) -> Outcome:
 
 
 def train_pair(cases: list[Case]) -> list[tuple[bool, bool]]:
-    """Per case, whether hpZ gives the same losses and parameters as without."""
+    """Return, per case, whether hpZ gives the same losses and parameters as without."""
     same = []
     for case in cases:
         plain = on_two_nodes(case, extra=ON_NODES)
@@ -59,7 +61,7 @@ def test_hpz_changes_no_bit() -> None:
 
 
 def write_between_steps(extra: dict[str, Any], folder: str) -> bytes:
-    """Weights that somebody writes, and a loaded state, must reach the second copies as well."""
+    """Write weights and load a state: both must reach the second copies as well."""
     os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_PER_NODE)
     rank, world_size = world()
     case = Case(stage=3, dtype="bf16", extra={**ON_NODES, **extra})
@@ -108,7 +110,7 @@ def sizes(engine: Engine) -> list[UnitSize]:
 
 
 def account(extra: dict[str, Any]) -> dict[str, Any]:
-    """Bytes of one steady step that crossed nodes, and what the buffers took."""
+    """Return bytes of one steady step that crossed nodes, and the size of the buffers."""
     os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_PER_NODE)
     rank, world_size = world()
     case = Case(stage=3, dtype="bf16", accumulation=2, extra={**ON_NODES, **extra})
@@ -149,8 +151,11 @@ def account_all(extras: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_cross_node_bytes_and_memory_equal_the_formulas() -> None:
-    """Per step of two micro-batches, with M = 2 bytes x parameters: 6 M without, and with all of ZeRO++
-    0.5 M for the one gather that crosses + 2 x 0.25 M for the reductions, and 4 bytes per block of each."""
+    """A step has two micro-batches, with M = 2 bytes x parameters.
+
+    Without ZeRO++ 6 M cross nodes. With all of it 0.5 M cross for the one gather, 2 x 0.25 M for the
+    reductions, and 4 bytes per block of each.
+    """
     extras = [{}, HPZ, QWZ, QGZ, {**HPZ, **QWZ, **QGZ}, LOCO]
     ranks = run_ranks(4, account_all, extras)
     for index, extra in enumerate(extras):
@@ -205,7 +210,7 @@ def test_quantised_training_learns_as_much() -> None:
 
 
 def look_after_forward(extra: dict[str, Any]) -> list[bool]:
-    """What `full_parameters` shows, and writes back, while units are kept from a forward pass."""
+    """Return what `full_parameters` shows and writes back while units are kept from a forward pass."""
     os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_PER_NODE)
     rank, world_size = world()
     case = Case(stage=3, extra={"stage3_max_reuse_distance": 1e9, **extra})
@@ -254,7 +259,7 @@ def test_codes_are_within_half_a_step(quantizer: Quantizer) -> None:
 
 
 def test_error_feedback_makes_up_for_rounding() -> None:
-    """The same gradient again and again: without feedback the mean of what arrives keeps its error."""
+    """The same gradient repeats: without feedback the mean of the received values keeps its error."""
     torch.manual_seed(1)
     values, error = torch.randn(BLOCK_NUMEL), torch.zeros(BLOCK_NUMEL)
     packed = torch.zeros(INT4.packed_bytes(BLOCK_NUMEL), dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""A Prometheus that holds what was scraped earlier: expositions with their times become blocks of its data.
+"""A Prometheus server with past samples: expositions and their times become blocks of its database.
 
-`promtool tsdb create-blocks-from openmetrics` does the work, so the series are those that a scrape would have
-made, the target's labels included.
+`promtool tsdb create-blocks-from openmetrics` makes the blocks, so the series are those that a scrape would
+have made, the target's labels included.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _NON_PRINTABLE = re.compile(r"\n")
 
 @dataclass(frozen=True, kw_only=True)
 class Scrape:
-    """What one target said at one moment."""
+    """The answer of one target at one moment."""
 
     at: float
     """Unix seconds."""
     families: tuple[Metric, ...]
     target: Mapping[str, str]
-    """Labels that the scrape adds; the target's own keep theirs (honorLabels: true)."""
+    """Labels that the scrape adds. The target's own labels keep their values (honorLabels: true)."""
 
     @classmethod
     def of_text(cls, text: str, *, at: float, target: Mapping[str, str]) -> Scrape:
-        """Of an answer in the OpenMetrics format. Raises ValueError where it is none."""
+        """Parse an answer in the OpenMetrics format. Raises ValueError if it is not in that format."""
         parsed = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
         return cls(at=at, families=tuple(parsed), target=target)
 
 
 def write_openmetrics(scrapes: Iterable[Scrape], path: Path) -> int:
-    """The samples of all scrapes with their times, in the order that promtool wants; returns their number."""
+    """Write the samples of all scrapes with their times, in promtool's order; return their number."""
     by_family: dict[str, tuple[str, list[str]]] = {}
     num_samples = 0
     for scrape in sorted(scrapes, key=lambda item: item.at):
@@ -75,7 +75,7 @@ def _escaped(value: str) -> str:
 def backfilled(
     scrapes: Iterable[Scrape], folder: Path, *, promtool: Path, prometheus: Path
 ) -> Iterator[PrometheusClient]:
-    """A real Prometheus with these samples and nothing to scrape."""
+    """Run a real Prometheus that holds these samples and scrapes nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     exposition, data = folder / "samples.om", folder / "data"
     assert write_openmetrics(scrapes, exposition), "nothing was scraped"

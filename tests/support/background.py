@@ -1,6 +1,7 @@
-"""Threads that an exception ended: whoever waits for what they should have done hears of it at once.
+"""Detection of background threads that ended with an exception.
 
-pytest fails the test, too, but only when it is over; until then it would wait for its patience to end.
+Code that waits for the work of such a thread fails at once. pytest fails the test, too, but only after it
+ends; until then the test would wait for its whole timeout.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ _dead: list[str] = []
 
 
 class ThreadDied(AssertionError):
-    """A background thread of the running test ended by an exception; carries its traceback."""
+    """A background thread of the running test ended with an exception; carries its traceback."""
 
 
 def listen() -> None:
-    """Hear of dead threads from now on, beside whoever hears of them already."""
+    """Record threads that end with an exception from now on, and still call the previous hook."""
     told = threading.excepthook
 
     def hear(args: threading.ExceptHookArgs) -> None:
@@ -29,11 +30,11 @@ def listen() -> None:
 
 
 def forget() -> None:
-    """A new test begins."""
+    """Forget the recorded threads; called when a new test begins."""
     _dead.clear()
 
 
 def check(awaited: str) -> None:
-    """Raises ThreadDied when a thread died since the test began."""
+    """Raise ThreadDied if a thread died since the test began."""
     if _dead:
         raise ThreadDied(f"while waiting for {awaited}: {_dead[0]}")

@@ -42,7 +42,7 @@ class Gate:
 
 
 def until(engine: Engine, is_true: Callable[[], bool]) -> None:
-    """Train on until the step boundary at which it is true."""
+    """Train until a step boundary at which the condition is true."""
     for _ in range(2000):
         if is_true():
             return
@@ -51,7 +51,7 @@ def until(engine: Engine, is_true: Callable[[], bool]) -> None:
 
 
 def seeded() -> None:
-    """The generators that a checkpoint holds; torch's are seeded with the model."""
+    """Seed the generators that a checkpoint holds; torch's is seeded with the model."""
     random.seed(11)
     np.random.seed(11)
 
@@ -69,7 +69,7 @@ def unit_sizes(engine: Engine) -> list[UnitSize]:
 
 
 def saved_at_once(folder: str, stage: int) -> None:
-    """The reference: the same training, saved before the call returns."""
+    """Save the reference: the same training, saved before the call returns."""
     seeded()
     engine = make_engine(world_size=dist.get_world_size(), stage=stage)
     train(engine, 2)
@@ -106,7 +106,7 @@ def saved_while_training(folder: str, stage: int) -> dict[str, Any]:
 
 
 def fails_on_one_rank(folder: str, heard_by: str) -> tuple[str, int, str]:
-    """The disk of the last rank is full; where every rank hears of it, and what it is told."""
+    """Fill the disk of the last rank; return the error that this rank gets, and the folder's content."""
     rank, world = dist.get_rank(), dist.get_world_size()
     engine = make_engine(world_size=world)
     train(engine, 1)
@@ -133,7 +133,7 @@ def fails_on_one_rank(folder: str, heard_by: str) -> tuple[str, int, str]:
 
 
 def loses_the_folder(folder: str) -> str:
-    """Another attempt takes the folder over while the threads write."""
+    """Let another attempt take the folder over while the threads write."""
     engine = make_engine(world_size=dist.get_world_size())
     gate = Gate()
     train(engine, 1)
@@ -151,7 +151,7 @@ def loses_the_folder(folder: str) -> str:
 
 
 def cannot_be_stored(folder: str) -> str:
-    """One rank's client state is no JSON: nothing is begun on any rank."""
+    """Save while one rank's client state is not JSON: no rank may begin a save."""
     engine = make_engine(world_size=dist.get_world_size())
     train(engine, 1)
     bad = {"rng": [1.0, {"x": object()}]} if dist.get_rank() == 1 else {}
@@ -164,7 +164,7 @@ def cannot_be_stored(folder: str) -> str:
 
 
 def saves_twice(folder: str) -> list[str]:
-    """A second save waits for the first; a load sees what was on its way."""
+    """Save twice in a row: the second save waits for the first, and a load sees the save in flight."""
     engine = make_engine(world_size=dist.get_world_size())
     for _ in range(2):
         train(engine, 1)

@@ -19,14 +19,14 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
-    # A name that resolves to nothing: the page must not need one.
+    # This maps every name to one that does not resolve: the page must not need any host.
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 TIMEOUT_S = 120.0
 
 
 class Browser:
-    """One program; each call is a process with a profile of its own."""
+    """One browser program; each call is a process with its own profile."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.program = program
@@ -34,16 +34,16 @@ class Browser:
         self._calls = 0
 
     def screenshot(self, page: Path, image: Path, *, width: int, height: int, dark: bool = False) -> None:
-        """The top of the page as PNG."""
+        """Save the top of the page as a PNG image."""
         dark_flags = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
         self._run(page, f"--screenshot={image}", f"--window-size={width},{height}", *dark_flags)
 
     def dom(self, page: Path) -> str:
-        """The page's elements after it was loaded, as HTML."""
+        """Return the page's elements after it was loaded, as HTML."""
         return self._run(page, "--dump-dom")
 
     def pdf(self, page: Path, file: Path) -> None:
-        """As it is printed."""
+        """Save the page as it is printed."""
         self._run(page, f"--print-to-pdf={file}", "--no-pdf-header-footer")
 
     def _run(self, page: Path, *flags: str) -> str:
@@ -55,7 +55,7 @@ class Browser:
 
 
 def find_browser(folder: Path) -> Browser:
-    """Skips the test, saying why, on a machine without one."""
+    """Find a browser; skip the test with the reason if the machine has none."""
     program = next((found for name in NAMES if (found := shutil.which(name)) is not None), None)
     if program is None:
         pytest.skip(f"no browser on PATH ({', '.join(NAMES)}): apt-get install chromium to look at the page")
@@ -63,9 +63,10 @@ def find_browser(folder: Path) -> Browser:
 
 
 def paper(image: Path, *, parts: int) -> float:
-    """Brightness of the page's left edge, 0 to 1.
+    """Return the brightness of the page's left edge, 0 to 1.
 
-    Raises AssertionError where a part of its height has no ink: charts are drawn, not in the paper's colour.
+    Raises AssertionError if one of the equal parts of its height is empty, as charts must be drawn in visible
+    colours.
     """
     from matplotlib.image import imread
 

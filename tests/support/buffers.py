@@ -15,16 +15,16 @@ DTYPES = {
         "float4_e2m1fn_x2",
     )
 }
-"""Every dtype that is stored."""
+"""Every dtype that a checkpoint can store."""
 
 
 def noise(seed: int, *shape: int) -> torch.Tensor:
-    """Normal numbers that the seed and the shape alone decide."""
+    """Return normal numbers that depend on the seed and the shape alone."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def bits_of(seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Five elements of random bits, NaN with payloads among them."""
+    """Return five elements of random bits, among them NaN with payloads."""
     generator = torch.Generator().manual_seed(seed + 100)
     if dtype is torch.bool:
         return torch.randint(0, 2, (5,), generator=generator).bool()
@@ -33,7 +33,7 @@ def bits_of(seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def sgd(stage: int, precision: str = "fp32", **more: Any) -> dict[str, Any]:
-    """A configuration with plain SGD."""
+    """Return a configuration with plain SGD."""
     block = {} if precision == "fp32" else {precision: {"enabled": True}}
     return {
         "train_micro_batch_size_per_gpu": 2,

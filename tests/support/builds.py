@@ -1,7 +1,8 @@
-"""What has to be built for tests: the clusters' programs, the pods' image, helm, Kueue, Prometheus.
+"""Builds that the tests need: the clusters' programs, the pods' image, helm, Kueue, Prometheus.
 
-A cold build takes minutes. All that the chosen tests need is built in the background, in the order of need,
-while tests that need none of it run; a test that comes to its build too early waits for that one alone.
+A cold build takes minutes. Everything that the chosen tests need is built in the background, in the order of
+need, while tests that need no build run. A test that starts before its build is done waits for that build
+alone.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from deploy.devcluster.cluster import ROOT, ClusterError
 BUILD = ROOT / "deploy" / "devcluster" / "build.py"
 EVERY_S = 15.0
 QUIET_S = 5.0
-"""What is cached is there before that, and is worth no line."""
+"""Seconds after which a build is reported; cached builds are done before that."""
 
 KEPT_LINES = 60
-"""Of a build's output, for the error of the tests that need it."""
+"""Lines of a build's output that the error of a dependent test shows."""
 
 FOLDER_VARIABLE = "ZEROTRAIN_TEST_BUILDS"
-"""Names the folder of the session, in which its processes tell each other what is built."""
+"""Name of the variable with the session's folder, in which its processes record finished builds."""
 
 STEPS = {
     "control-plane": ("tools", "--profile", "control-plane"),
@@ -37,7 +38,7 @@ STEPS = {
     "kueue": ("tools", "--tool", "kueue"),
     "monitoring": ("tools", "--tool", "monitoring"),
 }
-"""Name of a build -> arguments of build.py."""
+"""Arguments of build.py by name of the build."""
 
 OF_FIXTURE = {
     "control_plane": ("control-plane",),
@@ -52,19 +53,19 @@ OF_FIXTURE = {
     "alertmanager": ("monitoring",),
     "amtool": ("monitoring",),
 }
-"""The builds that a fixture needs."""
+"""Builds that a fixture needs, by the fixture's name."""
 
 CLUSTERS = frozenset({"control-plane", "simulated", "node", "image"})
-"""Not needed where the tests are given a cluster."""
+"""Builds that are not needed when the tests are given a cluster."""
 
 
 def needed(fixtures: Iterable[str]) -> list[str]:
-    """Builds in the order in which these fixtures ask for them."""
+    """Return the builds in the order in which these fixtures need them."""
     return list(dict.fromkeys(build for name in fixtures for build in OF_FIXTURE.get(name, ())))
 
 
 class Progress:
-    """Lines of builds on their way to a terminal: now and then one, and none of a build that is soon over."""
+    """Progress lines of builds on a terminal: one line now and then, and none for a short build."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
@@ -77,9 +78,10 @@ class Progress:
 
 
 class Builds:
-    """The builds of one session: each process makes, or waits for, what its tests need.
+    """The builds of one session: each process makes, or waits for, those that its tests need.
 
-    `folder` is the session's own: what one of its processes has finished, the others need not look at.
+    `folder` belongs to the session. A build that one process recorded there as finished is not checked again
+    by the others.
     """
 
     def __init__(self, folder: Path, *, command: Sequence[str | Path] = (sys.executable, BUILD)) -> None:
@@ -92,16 +94,16 @@ class Builds:
         self._thread: threading.Thread | None = None
 
     def show_on(self, terminal: int) -> None:
-        """Progress goes to a copy of this descriptor."""
+        """Write progress to a copy of this descriptor."""
         self._terminal = os.dup(terminal)
 
     def start(self, names: Sequence[str]) -> None:
-        """Make them one after the other, in the background."""
+        """Make the builds one after the other, in the background."""
         self._thread = threading.Thread(target=self._make_all, args=(tuple(names),), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End what is still being built; what was finished stays in the cache."""
+        """Terminate the running build; finished ones stay in the cache."""
         self._stopped = True
         if (running := self._running) is not None:
             running.terminate()
@@ -109,16 +111,16 @@ class Builds:
             self._thread.join()
 
     def all_done(self) -> bool:
-        """Whether everything that was started is built, or has failed."""
+        """Return whether every build that was started is done or has failed."""
         return (self._folder / "all-built").exists()
 
     def finish(self, name: str) -> None:
-        """Return when it is built, or its build failed. Of two processes that build the same, one waits."""
+        """Wait until the build is done or has failed. If two processes need the same build, one waits."""
         if name not in self._errors:
             self._errors[name] = None if self._done(name).exists() else self._make(name)
 
     def require(self, name: str) -> None:
-        """Raises ClusterError with what the build printed if it failed."""
+        """Wait for the build; raise ClusterError with its output if it failed."""
         self.finish(name)
         if (error := self._errors[name]) is not None:
             raise ClusterError(error)
@@ -131,7 +133,7 @@ class Builds:
         (self._folder / "all-built").touch()
 
     def _make(self, name: str, *, background: bool = False) -> str | None:
-        """Run one build to its end; what is wrong with it, or None."""
+        """Run one build to its end; return the text of its failure, or None."""
         command = [*self._command, *STEPS[name]]
         progress, lines = Progress(self._write), deque[str](maxlen=KEPT_LINES)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as build:

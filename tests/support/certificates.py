@@ -12,8 +12,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def certificate(folder: Path, name: str, days: int) -> tuple[Path, Path]:
-    """Files of one for this host that is its own authority and whose time ends so many days from now, and of
-    its key."""
+    """Write a self-signed certificate for this host and its key; return both files.
+
+    The certificate expires in so many days from now.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]

@@ -14,7 +14,7 @@ GLOBAL_BATCH = 8
 
 
 def make_engine(*, stage: int = 3, accumulation: int = 1, world_size: int) -> Engine:
-    """A tiny model without dropout on the ranks of the default group."""
+    """Return an engine with a tiny model without dropout on the ranks of the default group."""
     torch.manual_seed(5)
     config = {
         "train_batch_size": GLOBAL_BATCH,
@@ -27,7 +27,7 @@ def make_engine(*, stage: int = 3, accumulation: int = 1, world_size: int) -> En
 
 
 def train(engine: Engine, steps: int) -> None:
-    """Some optimizer steps on fixed data."""
+    """Train for some optimizer steps on fixed data."""
     generator = torch.Generator().manual_seed(engine.global_steps)
     for _ in range(steps):
         for _ in range(engine.config.batch.gradient_accumulation_steps):
@@ -43,7 +43,7 @@ def train_and_save(world_size: int, folder: str, steps: int) -> None:
 
 
 def load_and_save(world_size: int, source: str, target: str, stage: int) -> int:
-    """Resize: load at this number of ranks and stage, save again at once; returns the step."""
+    """Load at this number of ranks and stage, save again at once, and return the step."""
     engine = make_engine(world_size=world_size, stage=stage)
     path, client_state = engine.load_checkpoint(source)
     if path is None or client_state != {"note": "from training"}:
@@ -53,7 +53,10 @@ def load_and_save(world_size: int, source: str, target: str, stage: int) -> int:
 
 
 def refusals_inside_accumulation(world_size: int, folder: str) -> list[str]:
-    """Save after the first of two micro-batches: the texts of the errors, and the folder must not exist."""
+    """Try to save and load after the first of two micro-batches; return the texts of the errors.
+
+    The folder must not exist afterwards.
+    """
     engine = make_engine(world_size=world_size, accumulation=2)
     ids = torch.zeros(engine.config.batch.micro_batch_size, 9, dtype=torch.int64)
     engine.backward(engine(ids))

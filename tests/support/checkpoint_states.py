@@ -15,11 +15,11 @@ from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MASTER, PARAM, Che
 
 T = TypeVar("T")
 
-# torch connects to numpy on first use, under a C++ lock that deadlocks with the interpreter's own when two
-# threads come first together. Ranks are processes; only here are they threads.
+# torch connects to numpy on first use, under a C++ lock. If two threads do that first use together, this lock
+# deadlocks with the interpreter's. Real ranks are processes; only in these tests are they threads.
 torch.zeros(1).numpy()
 
-ALIGN = 4  # tiny, so that shard borders cut through parameters
+ALIGN = 4  # tiny, so that shard boundaries lie inside parameters
 
 UNITS: tuple[tuple[str, bool, tuple[tuple[str, tuple[int, ...]], ...]], ...] = (
     ("embed", True, (("embed.weight", (13, 5)),)),
@@ -34,7 +34,7 @@ REGROUPED = (
 
 
 def layout_for(world_size: int, units: Sequence[tuple[str, bool, tuple]] = UNITS) -> ModelLayout:  # type: ignore[type-arg]
-    """The layout of the test model for some ranks."""
+    """Return the layout of the test model for so many ranks."""
     return ModelLayout(
         units=tuple(
             build_unit(
@@ -54,7 +54,7 @@ def layout_for(world_size: int, units: Sequence[tuple[str, bool, tuple]] = UNITS
 
 
 def full_value(fqn: str, kind: str, numel: int, salt: int = 0) -> torch.Tensor:
-    """The whole parameter, 1-D fp32: a function of its name alone, every element different."""
+    """Return a whole parameter, 1-D fp32, with distinct elements that depend on name, kind and salt alone."""
     generator = torch.Generator().manual_seed(sum(map(ord, fqn + kind)) * 7919 + salt)
     return torch.randn(numel, generator=generator)
 
@@ -62,7 +62,7 @@ def full_value(fqn: str, kind: str, numel: int, salt: int = 0) -> torch.Tensor:
 def make_state(
     rank: int, layout: ModelLayout, *, salt: int = 0, filled: bool = True, kinds: Sequence[str] = ()
 ) -> CheckpointState:
-    """One rank's state; `filled=False` gives one that holds NaN everywhere, to be loaded into."""
+    """Return one rank's state. `filled=False` gives a state of NaN everywhere, to be loaded into."""
     streams = {}
     for unit in layout.units:
         low, high = layout.shard_range(unit, rank)
@@ -84,7 +84,7 @@ def make_state(
 
 
 class ThreadRanks:
-    """The RankGroup of one thread; all of them share a barrier."""
+    """The RankGroup of one thread; all threads share a barrier."""
 
     def __init__(self, rank: int, world_size: int, shared: list[object], barrier: threading.Barrier) -> None:
         self.rank = rank
@@ -107,7 +107,7 @@ class ThreadRanks:
 
 
 def on_ranks(world_size: int, action: Callable[[ThreadRanks], T]) -> list[T | Exception]:
-    """Run `action` on every rank of a group of threads; a rank's exception is its result."""
+    """Run `action` on every rank of a group of threads; an exception of a rank is its result."""
     shared: list[object] = [None] * world_size
     barrier = threading.Barrier(world_size, timeout=180)
 
@@ -122,7 +122,7 @@ def on_ranks(world_size: int, action: Callable[[ThreadRanks], T]) -> list[T | Ex
 
 
 def good(results: Sequence[T | Exception]) -> list[T]:
-    """The results when no rank failed; raises the first failure otherwise."""
+    """Return the results if no rank failed; raise the first failure otherwise."""
     for result in results:
         if isinstance(result, Exception):
             raise result

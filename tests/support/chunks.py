@@ -25,12 +25,12 @@ if _native.openssl_version():
 
 
 def sizes(num_chunks: int = NUM_CHUNKS) -> list[int]:
-    """Of a record whose last chunk is shorter."""
+    """Return the chunk sizes of a record whose last chunk is shorter."""
     return [CHUNK] * (num_chunks - 1) + [LAST]
 
 
 def batch_of(record: SealedRecord, *, first: int = 0, count: int | None = None, seed: int = 1) -> ChunkBatch:
-    """Chunks of random bytes."""
+    """Return chunks of random bytes."""
     count = record.num_chunks - first if count is None else count
     data = torch.empty(record.bytes_of(first, count), dtype=torch.uint8)
     data.random_(0, 256, generator=torch.Generator().manual_seed(seed))
@@ -40,14 +40,14 @@ def batch_of(record: SealedRecord, *, first: int = 0, count: int | None = None, 
 
 
 def copy_of(chunks: ChunkBatch) -> ChunkBatch:
-    """The same chunks in other memory."""
+    """Return the same chunks in other memory."""
     return replace(chunks, data=chunks.data.clone())
 
 
 def sealed(
     sealer: Sealer, *, unit: str = "block.0", layout: str = "f32,f32,f32"
 ) -> tuple[ChunkBatch, torch.Tensor]:
-    """A record that is sealed whole, and what it held."""
+    """Seal a whole record; return it and its plaintext."""
     chunks = batch_of(sealer.add(unit, sizes(), layout=layout))
     plain = chunks.data.clone()
     sealer.seal(chunks)

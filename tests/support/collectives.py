@@ -1,4 +1,4 @@
-"""Watches an engine's collectives, or makes them start late so that races would show."""
+"""Records an engine's collectives, or delays their start so that races show."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLLECTIVES = {
 LONGEST_S = 0.003
 
 Events = list[tuple[str, str]]
-"""(collective, unit), and (collective done, unit) when somebody waits for its result."""
+"""Pairs (collective, unit) for starts, and (collective done, unit) for waits for the result."""
 
 
 def watch_collectives(engine: Engine) -> Events:
-    """The list to which every collective that starts, or is waited for, from now on appends."""
+    """Return a list that records every start of a collective, and every wait for one, from now on."""
     seen: Events = []
 
     def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,12 +37,15 @@ def watch_collectives(engine: Engine) -> Events:
 
     for method, name in COLLECTIVES.items():
         setattr(engine.comm, method, watched(name, getattr(engine.comm, method)))
-    engine.core.reducer.start_exchange = engine.comm.start_exchange  # it holds the method it started with
+    engine.core.reducer.start_exchange = engine.comm.start_exchange  # the reducer keeps the old method
     return seen
 
 
 def _note_wait(handle: Any, note: Callable[[], None]) -> None:
-    """`Pending` and `Exchange` have one; records and broadcasts are over when they return."""
+    """Record waits for a handle.
+
+    `Pending` and `Exchange` have a wait; records and broadcasts return when they are done.
+    """
     pending = getattr(handle, "_pending", handle)
     wait = getattr(pending, "_wait", None)
     if wait is not None:

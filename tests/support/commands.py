@@ -1,4 +1,4 @@
-"""The `zerotrain` command in this process: an interpreter for each of a hundred calls would take minutes."""
+"""The `zerotrain` command in this process, as an interpreter for each of a hundred calls takes minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerotrain.cli.main import main
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -26,8 +26,10 @@ class Done:
 def zerotrain(
     *args: str | Path, kubeconfig: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Done:
-    """Run the command as `main` does, with what it prints caught. `env` is not for tests that have threads:
-    those read the variables, too."""
+    """Run the command as `main` does and capture its output.
+
+    Tests that have threads must not pass `env`, as the threads read the environment variables, too.
+    """
     out, err = io.StringIO(), io.StringIO()
     place = ["--kubeconfig", str(kubeconfig)] if kubeconfig is not None else []
     code = 0

@@ -1,4 +1,4 @@
-"""The CRD on a real API server, and what the API server says to jobs applied with kubectl."""
+"""The CRD on a real API server, and the API server's answers to jobs applied with kubectl."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CRD_NAME = "zerotrainingjobs.zerotrain.dev"
 
 
 def install_crd(cluster: Cluster) -> str:
-    """Apply crds/ and wait until it is served; returns what kubectl printed. Safe to repeat."""
+    """Apply crds/ and wait until the CRD is served; return kubectl's output. Safe to repeat."""
     applied = cluster.kubectl("apply", "-f", str(CRD_FILE))
     wait_established(cluster, CRD_NAME)
-    # Discovery and OpenAPI follow a little later; kubectl needs both for short names and explain.
+    # Discovery and OpenAPI are updated a little later; kubectl needs both for short names and explain.
     wait_until(
         lambda: cluster.kubectl("explain", "ztj.spec", check=False).returncode == 0,
         "kubectl explain ztj.spec",
@@ -28,7 +28,7 @@ def install_crd(cluster: Cluster) -> str:
 
 
 def wait_established(cluster: Cluster, *names: str) -> None:
-    """Until these CRDs are served. `kubectl wait` gives up on one that has no conditions at all yet."""
+    """Wait until these CRDs are served. `kubectl wait` fails for a CRD that has no conditions yet."""
     for name in names:
         wait_until(
             lambda name=name: any(
@@ -40,20 +40,20 @@ def wait_established(cluster: Cluster, *names: str) -> None:
 
 
 def applied_job(name: str, namespace: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A job as a user writes it: nothing but name, namespace and spec."""
+    """Return a job as a user writes it: only name, namespace and spec."""
     job = job_json(changes)
     job["metadata"] = {"name": name, "namespace": namespace}
     return job
 
 
 def apply_all(cluster: Cluster, jobs: Iterable[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
-    """One `kubectl apply` of all jobs: kubectl goes on after a refusal and prints one line for each."""
+    """Apply all jobs with one `kubectl apply`, which goes on after a rejection; it prints a line per job."""
     documents = "".join(f"---\n{json.dumps(job)}\n" for job in jobs)
     return cluster.kubectl("apply", "-f", "-", input=documents, check=False)
 
 
 def refusals_by_name(text: str) -> dict[str, str]:
-    """kubectl's messages by the name of the object: `... "NAME" is invalid: ...`, continuation lines kept."""
+    """Return kubectl's messages by object name: `... "NAME" is invalid: ...` and its continuation lines."""
     found: dict[str, str] = {}
     current = ""
     for line in text.splitlines():
@@ -65,6 +65,6 @@ def refusals_by_name(text: str) -> dict[str, str]:
 
 
 def _name_in(line: str) -> str:
-    """The last quoted word before `is invalid`, or the only one that is no path."""
+    """Return the last quoted word before `is invalid`, or in the whole line if it has none."""
     head = line.split(" is invalid", 1)[0]
     return head.rsplit('"', 2)[1] if head.count('"') >= 2 else ""

@@ -1,4 +1,4 @@
-"""Jobs that the API server must refuse or take: the tables of tests/operator/test_crd_rejections.py."""
+"""Jobs that the API server must reject or accept: the tables of tests/operator/test_crd_rejections.py."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ EDITABLE: list[dict[str, Any]] = [
     {"spec.checkpoint.verify": "Never"},
     {},
 ]
-"""Changes of a running job, one after the other, that the API server must take."""
+"""Changes of a running job, one after the other, that the API server must accept."""
 
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}),

@@ -1,6 +1,6 @@
-"""Writes checkpoints in the format of DeepSpeed 0.19 with plain torch; its classes are made up on the spot.
+"""Writer of checkpoints in the format of DeepSpeed 0.19, made with plain torch and stand-in classes.
 
-The layout is written the dumb way, by padding and chunking whole tensors, as the reference for the importer's
+The layout is computed naively, by padding and chunking whole tensors. It is the reference for the importer's
 interval arithmetic.
 """
 
@@ -30,7 +30,7 @@ STEP = 6
 
 @contextlib.contextmanager
 def made_up_classes() -> Iterator[types.SimpleNamespace]:
-    """Classes under DeepSpeed's names, importable for the pickler alone."""
+    """Provide classes under DeepSpeed's names that only the pickler needs to import."""
     before = set(sys.modules)
     found = types.SimpleNamespace()
     for module, name, base in (
@@ -60,8 +60,10 @@ def write(
     extra: dict[str, Any] | None = None,
     named: Callable[[str], str] = str,
 ) -> Path:
-    """A whole checkpoint below `folder`; returns the folder of the tag. `extra` is client state, `named` what
-    the run called a parameter or buffer."""
+    """Write a whole checkpoint below `folder`; return the folder of the tag.
+
+    `extra` is client state. `named` maps the name of a parameter or buffer to the name that the run used.
+    """
     path = folder / f"global_step{STEP}"
     path.mkdir(parents=True)
     (folder / "latest").write_text(path.name)
@@ -108,7 +110,7 @@ def _named(model: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]
 
 
 def whole(fqn: str, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """1-D, the same numbers as in `checkpoint_states.make_state`."""
+    """Return a 1-D tensor with the same numbers as in `checkpoint_states.make_state`."""
     return full_value(fqn, kind, torch.Size(shape).numel())
 
 
@@ -118,7 +120,11 @@ def _with(instance: Any, **values: Any) -> Any:
 
 
 def _flat(rank: int, world_size: int) -> dict[str, Any]:
-    """Stages 1 and 2: group flattened, padded to 2 * ranks, cut; the master's padding is cut off again."""
+    """Return a rank's state of stages 1 and 2.
+
+    Each group is flattened, padded to a multiple of 2 * ranks and divided; the padding of the masters is cut
+    off again.
+    """
     masters, states = [], {}
     for index, group in enumerate(GROUPS):
         parts: dict[str, torch.Tensor] = {}
@@ -138,7 +144,7 @@ def _flat(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def _sharded(rank: int, world_size: int) -> dict[str, Any]:
-    """Stage 3: every parameter padded and cut on its own."""
+    """Return a rank's state of stage 3: every parameter is padded and divided by itself."""
     masters, states = [], {}
     for index, group in enumerate(GROUPS):
         parts = {

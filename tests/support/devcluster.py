@@ -1,4 +1,4 @@
-"""Clusters for tests: starts instances of the development cluster and speaks to them.
+"""Clusters for tests: starts instances of the development cluster and sends requests to them.
 
 tests/conftest.py turns these into fixtures; tests of the cluster itself call `Devcluster` directly.
 """
@@ -28,28 +28,28 @@ IMAGES = HOST_IMAGE.parent
 ClusterError = provider.ClusterError
 
 EXIT_UNSUPPORTED = 3
-"""`up` ends with this when the machine cannot run the profile at all."""
+"""Exit code of `up` when the machine cannot run the profile at all."""
 
 
 PATIENCE_S = 180.0
-"""Of a wait, unless the test says otherwise. Only a failure takes that long, however busy the machine."""
+"""Timeout of a wait, unless the test sets its own. Only a failure takes that long, even on a busy machine."""
 
 
 class UnsupportedError(ClusterError):
-    """This machine cannot run the profile; the message says why."""
+    """Raised if this machine cannot run the profile; the message contains the reason."""
 
 
 def run(
     command: Sequence[str], *, stdin: str | None = None, timeout_s: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end without judging the result."""
+    """Run a command to its end without checking the result."""
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
 def checked(command: Sequence[str], *, stdin: str | None = None, timeout_s: float = 300.0) -> str:
-    """Standard output of a command that must succeed."""
+    """Return the standard output of a command that must succeed."""
     result = run(command, stdin=stdin, timeout_s=timeout_s)
     if result.returncode == EXIT_UNSUPPORTED:
         raise UnsupportedError(result.stderr.strip())
@@ -66,16 +66,16 @@ class Cluster:
     kubectl_command: tuple[str, ...]
     api_url: str
     ca: bytes
-    """The authority's certificate, PEM."""
+    """Certificate of the cluster's certificate authority, PEM."""
     token: str
-    """Bearer token of the kubeconfig's user; empty if that user shows a certificate."""
+    """Bearer token of the kubeconfig's user; empty if that user has a certificate."""
     name: str = ""
-    """Name of the instance; empty for a cluster that is not ours."""
+    """Name of the instance; empty for a cluster that the tests did not start."""
 
     def kubectl(
         self, *args: str, input: str | None = None, check: bool = True, timeout_s: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl; with `check`, a failure raises ClusterError with what kubectl printed."""
+        """Run kubectl; with `check`, a failure raises ClusterError with kubectl's output."""
         command = [*self.kubectl_command, "--kubeconfig", str(self.kubeconfig), *args]
         result = run(command, stdin=input, timeout_s=timeout_s)
         if check and result.returncode != 0:
@@ -85,7 +85,7 @@ class Cluster:
         return result
 
     def get(self, *args: str) -> Any:
-        """`kubectl get ... -o json`, parsed."""
+        """Return the parsed output of `kubectl get ... -o json`."""
         return json.loads(self.kubectl("get", *args, "-o", "json").stdout)
 
     def apply(self, *objects: dict[str, Any], namespace: str | None = None) -> None:
@@ -96,11 +96,11 @@ class Cluster:
 
     @contextmanager
     def namespace(self) -> Iterator[str]:
-        """A fresh namespace in which pods can be created; deleted afterwards, without waiting."""
+        """Create a namespace in which pods can be created; delete it afterwards, without waiting."""
         name = f"test-{secrets.token_hex(4)}"
         self.kubectl("create", "namespace", name)
         try:
-            # Pods are refused until the controllers have made the namespace's default account.
+            # The API server rejects pods until the controllers have created the namespace's default account.
             wait_until(
                 lambda: (
                     self.kubectl("get", "serviceaccount", "default", "-n", name, check=False).returncode == 0
@@ -128,7 +128,7 @@ def open_kubeconfig(kubeconfig: Path, kubectl_command: tuple[str, ...], *, name:
 
 
 def existing() -> Cluster | None:
-    """The cluster of ZEROTRAIN_TEST_KUBECONFIG, if that is set."""
+    """Return the cluster of ZEROTRAIN_TEST_KUBECONFIG, or None if the variable is not set."""
     found = provider.existing()
     return None if found is None else open_kubeconfig(found.kubeconfig, found.kubectl)
 
@@ -139,7 +139,7 @@ def build_tools(profile: str) -> None:
 
 
 class Devcluster:
-    """Runs the supervisor's verbs for instances under one root."""
+    """The supervisor's verbs for instances under one root."""
 
     def __init__(self, *, root: Path = INSTANCES, program: Path = BIN / "devcluster") -> None:
         self.root = root
@@ -150,10 +150,10 @@ class Devcluster:
         return [str(self.program), verb, *place, *args]
 
     def up(self, profile: str, name: str, *args: str, timeout_s: float = 600.0) -> Cluster:
-        """Start an instance. It ends with this process even if that is killed."""
+        """Start an instance. It ends with this process, even when the process is killed."""
         owner = ["--owner-pid", str(os.getpid())]
-        # Instances choose free ports at random and bind them seconds later. A node's are in a network of its
-        # own, all but one, and it takes long.
+        # Instances choose free ports at random and bind them seconds later. All ports of a node but one are
+        # in its own network, and a node takes long to start.
         turn = nullcontext() if profile == "node" else locked(INSTANCES.parent / ".up.lock", lambda: None)
         with turn:
             checked(
@@ -167,13 +167,13 @@ class Devcluster:
         return checked(self.command("down", name=name))
 
     def status(self, name: str) -> dict[str, Any]:
-        """Settings and components of one instance."""
+        """Return settings and components of one instance."""
         found: dict[str, Any] = json.loads(checked(self.command("status", "--json", name=name)))
         return found
 
     @contextmanager
     def lease(self, profile: str, *args: str) -> Iterator[Cluster]:
-        """An instance of its own for the length of the block."""
+        """Run a separate instance for the length of the block."""
         name = f"test-{secrets.token_hex(4)}"
         try:
             yield self.up(profile, name, *args)
@@ -182,7 +182,7 @@ class Devcluster:
 
 
 class Pool:
-    """Clusters that all tests of one process use in turn: each starts when it is first asked for."""
+    """Clusters that the tests of one process share: each starts at its first use."""
 
     def __init__(self, clusters: Devcluster) -> None:
         self._clusters = clusters
@@ -190,22 +190,22 @@ class Pool:
         self._leases = ExitStack()
 
     def get(self, profile: str, *args: str) -> Cluster:
-        """The cluster of this profile and these arguments of `up`."""
+        """Return the cluster of this profile and these arguments of `up`."""
         key = (profile, *args)
         if key not in self._running:
             self._running[key] = self._leases.enter_context(self._clusters.lease(profile, *args))
         return self._running[key]
 
     def close(self) -> None:
-        """End them all: an idle control plane takes a tenth of a core. Whoever asks again gets a new one."""
+        """End all clusters: an idle control plane takes a tenth of a core. A later `get` starts a new one."""
         self._running.clear()
         self._leases.close()
 
 
 def wait_until(condition: Any, what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.1) -> Any:
-    """Ask until the answer is true and return it; the error names what was awaited.
+    """Poll the condition until it is true and return its value; the error names the awaited condition.
 
-    Raises ThreadDied at once where an exception has ended a thread of the test.
+    Raises ThreadDied at once if an exception has ended a thread of the test.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,6 +1,6 @@
-"""Where the engine's tests compute: the CPU, or with `ZEROTRAIN_TEST_DEVICE=cuda` one GPU for all ranks.
+"""Device of the engine's tests: the CPU, or with `ZEROTRAIN_TEST_DEVICE=cuda` one GPU for all ranks.
 
-Without torch, so that other tests need not import it.
+This module does not import torch, so that other tests need not load it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ DEVICE = os.environ.get("ZEROTRAIN_TEST_DEVICE", "cpu")
 """`cpu` or `cuda`."""
 
 TRANSPORTS = ("nccl",) if DEVICE == "cuda" else ("shared", "gloo")
-"""How ranks may talk there; the first is what they do where a test does not say."""
+"""Transports between ranks on the device; the first is the default."""
 
 
 def gpu_environment(rank: int) -> dict[str, str]:
-    """For a rank that shares the GPU. NCCL takes two ranks on one GPU for a mistake unless they are on other
-    hosts, which these say they are; they send over sockets then."""
+    """Return the environment of a rank that shares the GPU.
+
+    NCCL rejects two ranks on one GPU unless they are on different hosts. Each rank therefore claims a host of
+    its own, and the ranks communicate over sockets.
+    """
     return {"LOCAL_RANK": "0", "NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def hide_gpus() -> None:
-    """Tests on the CPU are the same on a machine with GPUs. Before anything asks CUDA."""
+    """Hide GPUs from tests on the CPU, so that these run alike on all machines.
+
+    Call it before CUDA starts.
+    """
     if DEVICE == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

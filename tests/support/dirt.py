@@ -1,4 +1,4 @@
-"""Texts as a tenant writes them who means ill: with whatever drives a terminal or forges a line."""
+"""Texts of a malicious tenant: with characters that control a terminal or forge a line."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ RAW = (
     *("\x1b[2J", "\x1b[31m", "\x1b]0;pwned\x07", "\x9b31m", "\x9d0;t\x9c"),
     "\nFORGED 2026 [INFO] all is well",
 )
-"""Each is, or holds, what must not be stored as it is."""
+"""Texts that are, or contain, something that must not be stored unchanged."""
 
 _CLEAN = st.text(st.characters(categories=("L", "M", "N", "P", "S", "Zs")), max_size=8)
 
 
 def dirty(*, max_size: int = 12) -> st.SearchStrategy[str]:
-    """Words and what must not be stored, in any order; any character at all among them."""
+    """Return texts of words, forbidden characters and any other characters, in any order."""
     parts = st.one_of(st.sampled_from(RAW), _CLEAN, st.text(max_size=3))
     return st.lists(parts, max_size=max_size).map("".join)
 
 
 def always_dirty() -> st.SearchStrategy[str]:
-    """The same with something raw in any case, and letters around it."""
+    """Return texts that always contain something forbidden, with letters around it."""
     raw = st.lists(st.sampled_from(RAW), min_size=1, max_size=4)
     return raw.map(lambda parts: "a" + "b".join(parts) + "c")
 
 
 def raw_in(text: str) -> str:
-    """The characters of the text that must not be stored, for a message; empty where all may be."""
+    """Return the characters that must not be stored, for a message; empty if all may be stored."""
     return "".join(
         item for item in text if unicodedata.category(item) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     )
 
 
 def raw_texts(value: Any) -> list[str]:
-    """Every text within an object, keys included, that holds something raw, with its place."""
+    """Return every text within an object that holds forbidden characters, keys included, with its path."""
     return [f"{where}: {text!r}" for where, text in texts_in(value) if raw_in(text)]
 
 
 def texts_in(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """All texts within lists, mappings and dataclasses, each with its place."""
+    """Yield all texts within lists, mappings and dataclasses, each with its path."""
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, Mapping):

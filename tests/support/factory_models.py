@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class TinyModel(nn.Module):
-    """Predicts the next byte from the one before; dropout draws from the random generators."""
+    """A model that predicts the next byte from the one before; dropout draws from the random generators."""
 
     context = 8
     vocabulary = 256
@@ -55,7 +55,7 @@ def build(
     poison: bool | str = False,
     no_memory_from: int | None = None,
 ) -> nn.Module:
-    """The factory."""
+    """Build the model; the factory of the tests."""
     return TinyModel(
         width=width,
         dropout=dropout,
@@ -66,10 +66,10 @@ def build(
 
 
 def build_nothing() -> str:
-    """A factory that returns no model."""
+    """Return no model, as a faulty factory does."""
     return "no model"
 
 
 def build_badly() -> nn.Module:
-    """A factory that raises."""
+    """Raise an error, as a faulty factory does."""
     raise KeyError("the user's own mistake")

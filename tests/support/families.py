@@ -1,4 +1,4 @@
-"""The loopback addresses through which a test asks a server that listens on all addresses."""
+"""Loopback addresses through which a test reaches a server that listens on all addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOOPBACKS = ("127.0.0.1", "::1")
 
 
 def need(address: str) -> None:
-    """Skips the test where the machine lacks the address."""
+    """Skip the test if the machine lacks the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:

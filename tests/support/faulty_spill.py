@@ -1,6 +1,6 @@
 """A model that damages its own rank's spill file in the middle of a training; named by `model.factory`.
 
-From inside, as no other process may touch the files of one that keeps secrets.
+The rank itself does the damage, as no other process may open the files of a process that keeps secrets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from tests.support.factory_models import TinyModel
 
 VARIABLE = "TEST_SPILL_FAULT"
-"""`<what>:<rank>:<forward call>`; unset = nothing happens."""
+"""Name of the variable `<what>:<rank>:<forward call>`; no damage is done while it is unset."""
 
 FOLDER_VARIABLE = "TEST_SPILL_FOLDER"
 
@@ -24,7 +24,7 @@ LIMIT_BYTES = 256 << 10
 
 
 class FaultyModel(TinyModel):
-    """Does the damage at the end of a forward pass, when no byte of the file is under way."""
+    """A model that does damage at the end of a forward pass, when the file has no transfer in flight."""
 
     def __init__(self) -> None:
         super().__init__(width=96, dropout=0.1, step_seconds=0.0, poison=False)
@@ -43,7 +43,7 @@ class FaultyModel(TinyModel):
 
 
 def spill_descriptor() -> int:
-    """Of this process's only file in the spill folder."""
+    """Return the descriptor of this process's only file in the spill folder."""
     folder = os.environ[FOLDER_VARIABLE]
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -51,7 +51,7 @@ def spill_descriptor() -> int:
             if os.readlink(f"/proc/self/fd/{name}").startswith(folder):
                 found.append(int(name))
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
     (descriptor,) = found
     return descriptor
 
@@ -65,7 +65,7 @@ def _flip(descriptor: int, _before: bytes) -> None:
 
 
 def _replay(descriptor: int, before: bytes) -> None:
-    """Everything as it was a step ago, properly sealed then."""
+    """Write back the file's content of one step ago, which was properly sealed then."""
     with open(f"/proc/self/fd/{descriptor}", "r+b", buffering=0) as file:
         assert file.write(before) == len(before)
 
@@ -84,7 +84,7 @@ def _become(path: str) -> Callable[[int, bytes], None]:
 
 
 def _limit(_descriptor: int, _before: bytes) -> None:
-    """No write beyond these bytes of any file; logs are shorter."""
+    """Limit the size of every file to `LIMIT_BYTES`; logs are shorter."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, LIMIT_BYTES))
 
 
@@ -98,5 +98,5 @@ FAULTS: dict[str, Callable[[int, bytes], None]] = {
 
 
 def build() -> nn.Module:
-    """The factory."""
+    """Build the model; the factory of the tests."""
     return FaultyModel()

@@ -1,4 +1,4 @@
-"""Runs a function in a forked child: for limits that cannot be lifted, and for what a fork must not do."""
+"""Functions run in a forked child: for limits that cannot be lifted, and for tests of forks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 
 def in_child(work: Callable[[], object]) -> object:
-    """What `work` returns, through JSON. Raises AssertionError with the child's traceback."""
+    """Return the result of `work`, sent through JSON. Raises AssertionError with the child's traceback."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        # The child starts no thread's work that the parent's threads may hold a lock for.
+        # The child starts no work in threads that needs a lock held by the parent's threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         os.close(reader)
-        torch.set_num_threads(1)  # torch's own threads are the parent's
+        torch.set_num_threads(1)  # torch's own threads exist in the parent only
         try:
             answer = json.dumps({"value": work()})
         except BaseException:

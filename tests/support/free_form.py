@@ -1,8 +1,7 @@
-"""Compares the engine with plain torch for any model: a test gives a builder and a loss function, nothing
-else.
+"""Comparison of the engine with plain torch for any model: a test gives a builder and a loss function.
 
-The loss function is called as `loss(model, step, rank)`; the reference calls it for every rank in turn with
-the plain model, the engine's ranks call it once each with the engine in place of the model.
+The loss function is called as `loss(model, step, rank)`. The reference calls it for every rank in turn with
+the plain model; the engine's ranks call it once each with the engine in place of the model.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LR, EPS, STEPS = 1e-2, 1e-4, 3
 
 
 def config(stage: int, **extra: Any) -> dict[str, Any]:
-    """A configuration without persistent units, so that stage 3 shards everything."""
+    """Return a configuration without persistent units, so that stage 3 shards everything."""
     return {
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {
@@ -40,7 +39,7 @@ def config(stage: int, **extra: Any) -> dict[str, Any]:
 def engine_outcome(
     build: Build, loss: Loss, stage: int, unit_modules: Sequence[str] | None, extra: dict[str, Any]
 ) -> Outcome:
-    """Train on the calling ranks."""
+    """Train with the engine on the calling ranks."""
     torch.manual_seed(3)
     model = build()
     engine, *_ = zt.initialize(model=model, config=config(stage, **extra), unit_modules=unit_modules)
@@ -61,7 +60,7 @@ def engine_outcome(
 def reference_outcome(
     build: Build, loss: Loss, world_size: int, *, steps: int = STEPS, clip: float = 0.0
 ) -> Outcome:
-    """Plain torch. Parameters that got no gradient count as having a zero one, as they do in the engine."""
+    """Train with plain torch. Parameters without a gradient get a zero one, as they do in the engine."""
     torch.manual_seed(3)
     model = build()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -91,7 +90,7 @@ def check_equal(
     tolerance: float = 1e-5,
     clip: float = 0.0,
 ) -> None:
-    """Fail unless every stage trains as plain torch does."""
+    """Check that every stage trains as plain torch does."""
     reference = reference_outcome(build, loss, world_size, clip=clip)
     assert np.isfinite(reference.losses).all()
     extra = {"gradient_clipping": clip}

@@ -15,8 +15,11 @@ from tests.support.devcluster import REPOSITORY
 
 
 def downloaded(module: str, *, sum: str) -> Path:
-    """The folder of `path@version`, fetched the first time. `sum` is of the module's files, as go.sum names
-    it: another content is refused."""
+    """Return the folder of `path@version`, which is downloaded the first time.
+
+    `sum` is the checksum of the module's files as in go.sum. Raises RuntimeError if the content has another
+    one.
+    """
     answer = _download(module, Path("/"))
     if answer["Sum"] != sum:
         raise RuntimeError(f"{module} has the sum {answer['Sum']}; expected {sum}")
@@ -24,7 +27,7 @@ def downloaded(module: str, *, sum: str) -> Path:
 
 
 def required(module: str, *, by: Path) -> Path:
-    """The folder of a module in the version that the go.mod in `by` requires, checked by its go.sum."""
+    """Return the folder of a module in the version that the go.mod in `by` requires; go.sum checks it."""
     return Path(_download(module, by)["Dir"])
 
 

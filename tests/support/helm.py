@@ -1,4 +1,4 @@
-"""helm for tests: one cluster, one namespace, folders of its own, and manifests as objects."""
+"""helm for tests: bound to one cluster, one namespace and folders of its own; manifests as objects."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ MONITORING_API = "monitoring.coreos.com/v1"
 
 
 def document(values: Mapping[str, Any]) -> str:
-    """JSON that is YAML, too: helm's reader knows no pairs of surrogates, and no bare control character."""
+    """Return values as JSON that is also YAML.
+
+    helm's parser accepts no surrogate pairs and no bare control characters.
+    """
     text = json.dumps(values, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class HelmError(AssertionError):
-    """helm refused; the message is its own."""
+    """helm failed; the message is its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Helm:
-    """The program, bound to a namespace and, unless it only renders, a cluster."""
+    """The helm program, bound to a namespace and, unless it only renders, a cluster."""
 
     program: Path
     home: Path
-    """Where it may keep caches and settings: never the user's."""
+    """Folder for helm's caches and settings, so that it never uses the user's."""
     namespace: str = "zerotrain-system"
     kubeconfig: Path | None = None
 
     def run(self, *args: str | Path, values: Mapping[str, Any] | None = None, check: bool = True) -> str:
-        """What it printed; raises HelmError when it fails and `check` is set."""
+        """Run helm and return its output; raise HelmError if it fails and `check` is set."""
         done = self.attempt(*args, values=values)
         if check and done.returncode != 0:
             raise HelmError(
@@ -52,7 +55,7 @@ class Helm:
     def attempt(
         self, *args: str | Path, values: Mapping[str, Any] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run without judging; `values` go in as a file."""
+        """Run helm without checking the result; `values` are passed on standard input."""
         command = [str(self.program), *map(str, args), "--namespace", self.namespace]
         if values is not None:
             command += ["--values", "-"]
@@ -75,7 +78,7 @@ class Helm:
         apis: Sequence[str] = (),
         chart: Path = CHART,
     ) -> list[dict[str, Any]]:
-        """The manifests that an installation without a cluster would make, hooks included."""
+        """Return the manifests that an installation without a cluster would make, hooks included."""
         words: list[str | Path] = ["template", RELEASE, chart, "--kube-version", kubernetes]
         for path in files:
             words += ["--values", path]
@@ -99,13 +102,13 @@ class Helm:
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """YAML documents as plain objects; empty ones are left out."""
+    """Return YAML documents as plain objects, without empty ones."""
     found = yaml.load_all(text, Loader=yaml.CSafeLoader)  # the C parser: the custom resource is long
     return [document for document in found if document]
 
 
 def named(manifests: Sequence[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
-    """The one object of this kind (and name)."""
+    """Return the one object of this kind (and name)."""
     found = [
         item for item in manifests if item["kind"] == kind and (not name or item["metadata"]["name"] == name)
     ]

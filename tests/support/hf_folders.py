@@ -60,7 +60,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def model_of(case: str) -> Any:
-    """The library's model, every weight random (fresh ones have biases of zero and norms of one)."""
+    """Return the library's model with random weights only.
+
+    Fresh models have biases of zero and norms of one.
+    """
     import transformers
 
     family, extra = CASES[case]
@@ -75,12 +78,12 @@ def model_of(case: str) -> Any:
 
 
 def save(case: str, folder: Path, *, max_shard_size: str = "5GB") -> Any:
-    """Save a model and hand it back."""
+    """Save a model and return it."""
     model = model_of(case)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
 
 def token_ids(batch: int = 2, tokens: int = 24) -> torch.Tensor:
-    """Ids below 96."""
+    """Return token ids below 96."""
     return torch.randint(0, 96, (batch, tokens), generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Jobs as the operator leaves them in the API server, for tests of what people are shown."""
+"""Jobs as the operator stores them in the API server, for tests of what users see."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def condition(kind: str, status: str, reason: str, message: str = "", *, ago_s: 
 
 
 def failure(attempt: int, **changes: Any) -> Json:
-    """An attempt that ended because rank 2 did."""
+    """Return the record of an attempt that ended because rank 2 failed."""
     return {
         "attempt": attempt,
         "time": stamp(300),
@@ -91,7 +91,7 @@ def running_status() -> Json:
 
 
 def job(status: Mapping[str, Any] | None = None, **spec: Any) -> Job:
-    """The running job with parts of its status and its spec replaced."""
+    """Return the running job with parts of its status and its spec replaced."""
     raw = job_json({f"spec.{name}": value for name, value in spec.items()})
     raw["metadata"] |= {"creationTimestamp": stamp(900), "generation": 1}
     raw["status"] = {**running_status(), **(status or {})}
@@ -113,7 +113,7 @@ def event(reason: str, message: str, *, ago_s: float = 60, warning: bool = False
 def pod(
     worker: int, *, attempt: int = 2, state: Mapping[str, Any] | None = None, phase: str = "Running"
 ) -> Pod:
-    """A worker's pod; running unless its container's state is given."""
+    """Return a worker's pod, running unless the state of its container is given."""
     labels = {
         "zerotrain.dev/job": "gpt",
         "zerotrain.dev/attempt": str(attempt),

@@ -11,7 +11,7 @@ from zerotrain.operator.api import ZeroTrainingJob
 Json = dict[str, Any]
 
 ABSENT = object()
-"""As a value in `changes`: the field is removed."""
+"""Value in `changes` that removes the field."""
 
 GOOD_JOB: Json = {
     "apiVersion": "zerotrain.dev/v1alpha1",
@@ -35,7 +35,7 @@ GOOD_JOB: Json = {
 
 
 def job_json(changes: Mapping[str, Any] | None = None, /) -> Json:
-    """The good job with `changes`, by dotted path from the root: {"spec.nvme.size": "1Gi"}."""
+    """Return the valid job with `changes`, by dotted path from the root: {"spec.nvme.size": "1Gi"}."""
     job = copy.deepcopy(GOOD_JOB)
     for path, value in (changes or {}).items():
         *parents, last = path.split(".")
@@ -50,5 +50,5 @@ def job_json(changes: Mapping[str, Any] | None = None, /) -> Json:
 
 
 def make_job(changes: Mapping[str, Any] | None = None, /) -> ZeroTrainingJob:
-    """As `job_json`, parsed."""
+    """Return the parsed result of `job_json`."""
     return ZeroTrainingJob.parse(job_json(changes))

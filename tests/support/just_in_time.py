@@ -1,4 +1,4 @@
-"""Engines whose updates may go on in the background, for the tests of the just-in-time step."""
+"""Engines whose updates may run in the background, for the tests of the just-in-time step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from zerotrain.runtime.zero.state import whole
 
 WIDTH, SAMPLES = 32, 4
 PATIENCE_S = 180.0
-"""A test that waits longer for another thread has failed."""
+"""Timeout of a wait for another thread; reaching it fails the test."""
 
 
 class Chain(nn.Module):
-    """Blocks in a row, of which `forward` may leave the middle one out; the last one's weight may be the
-    first one's."""
+    """Blocks in a row.
+
+    `forward` may leave out the middle one, and the last weight may be tied to the first.
+    """
 
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
@@ -54,7 +56,7 @@ class Run:
     clip: float = 0.05
     tied: bool = False
     persistence: int = 0
-    """Parameters of fewer elements stay whole at stage 3."""
+    """Size in elements below which parameters stay whole at stage 3."""
 
     def config(self, folder: str) -> dict[str, Any]:
         offload = {"device": self.tier, "nvme_path": folder, "just_in_time": self.just_in_time}
@@ -82,7 +84,7 @@ class Run:
 
 @contextmanager
 def engine_of(run: Run) -> Iterator[Engine]:
-    """An engine on this rank, closed in the end."""
+    """Provide an engine on this rank and close it at the end."""
     torch.manual_seed(3)
     model = Chain(tied=run.tied)
     with tempfile.TemporaryDirectory() as folder:
@@ -94,14 +96,14 @@ def engine_of(run: Run) -> Iterator[Engine]:
 
 
 def batch(step: int) -> torch.Tensor:
-    """This rank's part of a global batch."""
+    """Return this rank's part of a global batch."""
     rank, ranks = world()
     generator = torch.Generator().manual_seed(step)
     return torch.randn(SAMPLES, WIDTH, generator=generator).chunk(ranks)[rank]
 
 
 def train_step(engine: Engine, step: int, **kwargs: Any) -> float:
-    """All micro-batches of one step; the last loss."""
+    """Train on all micro-batches of one step and return the last loss."""
     loss = torch.zeros(())
     for index in range(engine.gradient_accumulation_steps()):
         loss = engine(batch(100 * step + index), **kwargs)
@@ -111,7 +113,7 @@ def train_step(engine: Engine, step: int, **kwargs: Any) -> float:
 
 
 def contents(engine: Engine) -> dict[str, bytes]:
-    """Weights and every stream of this rank's checkpoint, as bytes."""
+    """Return weights and all streams of this rank's checkpoint, as bytes."""
     state = engine.checkpoint_state()
     found = {"/".join(key): whole(stream).cpu().numpy().tobytes() for key, stream in state.streams.items()}
     with zt.full_parameters(engine.module):
@@ -128,7 +130,7 @@ def pause_of(engine: Engine, pause: Callable[[], None]) -> None:
 
 
 def slow_down(engine: Engine, *, seconds: float) -> None:
-    """Random pauses before updates and before blocks, others on every rank."""
+    """Insert random pauses before updates and before blocks, different ones on every rank."""
     chance = random.Random(os.getpid())
 
     def wait(*_: object) -> None:

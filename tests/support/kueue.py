@@ -20,16 +20,21 @@ from tests.support.ports import free_port
 
 GROUP = "kueue.x-k8s.io"
 CERTS = Path("/etc/kueue/metrics/certs")
-"""Where its program looks, and nowhere else, for certificates that it does not make itself. To make them it
-needs a kubelet that mounts a Secret."""
+"""The only folder in which Kueue looks for certificates that it does not make itself.
+
+It can make them only with a kubelet that mounts a Secret.
+"""
 TOOL = REPOSITORY / "deploy" / "tools" / "kueue"
 Json = dict[str, Any]
 
 
 @contextmanager
 def kueue_running(program: Path, cluster: Cluster, folder: Path, **configuration: Json) -> Iterator[None]:
-    """Kueue installed in the cluster and at work for the length of the block, as its documentation sets up an
-    external framework, with this configuration besides. It sees a folder of this test in place of /etc."""
+    """Install Kueue in the cluster and run it for the length of the block, with this extra configuration.
+
+    It is set up as its documentation says for an external framework. A folder of this test takes the place of
+    /etc for it.
+    """
     module = required("sigs.k8s.io/kueue", by=TOOL)
     _install_crds(cluster, module / "config" / "components" / "crd" / "bases")
     certs, port, log = folder / "etc" / CERTS.relative_to("/etc"), free_port(), folder / "kueue.log"
@@ -53,13 +58,13 @@ def kueue_running(program: Path, cluster: Cluster, folder: Path, **configuration
 
 
 def kueues(kind: str, name: str, spec: Json) -> Json:
-    """One object of Kueue's own kinds."""
+    """Return one object of Kueue's own kinds."""
     return {"apiVersion": f"{GROUP}/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 @contextmanager
 def team_namespace(cluster: Cluster, flavor: str, *, cpu: int, memory: str, **spec: Json) -> Iterator[str]:
-    """A namespace whose LocalQueue `team-a` has so much of the flavor, and whose jobs are gone at the end."""
+    """Provide a namespace whose LocalQueue `team-a` has so much of the flavor; remove its jobs at the end."""
     with cluster.namespace() as name:
         quotas = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": memory}]
         flavors = [{"name": flavor, "resources": quotas}]
@@ -73,7 +78,7 @@ def team_namespace(cluster: Cluster, flavor: str, *, cpu: int, memory: str, **sp
 
 
 def _configuration(port: int) -> Json:
-    """The shipped one but for what a pod brings: certificates, addresses of its own, a lease."""
+    """Return the shipped configuration without what a pod has: certificates, addresses, a lease."""
     return {
         "apiVersion": f"config.{GROUP}/v1beta2",
         "kind": "Configuration",
@@ -97,7 +102,7 @@ def _install_crds(cluster: Cluster, folder: Path) -> None:
 
 
 def _register_webhooks(cluster: Cluster, module: Path, url: str, authority: bytes) -> None:
-    """Those for Kueue's own kinds, by address: there is no Service without pods."""
+    """Register the webhooks for Kueue's own kinds by address, as there is no Service without pods."""
     manifests = module / "config" / "components" / "webhook" / "manifests.yaml"
     for document in yaml.safe_load_all(manifests.read_text()):
         kept = [hook for hook in document["webhooks"] if hook["rules"][0]["apiGroups"] == [GROUP]]
@@ -112,7 +117,7 @@ def _register_webhooks(cluster: Cluster, module: Path, url: str, authority: byte
 
 
 def _serves(process: subprocess.Popen[bytes], cluster: Cluster, log: Path) -> bool:
-    """Whether its webhooks answer: they do once its controllers run."""
+    """Return whether Kueue's webhooks answer, which they do once its controllers run."""
     assert process.poll() is None, f"Kueue ended:\n{log.read_text()[-4000:]}"
     probe = {"apiVersion": f"{GROUP}/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
     done = cluster.kubectl("apply", "-f", "-", input=json.dumps(probe), check=False)

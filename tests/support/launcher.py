@@ -1,4 +1,4 @@
-"""Runs the real launcher with small rank programs: what the tests of launcher, channel and metrics share."""
+"""Runs of the real launcher with small rank programs, for the tests of launcher, channel and metrics."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from zerotrain.runtime.launch.supervisor import Limits
 launcher.DEFAULT_PROGRAM = tuple(sys.argv[3:])
 sys.exit(launcher.main([], limits=Limits(**json.loads(sys.argv[1]))))
 """
-"""The same, with the program in the place of the built-in trainer."""
+"""The same as `DRIVER`, with the program in place of the built-in trainer."""
 FAST = {"peer_grace_s": 0.3, "failing_rank_s": 60.0, "stop_grace_s": 60.0}
-"""What is not waited for is short; what ranks take to end by themselves is the machine's affair."""
+"""Short limits for pure waits, and long ones for ranks that end by themselves on a slow machine."""
 DEADLINE_S = 180.0
-"""Far beyond what anything here takes: reached only when the tested property does not hold."""
+"""Seconds far beyond what anything here takes: reached only when the tested property does not hold."""
 
 RANK_PRELUDE = """
 import os, signal, sys, time
@@ -51,7 +51,7 @@ ATTEMPT = int(os.environ["ZEROTRAIN_ATTEMPT"])
 
 @dataclass(kw_only=True)
 class RunningLauncher:
-    """A launcher process, its spec, and what it wrote."""
+    """A launcher process, its spec and its output."""
 
     popen: subprocess.Popen[bytes]
     spec: LaunchSpec
@@ -60,7 +60,7 @@ class RunningLauncher:
         return self.popen.wait(DEADLINE_S)
 
     def finish(self) -> tuple[int, str]:
-        """Exit code and everything it printed."""
+        """Wait for the launcher; return its exit code and its output."""
         output, _ = self.popen.communicate(timeout=DEADLINE_S)
         return self.popen.returncode, output.decode()
 
@@ -72,7 +72,7 @@ class RunningLauncher:
         headers: Mapping[str, str] | None = None,
         address: str = "127.0.0.1",
     ) -> tuple[int, bytes]:
-        """Status and body."""
+        """Send a request to the launcher; return status and body."""
         connection = http.client.HTTPConnection(address, self.port, timeout=60)
         try:
             connection.request(
@@ -88,7 +88,10 @@ class RunningLauncher:
         return value
 
     def wait_for_ranks(self) -> None:
-        """Until every rank has published a step: a rank that never reports counts as ready before."""
+        """Wait until every rank has published a step.
+
+        Until then a rank that never reports counts as ready.
+        """
         eventually(lambda: all(rank["step"] for rank in self.report()["ranks"]), what="all ranks report")
 
     @property
@@ -107,7 +110,7 @@ class RunningLauncher:
 
 
 def spec_for(folder: Path, *, ranks: int, **changes: Any) -> LaunchSpec:
-    """A worker with `ranks` local ranks and everything under `folder`."""
+    """Return the spec of a worker with `ranks` local ranks and all files under `folder`."""
     spec = LaunchSpec(
         job="demo",
         job_uid="uid-1",
@@ -126,7 +129,7 @@ def spec_for(folder: Path, *, ranks: int, **changes: Any) -> LaunchSpec:
 
 
 def rank_program(folder: Path, text: str) -> list[str]:
-    """The command of a rank that runs `text` after the prelude."""
+    """Return the command of a rank that runs `text` after the prelude."""
     path = folder / "rank.py"
     path.write_text(RANK_PRELUDE + textwrap.dedent(text))
     return [sys.executable, str(path)]
@@ -143,7 +146,7 @@ def launched(
     built_in: bool = False,
     **changes: Any,
 ) -> Iterator[RunningLauncher]:
-    """A running launcher whose ranks execute `text`; whatever happens, none of its processes stays."""
+    """Run a launcher whose ranks execute `text`; end all of its processes in any case."""
     spec = spec_for(folder, ranks=ranks, **changes)
     paths = [str(ROOT / "operator"), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")]
     driver, program = BUILT_IN_DRIVER if built_in else DRIVER, command or rank_program(folder, text)
@@ -161,7 +164,7 @@ def launched(
 
 
 def eventually(condition: Callable[[], Any], *, what: str = "") -> None:
-    """Poll until `condition()` is true; an error of the network counts as not yet."""
+    """Poll until `condition()` is true; a network error counts as false."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -175,7 +178,7 @@ def eventually(condition: Callable[[], Any], *, what: str = "") -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether `pid` runs; a zombie does not."""
+    """Return whether `pid` runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -46,7 +46,10 @@ channel.close()
 
 
 def job_file(folder: Path, on_step: str = "pass", *, steps: int = 5, name: str = "tiny", **spec: Any) -> Path:
-    """A job of two ranks that count to `steps`, save each step, and run `on_step` (with `step`) before it."""
+    """Write a job of two ranks.
+
+    They count to `steps`, save each step, and run `on_step` (with `step`) before it.
+    """
     program = folder / "rank.py"
     body = textwrap.indent(textwrap.dedent(on_step), "    ")
     program.write_text(f"{RANK_PRELUDE}\nSTEPS = {steps}\ndef on_step(step):\n{body}\n    pass\n{COUNTING}")
@@ -90,7 +93,7 @@ def zerotrain(*args: str | Path, **extra: str) -> subprocess.CompletedProcess[st
 
 
 class RunningCommand:
-    """`zerotrain run` while it runs."""
+    """A running `zerotrain run`."""
 
     def __init__(self, popen: subprocess.Popen[bytes], run_dir: Path) -> None:
         self.popen = popen
@@ -101,19 +104,19 @@ class RunningCommand:
         return self.popen.returncode, output.decode()
 
     def launcher(self, attempt: int) -> int:
-        """Pid of the attempt's launcher, once it serves."""
+        """Return the pid of the attempt's launcher, once it serves."""
         path = self.run_dir / "attempts" / str(attempt) / "http.json"
         eventually(path.exists)
         return int(json.loads(path.read_text())["pid"])
 
     def ranks(self, attempt: int) -> list[int]:
-        """Pids of the attempt's ranks."""
+        """Return the pids of the attempt's ranks."""
         launcher = self.launcher(attempt)
         eventually(lambda: len(children(launcher)) == 2)
         return children(launcher)
 
     def wait_for_step(self, step: int) -> None:
-        """Until both ranks have saved it."""
+        """Wait until both ranks have saved the step."""
         folder = self.run_dir / "checkpoints" / "tiny"
         eventually(
             lambda: all(int((folder / f"rank-{rank}").read_text() or 0) >= step for rank in (0, 1)),
@@ -126,7 +129,7 @@ class RunningCommand:
 
 @contextmanager
 def running(job: Path, run_dir: Path, *args: str) -> Iterator[RunningCommand]:
-    """The command in the background; it is killed at the end if it still runs."""
+    """Run the command in the background; kill it at the end if it still runs."""
     popen = subprocess.Popen(
         [*COMMAND, "run", str(job), "--run-dir", str(run_dir), *args],
         env=environment(),

@@ -1,4 +1,4 @@
-"""Trains a small GPT for two steps and reports what the engine's own counters say; run on every rank."""
+"""Training of a small GPT for two steps, and the engine's own memory counters; run on every rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPE = {"d_model": 128, "layers": 3, "context": 16}
 
 
 def measured_and_planned(configs: list[dict[str, Any]]) -> list[dict[str, tuple[int, int]]]:
-    """Per configuration: (measured, planned) bytes kept between steps and at the peak of a step."""
+    """Return, per configuration, (measured, planned) bytes kept between steps and at the peak of a step."""
     return [_one(config) for config in configs]
 
 
@@ -52,7 +52,10 @@ def _one(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def offloaded_bytes(configs: list[dict[str, Any]], folder: str) -> list[dict[str, tuple[int, int]]]:
-    """Per configuration and kind of buffer: (counted, planned) bytes after two steps; and what they moved."""
+    """Return, per configuration and kind of buffer, (counted, planned) bytes after two steps.
+
+    The bytes moved in a step are among them.
+    """
     os.environ["ZEROTRAIN_NVME_PATH"] = folder
     return [_offloaded(config) for config in configs]
 
@@ -91,7 +94,7 @@ def _offloaded(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
         MemoryKind.SPILL: disk_bytes(inputs),
     }
     found = {str(kind): (engine.memory.live_bytes(kind), size) for kind, size in planned.items()}
-    # A weight that is in a buffer still is not read again, so parameters may move less.
+    # A weight that is still in a buffer is not read again, so parameters may move less.
     kind = "step traffic" if inputs.param_tier != "nvme" else "step traffic at most"
     found[kind] = (moved[2] - moved[1], step_traffic(inputs).nvme_bytes)
     engine.close()

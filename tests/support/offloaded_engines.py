@@ -1,5 +1,4 @@
-"""One rank of engines whose states are in memory or spilled, and what a checkpoint makes of them
-(`run_ranks`)."""
+"""One rank of engines with states in memory or spilled, and their checkpoints; run by `run_ranks`."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ from zerotrain.runtime.zero.state import MASTER, whole
 
 TIERS = ("none", "cpu", "nvme")
 VOCABULARY, WIDTH = 1031, 47
-"""Some chunks of 16,384 elements per rank, with parameters across their borders."""
+"""Sizes with several chunks of 16,384 elements per rank, and parameters across chunk boundaries."""
 
 BEFORE, AFTER = 3, 10
-"""Steps before the save, and after it."""
+"""Steps before the save and after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where and how an engine keeps its states."""
+    """The location and the encoding of an engine's states."""
 
     tier: str = "none"
     remainders: bool = False
@@ -66,7 +65,7 @@ class Place:
 
 
 def make(place: Place, spill: Path, *, seed: int = 1, model: nn.Module | None = None) -> Engine:
-    """An engine on the ranks of the default group."""
+    """Return an engine on the ranks of the default group."""
     spill.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     return zt.initialize(
@@ -75,20 +74,20 @@ def make(place: Place, spill: Path, *, seed: int = 1, model: nn.Module | None = 
 
 
 def spill_descriptors(folder: Path) -> list[int]:
-    """Open files of this process that had their name in the folder."""
+    """Return open files of this process that had their name in the folder."""
     found = []
     for entry in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{entry}")
         except OSError:
-            continue  # the one that lists the folder
+            continue  # the descriptor that lists the folder
         if target.startswith(f"{folder}/"):
             found.append(int(entry))
     return found
 
 
 def train(engine: Engine, steps: int) -> list[float]:
-    """Steps on the same global batches at every number of ranks; this rank's losses."""
+    """Train on the same global batches at every number of ranks; return this rank's losses."""
     rank, ranks = world()
     losses = []
     for _ in range(steps):
@@ -102,7 +101,7 @@ def train(engine: Engine, steps: int) -> list[float]:
 
 
 def digests(engine: Engine, kind: str | None = None) -> dict[str, str]:
-    """SHA-256 of this rank's streams, of one kind or of all, and of the weights as computed with."""
+    """Return SHA-256 of this rank's streams of one kind, or of all and of the weights used in forward."""
     found = {
         f"{unit}/{name}": _sha256(whole(stream))
         for (unit, name), stream in engine.checkpoint_state().streams.items()
@@ -120,17 +119,17 @@ def _sha256(flat: torch.Tensor) -> str:
 
 
 def file_digests(folder: Path) -> list[str]:
-    """SHA-256 of every rank's file of a checkpoint, as its manifest has them."""
+    """Return SHA-256 of every rank's file of a checkpoint, as the manifest states them."""
     return [entry["sha256"] for entry in json.loads((folder / "manifest.json").read_text())["files"]]
 
 
 def small_windows() -> None:
-    """Windows that cut chunks, tiles and parameters."""
+    """Set windows whose boundaries lie inside chunks, tiles and parameters."""
     streams.WINDOW_NUMEL = 5000
 
 
 def save_all(root: str, places: list[Place]) -> dict[str, dict[str, Any]]:
-    """Train, save to `<root>/<place>/x`, train on: what an uninterrupted run ends with, by place."""
+    """Train, save to `<root>/<place>/x`, train on; return the state at the end, by place."""
     small_windows()
     return {place.name: _save(Path(root), place) for place in places}
 
@@ -148,14 +147,14 @@ def _save(root: Path, place: Place) -> dict[str, Any]:
 
 
 def load_all(root: str, loads: list[tuple[str, Place, bool]]) -> list[dict[str, Any]]:
-    """For each (saved folder, place, whether to train on): load into an engine of other weights."""
+    """Load each (saved folder, place, whether to train on) into an engine with other weights."""
     small_windows()
     return [_load(Path(root), Path(source), place, goes_on) for source, place, goes_on in loads]
 
 
 def _load(root: Path, source: Path, place: Place, goes_on: bool) -> dict[str, Any]:
     engine = make(place, root / "spill", seed=2)
-    train(engine, 1)  # moments and generations of its own, to be overwritten
+    train(engine, 1)  # moments and generations of this engine, to be overwritten
     path, _ = engine.load_checkpoint(source, "x")
     assert path is not None
     assert engine.global_steps == BEFORE
@@ -167,8 +166,10 @@ def _load(root: Path, source: Path, place: Place, goes_on: bool) -> dict[str, An
 
 
 def load_and_save_all(root: str, loads: list[tuple[str, Place, str]]) -> list[dict[str, str]]:
-    """For each (saved folder, place, target): load, and save at once. What this rank holds where all ranks
-    should hold the same."""
+    """Load each (saved folder, place, target) and save it at once.
+
+    Returns what this rank holds of the state that must be the same on all ranks.
+    """
     small_windows()
     found = []
     for source, place, target in loads:

@@ -1,4 +1,4 @@
-"""One rank of engines whose weights are on the device, in host memory or in the spill file (`run_ranks`)."""
+"""One rank of engines with weights on the device, in host memory or in the spill file; run by `run_ranks`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from zerotrain.runtime.zero.state import whole
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """What is offloaded, and how its states are encoded."""
+    """The location of weights and states, and the encoding of the states."""
 
     params: str = "none"
-    """ "none", "cpu", "nvme"; "host": as "cpu" beside an accelerator, so not where the weights are used."""
+    """"none", "cpu", "nvme"; "host" is "cpu" as beside an accelerator, so the weights are copied for use."""
     states: str = "none"
     remainders: bool = False
     just_in_time: bool | None = None
@@ -36,7 +36,7 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Bits of one run on one rank."""
+    """Exact results of one run on one rank."""
 
     losses: list[float]
     norms: list[float]
@@ -45,7 +45,7 @@ class Trained:
 
 
 def config_of(case: Case, where: Where, spill: str) -> dict[str, Any]:
-    """The case's configuration with this rank's share elsewhere."""
+    """Return the case's configuration with this rank's share offloaded."""
     config = case.config(world()[1])
     zero = config["zero_optimization"]
     zero.update(where.extra)
@@ -62,7 +62,7 @@ def config_of(case: Case, where: Where, spill: str) -> dict[str, Any]:
 
 
 def make(case: Case, where: Where, spill: str, *, frozen: bool = False) -> Engine:
-    """`frozen`: the first block is, and the matrices of the second."""
+    """Return an engine. With `frozen`, the first block and the matrices of the second one are frozen."""
     model = case.model()
     if frozen:
         freeze(model)
@@ -87,7 +87,7 @@ def freeze(model: TinyGPT) -> None:
 
 
 def train(engine: Engine, case: Case, steps: int, *, first: int = 0) -> tuple[list[float], list[float]]:
-    """Losses of this rank's micro-batches, and the norms."""
+    """Train; return the losses of this rank's micro-batches, and the norms."""
     rank, ranks = world()
     losses, norms = [], []
     for batch in token_batches(first + steps, size=GLOBAL_BATCH)[first:]:
@@ -101,7 +101,7 @@ def train(engine: Engine, case: Case, steps: int, *, first: int = 0) -> tuple[li
 
 
 def digests(engine: Engine) -> dict[str, str]:
-    """Of this rank's streams and of the whole weights as computed with."""
+    """Return digests of this rank's streams and of the whole weights used in forward."""
     streams = engine.checkpoint_state().streams
     found = {f"{unit}/{kind}": _digest(whole(stream)) for (unit, kind), stream in streams.items()}
     with zt.full_parameters(engine.module):
@@ -130,12 +130,12 @@ def run(case: Case, where: Where, spill: str, frozen: bool = False) -> Trained:
 
 
 def run_all(jobs: list[tuple[Case, Where, bool]], spill: str) -> list[Trained]:
-    """Several runs one after the other."""
+    """Train several runs one after the other."""
     return [run(case, where, spill, frozen) for case, where, frozen in jobs]
 
 
 def use_in_odd_ways(case: Case, where: Where, folder: str) -> dict[str, Any]:
-    """Everything that reads or writes weights beside training; what came out."""
+    """Read and write weights in every way besides training; return the results."""
     root = Path(folder)
     engine = make(case, where, folder, frozen=True)
     model: Any = engine.module
@@ -171,7 +171,7 @@ def use_in_odd_ways(case: Case, where: Where, folder: str) -> dict[str, Any]:
 
 
 def use_all_in_odd_ways(case: Case, places: list[Where], folder: str) -> list[dict[str, Any]]:
-    """By place, in folders of their own."""
+    """Call `use_in_odd_ways` for each place, in a folder of its own."""
     found = []
     for index, where in enumerate(places):
         own = Path(folder) / str(index)

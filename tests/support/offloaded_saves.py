@@ -1,5 +1,7 @@
-"""Saves, loads and exports of one engine with offloaded states: what they hold in memory, and what they do
-while updates go on in the background (`run_ranks`)."""
+"""Saves, loads and exports of one engine with offloaded states; run by `run_ranks`.
+
+The tests check their memory, and their results while updates run in the background.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ STATE_BYTES = 12 * 8192 * 1024
 
 
 class Large(nn.Module):
-    """One embedding whose states take `STATE_BYTES`, and next to no activations."""
+    """One embedding whose states take `STATE_BYTES`, with almost no activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,8 +38,8 @@ class Large(nn.Module):
 
 
 def growths(folder: str, place: Place, asynchronous: bool) -> dict[str, int]:
-    """Bytes by which a save, an export and a load raise the process's peak, by action."""
-    # Otherwise the allocator keeps what was freed, and growth depends on what came before.
+    """Return the bytes by which a save, an export and a load raise the process's peak, by action."""
+    # Otherwise the allocator keeps freed memory, and growth depends on earlier allocations.
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
     root = Path(folder)
     engine = make(place, root / "spill", model=Large())
@@ -62,7 +64,7 @@ def growths(folder: str, place: Place, asynchronous: bool) -> dict[str, int]:
 
 
 def _growth(action: Callable[[], object]) -> int:
-    """Peak of the resident memory during the action, above what was resident before."""
+    """Return the peak of the resident memory during the action, above the memory that was resident before."""
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
     action()
@@ -75,7 +77,7 @@ def _status(name: str) -> int:
 
 
 def saved_while_training(root: str, place: Place) -> dict[str, Any]:
-    """An asynchronous save with updates in the background before and after it."""
+    """Save asynchronously, with updates in the background before and after the save."""
     folder = Path(root) / "asynchronous"
     engine = make(place, Path(root) / "spill")
     gate = Gate()
@@ -96,7 +98,7 @@ def saved_while_training(root: str, place: Place) -> dict[str, Any]:
 
 
 def saved_at_once(root: str, place: Place) -> dict[str, Any]:
-    """The same without haste: every save synchronous, no load."""
+    """Train the same with synchronous saves only and without a load."""
     engine = make(place, Path(root) / "spill")
     seeded()
     train(engine, 3)
@@ -108,7 +110,7 @@ def saved_at_once(root: str, place: Place) -> dict[str, Any]:
 
 
 def flip_a_bit(folder: Path) -> None:
-    """In the middle of the largest spill file."""
+    """Flip a bit in the middle of the largest spill file."""
     descriptor = max(spill_descriptors(folder), key=lambda number: os.fstat(number).st_size)
     with open(f"/proc/self/fd/{descriptor}", "r+b", buffering=0) as file:
         file.seek(os.fstat(descriptor).st_size // 2)
@@ -118,7 +120,7 @@ def flip_a_bit(folder: Path) -> None:
 
 
 def saves_after_damage(root: str, place: Place) -> dict[str, Any]:
-    """A whole checkpoint, then a damaged spill: every way to store the state says so, again and again."""
+    """Save a whole checkpoint, damage the spill, and collect the errors of all ways to store the state."""
     folder, spill = Path(root) / "c", Path(root) / "spill"
     engine: Engine = make(place, spill)
     train(engine, 2)
@@ -135,7 +137,7 @@ def saves_after_damage(root: str, place: Place) -> dict[str, Any]:
 
 
 def saves_after_a_failed_update(root: str, place: Place) -> dict[str, Any]:
-    """An update in the background meets damage: who meets it first, and what everybody else is told."""
+    """Damage the spill before an update in the background; collect the errors of all later actions."""
     folder, spill = Path(root) / "c", Path(root) / "spill"
     engine: Engine = make(place, spill)
     train(engine, 2)
@@ -160,12 +162,12 @@ def _error_of(action: Callable[[], object]) -> tuple[str, int | None]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Of checkpoints; what was never committed does not count."""
+    """Return the names of committed checkpoints."""
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
 def exported(root: str, places: list[Place]) -> list[dict[str, str]]:
-    """SHA-256 of the exported weights of each place: as computed with, and the masters."""
+    """Return SHA-256 of the exported weights of each place: as used in forward, and the masters."""
     small_windows()
     found = []
     for place in places:

@@ -1,4 +1,4 @@
-"""Programs of a user's own for the real launcher: what all of them begin with, and gates that hold a rank.
+"""Programs of a user for the real launcher: their common prelude, and gates that hold a rank.
 
 with launched_program(tmp_path, TEXT) as launcher:
     open_gate(tmp_path, "save")
@@ -64,7 +64,7 @@ def hold(name, ranks=(1,)):
 
 @contextmanager
 def launched_program(folder: Path, text: str, **changes: Any) -> Iterator[RunningLauncher]:
-    """Two ranks that run `text` after the prelude, under a launcher."""
+    """Run two ranks that execute `text` after the prelude, under a launcher."""
     program = PRELUDE + textwrap.dedent(text)
     (folder / "ds_config.json").write_text("{}")
     settings = {"checkpoint_dir": folder / "checkpoints", **changes}
@@ -73,7 +73,7 @@ def launched_program(folder: Path, text: str, **changes: Any) -> Iterator[Runnin
 
 
 def open_gate(folder: Path, name: str) -> None:
-    """Let the ranks that stand at `hold(name)` go on."""
+    """Release the ranks that wait at `hold(name)`."""
     (folder / f"open-{name}").touch()
 
 
@@ -82,7 +82,7 @@ def is_held(folder: Path, name: str, rank: int = 1) -> bool:
 
 
 def wait_for(launcher: RunningLauncher, rank: int, **values: Any) -> dict[str, Any]:
-    """The rank's record once it has these values."""
+    """Wait until the rank's record has these values, and return it."""
     found: dict[str, Any] = {}
 
     def is_so() -> bool:

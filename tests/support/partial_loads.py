@@ -1,4 +1,4 @@
-"""One rank of engines that save and load parts, as DeepSpeed's arguments ask; run by `run_ranks`."""
+"""One rank of engines that save and load parts, as DeepSpeed's arguments allow; run by `run_ranks`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from zerotrain.runtime.zero.state import whole
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:
-    """Whole, by name, frozen ones included."""
+    """Return whole weights by name, frozen ones included."""
     with zt.full_parameters(engine.module):
         return {name: value.detach().clone() for name, value in engine.module.named_parameters()}
 
 
 def moments(engine: Engine) -> float:
-    """0.0 exactly for a fresh optimizer."""
+    """Return the sum of the moments' absolute values, exactly 0.0 for a fresh optimizer."""
     return sum(
         float(whole(stream).abs().sum())
         for (_, kind), stream in engine.checkpoint_state().streams.items()
@@ -34,7 +34,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], prefix: 
 
 
 def load_parts(folder: str) -> dict[str, Any]:
-    """What a fresh engine has after each way of loading one checkpoint of step 3."""
+    """Load one checkpoint of step 3 in each way into a fresh engine; return what the engine then has."""
     engine = make("AdamW", 3)
     train(engine, 3)
     engine.save_checkpoint(folder, tag="all", client_state={"epoch": 1})
@@ -60,12 +60,12 @@ def load_parts(folder: str) -> dict[str, Any]:
             "client": client,
             "own generators": torch.equal(random_before, torch.get_rng_state()),
         }
-        train(fresh, 1)  # nothing is left half-way
+        train(fresh, 1)  # no load leaves a half-loaded state
     return found
 
 
 def without_frozen(folder: str) -> dict[str, Any]:
-    """Frozen parameters are not in the file, so they keep the values of the model that loads."""
+    """Save without frozen parameters. They are not in the file and keep the values of the loading model."""
     engine = make("AdamW", 2)
     train(engine, 2)
     engine.save_checkpoint(folder, exclude_frozen_parameters=True)
@@ -89,7 +89,7 @@ def without_frozen(folder: str) -> dict[str, Any]:
 
 
 def odd_moments(folder: str) -> dict[str, Any]:
-    """Before the first step, right after a load, between backward and step; without `latest`."""
+    """Save before the first step, right after a load, between backward and step, and without `latest`."""
     engine = make("AdamW", 1)
     initial = weights(engine)
     engine.save_checkpoint(Path(folder) / "a")

@@ -1,8 +1,9 @@
-"""Unit tests in parts, one for each process of `pytest -n`, which imports the files of its own part alone.
+"""Division of the unit tests into parts, one for each process of `pytest -n`.
 
-xdist has every process collect everything, so that any of them may run any test: of unit tests, which are
-many and short, that is a tenth of the work, and each process would load torch. What the files need is alike
-within a folder, so a part is a run of folders, and all parts have as many bytes of tests.
+xdist has every process collect all tests, so that any process may run any test. Unit tests are many and
+short: this collection takes a tenth of their time, and each process would load torch. With parts, a process
+imports only the files of its own part. The files of a folder need similar modules, so a part is a run of
+folders, and all parts have about as many bytes of tests.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from xdist.scheduler import EachScheduling  # type: ignore[import-untyped]
 from tests.support.tiers import TIERS, leaves_out
 
 VARIABLE = "ZEROTRAIN_TEST_PARTS"
-"""How many parts there are; set for the processes by the one that starts them."""
+"""Name of the variable with the number of parts; set by the process that starts the others."""
 
 WITH_TORCH = ("runtime", "native", "cli", "contract")
 """Folders that come first."""
 
 
 def number_of_parts(config: pytest.Config) -> int:
-    """For the process that starts others: 1 unless it is to run all unit tests, and nothing else."""
+    """Return the number of parts, for the process that starts the others.
+
+    It is 1 unless all unit tests, and only these, are to run.
+    """
     processes = config.getoption("numprocesses", None) or 1
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     expression = config.option.markexpr
@@ -34,7 +38,7 @@ def number_of_parts(config: pytest.Config) -> int:
 
 
 def part_of(files: Iterable[Path], number: int, parts: int) -> frozenset[Path]:
-    """The files of the part with this number, of so many."""
+    """Return the files of the part with this number, out of so many parts."""
     weights = {file: file.stat().st_size for file in files}
     ordered = sorted(weights, key=_place)
     ends = list(itertools.accumulate(weights[file] for file in ordered))
@@ -52,10 +56,10 @@ def _place(file: Path) -> tuple[int, str]:
 
 
 class EachItsOwn(EachScheduling):  # type: ignore[misc]
-    """A process runs what it has collected."""
+    """A scheduler in which a process runs what it has collected."""
 
     def schedule(self) -> None:
         total = sum(map(len, self.node2collection.values()))
         session: Any = self.config.pluginmanager.getplugin("session")
-        session.testscollected = total  # which the progress is a share of
+        session.testscollected = total  # the total of the progress display
         super().schedule()

@@ -1,8 +1,9 @@
-"""TCP ports on loopback that are this process's alone until it ends.
+"""TCP ports on loopback that belong to this process alone until it ends.
 
-A port that the kernel gave a moment ago may be the source of somebody's connection by the time a server binds
-it, or another test's. These lie below the kernel's range (32768 up) and the development cluster's (20000 up);
-the claim on one is a name that a process can have once on a machine, and loses when it ends.
+A port that the kernel has just assigned may be the source port of another connection, or taken by another
+test, before the server binds it. These ports lie below the kernel's range (32768 up) and the development
+cluster's (20000 up). A process claims a port by binding a name that only one process of a machine can have,
+and that is released when the process ends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _claims: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """One that nobody listens on and that no other test will be given."""
+    """Return a port on which no process listens and that no other test is given."""
     count = LAST - FIRST + 1
     for number in range(count):
         port = FIRST + (os.getpid() * 37 + len(_claims) + number) % count
@@ -33,14 +34,14 @@ def free_port() -> int:
 
 @contextmanager
 def closed_port() -> Iterator[int]:
-    """One that refuses connections for the length of the block: it is bound, and nobody listens."""
+    """Provide a port that refuses connections for the length of the block: it is bound without a listener."""
     with closing(socket.socket()) as holder:
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
 
 
 def _claimed(port: int) -> socket.socket | None:
-    """None when somebody has it. Not for children: they would keep the claim."""
+    """Claim a port; return None if it is claimed already. Child processes do not inherit the claim."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0zerotrain-test-port-{port}")
@@ -52,7 +53,7 @@ def _claimed(port: int) -> socket.socket | None:
 
 def _is_free(port: int) -> bool:
     with closing(socket.socket()) as probe:
-        # As servers do: a port whose last connections still wind down is free.
+        # As servers do: a port with connections in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

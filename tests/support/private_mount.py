@@ -1,4 +1,4 @@
-"""Whether a test may mount file systems that nobody else sees."""
+"""Check whether a test may make mounts that no other process sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 
 
 def can_mount() -> str | None:
-    """Why this machine cannot make a private mount, or None."""
+    """Return the reason why this machine cannot make a private mount, or None."""
     if shutil.which("unshare") is None:
         return "there is no unshare command"
     result = subprocess.run(

@@ -13,7 +13,10 @@ SUM = "h1:4Juk8v93RdG1DSGD/mGp+SeQKPmnlLIj2iq3blLZgFY="
 
 
 def install_crds(cluster: Cluster, plurals: Sequence[str]) -> None:
-    """Make the cluster serve these kinds of monitoring.coreos.com/v1; 5 MB are fetched the first time."""
+    """Install these CRDs of monitoring.coreos.com/v1 and wait until they are served.
+
+    5 MB are downloaded the first time.
+    """
     folder = downloaded(MODULE, sum=SUM) / "example" / "prometheus-operator-crd"
     for plural in plurals:
         path = folder / f"monitoring.coreos.com_{plural}.yaml"

@@ -1,4 +1,4 @@
-"""What a PromQL expression asks for, by a real parser: the series' names and the labels of its matchers."""
+"""Names of series and labels of matchers in PromQL expressions, found by a real parser."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import promql_parser
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One selector."""
+    """The names and labels of one selector."""
 
     names: frozenset[str]
     labels: frozenset[str]
 
 
 def ask(expr: str) -> list[Asked]:
-    """Every selector of the expression. Raises ValueError where it does not parse or its types are wrong."""
+    """Return every selector of the expression. Raises ValueError on a syntax or type error."""
     return [_asked(node) for node in _nodes(promql_parser.parse(expr)) if _is_selector(node)]
 
 
 def numbers(expr: str) -> set[float]:
-    """Every number literal."""
+    """Return every number literal."""
     nodes = _nodes(promql_parser.parse(expr))
     return {float(node.val) for node in nodes if isinstance(node, promql_parser.NumberLiteral)}
 
@@ -42,7 +42,7 @@ def _asked(selector: Any) -> Asked:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """The node and all below it, whatever their kind."""
+    """Yield the node and all nodes below it."""
     if node is None or isinstance(node, str | int | float | bool):
         return
     if isinstance(node, list | tuple):

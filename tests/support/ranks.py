@@ -1,7 +1,6 @@
-"""Runs a function as several ranks: real processes, real gloo, forked from one process that has torch
-already.
+"""Functions run as several ranks: real processes with real gloo, forked from one that has imported torch.
 
-On a GPU (`device.DEVICE`) the ranks share it and talk through NCCL.
+On a GPU (`device.DEVICE`) the ranks share it and communicate through NCCL.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.support.device import TRANSPORTS, gpu_environment
 from zerotrain.runtime.comm.group import pick_device
 
 TIMEOUT_S = 240.0
-"""Far above what a run takes: a busy machine must change no outcome."""
+"""Timeout of a run, far above what it takes, so that a busy machine changes no outcome."""
 
 # References run in the test's own process: the same number of threads gives the same bits as on the ranks.
 torch.set_num_threads(1)
@@ -39,13 +38,16 @@ _transport = TRANSPORTS[0]
 
 
 def current_transport() -> str:
-    """How the ranks of `run_ranks` talk: one of `TRANSPORTS`. Never left to a probe's timing."""
+    """Return the transport of the ranks of `run_ranks`, one of `TRANSPORTS`.
+
+    A probe would depend on timing, so it never decides.
+    """
     return _transport
 
 
 @contextmanager
 def use_transport(name: str) -> Iterator[None]:
-    """Ranks that are started inside talk this way."""
+    """Use this transport for ranks that are started in the block."""
     global _transport
     before, _transport = _transport, name
     try:
@@ -59,7 +61,7 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Call `function(*args)` on every rank of a fresh process group; results in rank order.
+    """Call `function(*args)` on every rank of a fresh process group; return results in rank order.
 
     The function must be importable by name and its arguments and result picklable (no tensors). Raises
     RankFailed with the traceback of the first rank that failed.
@@ -67,7 +69,8 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list
     try:
         return _run(world_size, function, args)
     except RankFailed as error:
-        # gloo's own connecting: a port of this machine's many tests may be another process's by then.
+        # gloo chooses its own ports for connecting; another test's process on this machine may have taken
+        # one.
         if "connectFullMesh failed" not in str(error):
             raise
     return _run(world_size, function, args)
@@ -97,8 +100,10 @@ def _start(rank: int, world_size: int, folder: Path, function: Callable[..., Any
 
 
 def _in_time(ranks: list[Any]) -> list[Any]:
-    """Wait until every rank has answered or died; a failed one ends the wait, as the others may hang on
-    it."""
+    """Wait until every rank has answered or died.
+
+    A failed rank ends the wait, as the others may wait for it forever.
+    """
     waiting: dict[Any, int] = {connection: rank for rank, (_, connection) in enumerate(ranks)}
     while waiting:
         ready = wait(list(waiting), timeout=TIMEOUT_S)
@@ -168,5 +173,5 @@ def _share_gpu(rank: int) -> None:
 
 
 def _to_gpu(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a script does with its batches."""
+    """Move the inputs to the GPU, as a script does with its batches."""
     return tuple(value.cuda() if isinstance(value, torch.Tensor) else value for value in inputs)

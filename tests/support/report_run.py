@@ -1,4 +1,4 @@
-"""The folder of a run with three attempts, as `zerotrain run` leaves it, without running anything."""
+"""The folder of a run with three attempts, as `zerotrain run` writes it, made without running anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ START = 1_790_000_000.0
 
 
 def point(step: int, at: float) -> Point:
-    """A falling loss, a spike of the gradient at step 45, merged pairs from step 60."""
+    """Return a point of a falling loss.
+
+    The gradient has a spike at step 45; pairs are merged from step 60.
+    """
     loss = 5.5 * math.exp(-step / 40) + 1.2 + 0.1 * math.sin(step)
     norm = 90.0 if step == 45 else 1.0 + 0.3 * math.sin(step / 3)
     return Point(
@@ -34,7 +37,7 @@ def point(step: int, at: float) -> Point:
 
 
 def attempt(folder: Path, number: int, first: int, last: int, start: float, ended: str | None) -> float:
-    """Write one history file; returns when it ended."""
+    """Write one history file; return the time at which the attempt ended."""
     record = AttemptRecord(
         attempt=number,
         job="gpt",
@@ -63,7 +66,7 @@ def attempt(folder: Path, number: int, first: int, last: int, start: float, ende
 
 
 def run_folder(folder: Path) -> Path:
-    """Two failures and a success: 1-50, 41-90, 81-120."""
+    """Write the history of two failures and a success: steps 1-50, 41-90, 81-120."""
     history = folder / "checkpoints" / "gpt" / HISTORY_DIR
     ends = [
         (1, 1, 50, None, Termination(attempt=1, code=137, rank=2, step=50, last_line=HOSTILE)),

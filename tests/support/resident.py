@@ -9,7 +9,7 @@ from zerotrain.runtime.zero.buffer import return_free_memory
 
 
 def reset_peak() -> int:
-    """Start the kernel's peak anew; the bytes that are resident now."""
+    """Reset the kernel's peak; return the bytes that are resident now."""
     gc.collect()
     return_free_memory()
     Path("/proc/self/clear_refs").write_text("5")
@@ -17,7 +17,7 @@ def reset_peak() -> int:
 
 
 def peak_bytes() -> int:
-    """Largest resident memory since `reset_peak`."""
+    """Return the largest resident memory since `reset_peak`."""
     return _status("VmHWM")
 
 

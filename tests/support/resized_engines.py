@@ -1,4 +1,4 @@
-"""One rank of engines that load what others saved at other stages and numbers of ranks (`run_ranks`)."""
+"""One rank of engines that load checkpoints of other stages and numbers of ranks; run by `run_ranks`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCABULARY, WIDTH = 257, 33
 
 
 def make(optimizer: str, stage: int, *, seed: int = 1) -> Engine:
-    """An engine on the ranks of the default group."""
+    """Return an engine on the ranks of the default group."""
     torch.manual_seed(seed)
     params: dict[str, object] = {"lr": 1e-2}
     if optimizer == "SGD":
@@ -37,7 +37,7 @@ def make(optimizer: str, stage: int, *, seed: int = 1) -> Engine:
 
 
 def train(engine: Engine, steps: int) -> None:
-    """Steps on the same global batches at every number of ranks."""
+    """Train on the same global batches at every number of ranks."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     for _ in range(steps):
         generator = torch.Generator().manual_seed(engine.global_steps)
@@ -47,7 +47,7 @@ def train(engine: Engine, steps: int) -> None:
 
 
 def save_all(folder: str, cases: Sequence[tuple[str, int]]) -> None:
-    """For each (optimizer, stage): train, and save to `<folder>/<optimizer>-<stage>`."""
+    """Train each (optimizer, stage) and save it to `<folder>/<optimizer>-<stage>`."""
     for optimizer, stage in cases:
         engine = make(optimizer, stage)
         train(engine, 4)
@@ -55,12 +55,12 @@ def save_all(folder: str, cases: Sequence[tuple[str, int]]) -> None:
 
 
 def load_and_save_all(cases: Sequence[tuple[str, int, str, str]]) -> None:
-    """For each (optimizer, stage, source, target): load into an engine of other weights, save again."""
+    """Load each (optimizer, stage, source, target) into an engine with other weights and save it again."""
     for optimizer, stage, source, target in cases:
         engine = make(optimizer, stage, seed=2)
         path, _ = engine.load_checkpoint(source, "x")
         assert path is not None
         assert engine.global_steps == 4
         engine.save_checkpoint(target, "x")
-        if stage == 3:  # what was loaded can be trained on
+        if stage == 3:  # the loaded engine can train
             train(engine, 1)

@@ -1,6 +1,7 @@
-"""Makes the kernel refuse system calls of this thread and of those it starts: what a container's filter does.
+"""Seccomp filters that reject system calls of this thread and its children, as a container's filter does.
 
-The numbers are those of x86-64 and of arm64. There is no way back, so use it in a child (`forked.in_child`).
+The numbers are those of x86-64 and of arm64. A filter cannot be removed, so use it in a child
+(`forked.in_child`).
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 @dataclass(frozen=True)
 class Refusal:
-    """One call, refused with `error`; with `argument`, only where its low 32 bits have all of `bits` or are
-    `value`."""
+    """One system call that fails with `error`.
+
+    With `argument`, it fails only where the low 32 bits of that argument have all of `bits` or equal `value`.
+    """
 
     call: str
     error: int
@@ -51,7 +54,7 @@ class Refusal:
 
 
 def refuse(refusals: Sequence[Refusal]) -> None:
-    """Takes effect at once and for good. Raises OSError where the kernel has no filters."""
+    """Install the filter at once and for good. Raises OSError if the kernel has no filters."""
     program: list[bytes] = []
     for refusal in refusals:
         conditions: list[tuple[int, int, int]] = [(0, _EQUAL, NUMBERS[refusal.call])]
@@ -61,7 +64,7 @@ def refuse(refusals: Sequence[Refusal]) -> None:
                 conditions.append((where, _EQUAL, refusal.value))
             bits = refusal.bits or 0
             conditions += [(where, _HAS_BITS, 1 << bit) for bit in range(32) if bits >> bit & 1]
-        # Each condition is a load and a jump over all that is left of this refusal when it does not hold.
+        # Each condition is a load and a jump over the rest of this refusal if it does not hold.
         for index, (where, test, operand) in enumerate(conditions):
             left = 2 * (len(conditions) - index - 1) + 1
             program += [struct.pack("HBBI", _LOAD, 0, 0, where), struct.pack("HBBI", test, 0, left, operand)]

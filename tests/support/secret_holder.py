@@ -1,8 +1,7 @@
-"""A process that holds spill store keys, for tests that look into its memory: one sealer per backend, all
-used.
+"""A process that holds spill store keys, for tests that inspect its memory: one sealer per backend, all used.
 
-Prints one line of JSON when it is ready, with a sample per sealer by which the key can be recognised. Ends
-when its standard input does.
+It prints one line of JSON when it is ready, with a sample per sealer by which the key can be recognised. It
+ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _PR_SET_DUMPABLE, _PR_SET_PTRACER, _ANY = 4, 0x59616D61, 2**64 - 1
 
 
 def marker_of(pid: int) -> bytes:
-    """32 bytes that the process of this number keeps in ordinary memory."""
+    """Return 32 bytes that the process with this pid keeps in ordinary memory."""
     return hashlib.sha256(f"plain bytes of process {pid}".encode()).digest()
 
 
 def _sample(sealer: Sealer, name: str) -> dict[str, str]:
-    """One sealed chunk of zeros: what is needed to open it, but the key."""
+    """Seal one chunk of zeros and return everything that is needed to open it except the key."""
     chunks = batch_of(sealer.add(name, sizes()))
     chunks.data.zero_()
     sealer.seal(chunks)
@@ -51,12 +50,17 @@ def _allow_cores() -> None:
     libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-    # Inherited, too, from a process that had a spill store; the system's default: private and shared memory.
+    # A process inherits this, too, from one that had a spill store; here it is the system's default, private
+    # and shared memory.
     Path("/proc/self/coredump_filter").write_text("0x33")
 
 
 def main() -> None:
-    """Arguments: "allow" cores; "refuse" them as engines do at their start; "empty" only what they hold."""
+    """Hold the keys; arguments say how cores are treated.
+
+    "allow" permits cores, "refuse" refuses them as engines do at their start, and "empty" only removes their
+    contents.
+    """
     if "allow" in sys.argv:
         _allow_cores()
     if "refuse" in sys.argv:

@@ -1,4 +1,4 @@
-"""An HTTP server in the place of an API server, for answers that a real one cannot be made to give."""
+"""An HTTP server in place of an API server, for answers that a real one cannot be made to give."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 
 @contextmanager
 def served(answer: Callable[[str], tuple[int, bytes]], folder: Path) -> Iterator[Path]:
-    """A kubeconfig in `folder` that leads to a server; `answer` turns a path into code and body. A redirect
-    leads to /secret."""
+    """Run a server and provide a kubeconfig in `folder` for it; `answer` maps a path to code and body.
+
+    A redirect leads to /secret.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -26,7 +28,7 @@ def served(answer: Callable[[str], tuple[int, bytes]], folder: Path) -> Iterator
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Silent."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -21,7 +21,7 @@ IDENTITY = SpillIdentity(job="job", rank=3, world_size=4)
 def make_spill_store(
     *folders: Path, encryption: str = "AEAD", limit_bytes: int | None = None, engine: str = "auto"
 ) -> SpillStore:
-    """Not allocated yet."""
+    """Return a spill store that is not allocated yet."""
     place = SpillPlace(
         folders=folders,
         limit=None if limit_bytes is None else SpillLimit(limit_bytes),
@@ -32,18 +32,18 @@ def make_spill_store(
 
 
 def sizes(num_chunks: int, last_bytes: int = 4096) -> list[int]:
-    """Chunks of CHUNK bytes and a shorter one at the end."""
+    """Return the sizes of chunks of CHUNK bytes and a shorter one at the end."""
     return [CHUNK] * (num_chunks - 1) + [last_bytes]
 
 
 def noise(num_bytes: int, seed: int) -> torch.Tensor:
-    """The same bytes for the same seed."""
+    """Return bytes that depend on the seed alone."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (num_bytes,), generator=generator, dtype=torch.uint8)
 
 
 def filled(spill_store: SpillStore, *num_chunks: int) -> list[tuple[Record, torch.Tensor]]:
-    """Records of so many chunks, written once, with their bytes; allocates the spill store."""
+    """Allocate the spill store, write records of so many chunks once, and return them with their bytes."""
     records = [
         spill_store.add(f"unit{i}", sizes(count), layout="f32,f32,f32") for i, count in enumerate(num_chunks)
     ]
@@ -55,14 +55,14 @@ def filled(spill_store: SpillStore, *num_chunks: int) -> list[tuple[Record, torc
 
 
 def all_tiles(pairs: list[tuple[Record, torch.Tensor]]) -> list[TileRef]:
-    """Of all records, in order."""
+    """Return the tiles of all records, in order."""
     return [ref for record, _ in pairs for ref in record.tiles()]
 
 
 def rewrite(
     spill_store: SpillStore, tiles: Sequence[TileRef], at_open: Callable[[Tile], object] = lambda tile: None
 ) -> None:
-    """A pass that opens and seals every tile; `at_open` is called with each between the two."""
+    """Open and seal every tile in one sweep; call `at_open` with each tile in between."""
     with spill_store.sweep(tiles, writes=True) as sweep:
         for tile in sweep:
             tile.open()
@@ -71,7 +71,7 @@ def rewrite(
 
 
 def flip(spill_store: SpillStore, offset: int) -> None:
-    """Changes one bit of the real file (of one folder)."""
+    """Flip one bit of the real file (of one folder)."""
     path = Path(f"/proc/self/fd/{spill_store.file.fileno()}")
     with path.open("r+b", buffering=0) as file:
         file.seek(offset)

@@ -1,6 +1,6 @@
-"""Trains one parameter whose states are known, with states on nvme, and looks for them in the spill file.
+"""Training of one parameter with known states on nvme, and a search for these states in the spill file.
 
-Prints one line of JSON per configuration: which known patterns the bytes hold, and whether they compress.
+It prints one line of JSON per configuration: which known patterns the bytes hold, and whether they compress.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 4096
 
 
 class Product(torch.nn.Module):
-    """The loss is the weights' product with constants, so the constants are the gradient."""
+    """A module whose loss is the product of the weights and constants, so the constants are the gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class Product(torch.nn.Module):
         self.register_buffer("constants", torch.randn(NUMEL, generator=generator).bfloat16())
 
     def forward(self, scale: torch.Tensor) -> torch.Tensor:
-        """Scalar."""
+        """Return the loss, a scalar."""
         return (self.weight * self.get_buffer("constants")).sum() * scale
 
 
 def patterns() -> Mapping[str, bytes]:
-    """What is in memory after one step with a learning rate of zero, by name."""
+    """Return what is in memory after one step with a learning rate of zero, by name."""
     model = Product()
     master = model.weight.detach()
     grad = model.get_buffer("constants").float()
@@ -53,7 +53,7 @@ def patterns() -> Mapping[str, bytes]:
 
 
 def spill_bytes(folder: str) -> bytes:
-    """All bytes of the open files without a name in `folder`."""
+    """Return all bytes of the open, unlinked files in `folder`."""
     found = b""
     for descriptor in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{descriptor}"
@@ -68,7 +68,7 @@ def spill_bytes(folder: str) -> bytes:
 
 
 def held(file: bytes, known: Mapping[str, bytes]) -> list[str]:
-    """The names of the patterns of which at least one of many 16-byte pieces is there."""
+    """Return the names of the patterns of which at least one of many 16-byte pieces is in the file."""
     return [
         name
         for name, values in known.items()
@@ -77,13 +77,13 @@ def held(file: bytes, known: Mapping[str, bytes]) -> list[str]:
 
 
 def compressible_blocks(file: bytes) -> int:
-    """Blocks that are neither untouched (zeros) nor like noise."""
+    """Return the number of blocks that are neither untouched (zeros) nor like noise."""
     blocks = (file[start : start + BLOCK] for start in range(0, len(file), BLOCK))
     return sum(any(block) and len(zlib.compress(block)) < 0.99 * len(block) for block in blocks)
 
 
 def main() -> None:
-    """Arguments: the folder, then configurations like "AEAD-master"."""
+    """Train with each configuration; arguments are the folder, then configurations like "AEAD-master"."""
     folder, known = sys.argv[1], patterns()
     for case in sys.argv[2:]:
         encryption, encoding = case.split("-")

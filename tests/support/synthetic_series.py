@@ -1,7 +1,7 @@
-"""Series that a run on processors cannot have: of GPUs, of the operator, of failures and of alerts.
+"""Series that a run on CPUs cannot have: of GPUs, of the operator, of failures and of alerts.
 
-Made from the catalogue of metrics and from the counters that the chart gives to dcgm-exporter, so that no
-name is invented here; the values only grow. Everything else comes from real ranks.
+They are made from the catalogue of metrics and from the counters that the chart gives to dcgm-exporter, so
+that no name is invented here; the values only grow. All other series come from real ranks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OPEN_LABELS: Mapping[str, tuple[str, ...]] = {
     "zero_stage": ("3",),
     "queue": ("",),
 }
-"""Values of the labels whose values the catalogue does not know beforehand."""
+"""Values of the labels for which the catalogue has no fixed values."""
 
 
 WAITING_JOB = "waiting"
-"""A second job, for the panels about jobs that wait."""
+"""Name of a second job, for the panels about jobs that wait."""
 
 
 def _waits(spec: MetricSpec) -> dict[str, str]:
@@ -51,7 +51,7 @@ def gpu_uuid(rank: int) -> str:
 def synthetic_scrapes(
     times: Sequence[float], *, namespace: str, job: str, pod: str, ranks: int
 ) -> list[Scrape]:
-    """The operator, the CUDA-only series of the ranks, DCGM's exporter and the alerts, at these moments."""
+    """Return scrapes of the operator, the CUDA-only series of the ranks, DCGM's exporter and the alerts."""
     operator = {"namespace": "zerotrain-system", "pod": "operator-0", "job": "zerotrain-operator"}
     operator |= {"instance": "10.0.0.1:8080", "node": "node-0"}
     worker = {"namespace": namespace, "pod": pod, "node": "node-0", "job": "zerotrain-workers"}
@@ -107,7 +107,10 @@ def _dcgm_families(index: int, *, namespace: str, pod: str, ranks: int) -> Itera
 
 
 def _alert(namespace: str, job: str) -> Metric:
-    """What the rules write while an alert fires; whether they fire when they should is another test's."""
+    """Return the series that Prometheus writes while an alert fires.
+
+    Another test checks that alerts fire when they should.
+    """
     metric = Metric("ALERTS", "written by Prometheus", "gauge")
     for name, severity in (("ZeroTrainStraggler", "critical"), ("ZeroTrainOperatorDown", "critical")):
         labels = {"alertname": name, "alertstate": "firing", "severity": severity}

@@ -1,7 +1,7 @@
-"""Holds a unit test to its tier: no process, no socket, and at most a second of its own.
+"""Enforcement of the unit tier: no process, no socket, and at most a second of the test's own time.
 
-Python reports processes and sockets to audit hooks before it makes them, so the act itself fails, where it
-stands in the code; a test that swallows that fails at its end. Not seen: what native code does by itself.
+Python reports processes and sockets to audit hooks before it creates them, so the call itself fails, with its
+place in the traceback. A test that swallows this error fails at its end. Actions of native code are not seen.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from tests.support.tiers import tier_of
 
 LIMIT_S = 1.0
 QUIET_SHARE = 0.1
-"""Of a test's wall clock: with stalls below it, the wall clock is the test's own time."""
+"""Share of a test's wall clock; with fewer stalls, the wall clock counts as the test's own time."""
 
 BUSY_FACTOR = 2.0
-"""By so much more processor time may the same work take where caches and cores are shared with others."""
+"""Factor by which work may take more processor time when caches and cores are shared with other processes."""
 
 FORBIDDEN = {
     **dict.fromkeys(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"), "starts a process"),
     **dict.fromkeys(("os.system", "os.exec", "os.spawn", "pty.spawn"), "starts a process"),
     **dict.fromkeys(("socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"), "opens a socket"),
 }
-"""Audit events -> what a test does by them. A socket pair, which every event loop has, is none of them."""
+"""Texts that say what a test does, by audit event. Socket pairs are missing: every event loop has one."""
 
 _WAY_OUT = "Mark it `ranks` if it needs that (CONTRIBUTING.md, tiers), or check the property without"
 
 
 class NotUnit(AssertionError):
-    """A unit test does what only a dearer tier may."""
+    """A unit test does something that only a more expensive tier may do."""
 
 
 class _Watch:
-    """One test: what it did that it may not. Threads that were there before it are others'."""
+    """The forbidden actions of one test. Threads that existed before the test do not count."""
 
     def __init__(self) -> None:
         self.acts: list[str] = []
@@ -54,7 +54,7 @@ class _Watch:
         if threading.get_ident() in self._others:
             return
         self.acts.append(f"{FORBIDDEN[event]} ({event}: {str(subject)[:100]})")
-        # In a thread it would end the thread, and leave the test to wait for it.
+        # In another thread this would only end the thread, and the test would wait for it.
         if threading.current_thread() is threading.main_thread():
             raise NotUnit(f"a unit test {self.acts[-1]}. {_WAY_OUT}")
 
@@ -70,13 +70,13 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _install() -> None:
-    """Once per process, for good: an audit hook cannot be taken back."""
+    """Install the hooks once per process and for good: an audit hook cannot be removed."""
     global _installed
     if _installed:
         return
     _installed = True
     sys.addaudithook(_audit)
-    # multiprocessing's way to start a process, which is not audited.
+    # This is how multiprocessing starts a process, which is not audited.
     start = _posixsubprocess.fork_exec
 
     def fork_exec(*args: Any) -> int:
@@ -96,13 +96,13 @@ def _install() -> None:
 
 
 def is_watching() -> bool:
-    """Whether a test is being watched now."""
+    """Return whether a test is being watched now."""
     return _current is not None
 
 
 @contextmanager
 def no_outside() -> Iterator[None]:
-    """Raises NotUnit where the block starts a process or opens a socket."""
+    """Raise NotUnit if the block starts a process or opens a socket."""
     global _current
     _install()
     around, watch = _current, _Watch()
@@ -117,7 +117,7 @@ def no_outside() -> Iterator[None]:
 
 @contextmanager
 def short(limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Raises NotUnit where the block takes longer by itself."""
+    """Raise NotUnit if the block takes longer than the limit by itself."""
     spent = OwnTime()
     with spent.without_imports():
         yield
@@ -130,7 +130,7 @@ def short(limit_s: float = LIMIT_S) -> Iterator[None]:
 
 @cache
 def _pressure_files() -> tuple[int, ...]:
-    """Descriptors that stay open: twice in each test they would be opened."""
+    """Return descriptors that stay open, as each test would need them twice."""
     try:
         return tuple(os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in Path("/proc/pressure").iterdir())
     except OSError:
@@ -138,7 +138,7 @@ def _pressure_files() -> tuple[int, ...]:
 
 
 def stalls_s() -> float | None:
-    """For how long something on this machine waited for a core, a drive or memory, where the kernel says."""
+    """Return how long processes waited for a core, a drive or memory; None if the kernel does not say."""
     try:
         lines = [os.pread(file, 4096, 0).partition(b"\n")[0] for file in _pressure_files()]
     except OSError:
@@ -148,10 +148,10 @@ def stalls_s() -> float | None:
 
 
 class OwnTime:
-    """What a test takes by itself, however busy the machine is: its processor time and the sleep it asks for.
+    """Time that a test takes by itself, however busy the machine is: processor time and requested sleep.
 
-    Its wall clock counts as well where it says the same: nothing on the machine had to wait meanwhile. Where
-    something had to, processor time counts half.
+    The wall clock counts as well if nothing on the machine had to wait meanwhile. Otherwise processor time
+    counts half.
     """
 
     def __init__(
@@ -173,8 +173,11 @@ class OwnTime:
 
     @contextmanager
     def without_imports(self) -> Iterator[None]:
-        """Modules that are loaded in the block, as by whichever test comes first, are nobody's time, and what
-        they do meanwhile is nobody's act: urllib3 looks for IPv6 with a socket."""
+        """Exclude imports in the block from the test's time and from its actions.
+
+        The first test that needs a module imports it for all, and some imports do forbidden things: urllib3
+        looks for IPv6 with a socket.
+        """
         original, inside = builtins.__import__, False
 
         def load(*args: Any, **kwargs: Any) -> Any:

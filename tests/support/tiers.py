@@ -1,7 +1,7 @@
-"""The tiers of the tests: which tier a file names, and which files an expression of `pytest -m` leaves out.
+"""The tiers of the tests: the tier that a file names, and the files that an expression of `pytest -m` skips.
 
-A tier says what a test needs, the cheapest first. Every test has exactly one, as a pytest marker; that of the
-whole file stands at its top: `pytestmark = pytest.mark.unit`.
+A tier says what a test needs, the cheapest first. Every test has exactly one, as a pytest marker. The marker
+of a whole file stands at its top: `pytestmark = pytest.mark.unit`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 TIERS = ("unit", "ranks", "cluster", "node", "tools")
 SLOW = "slow"
 MAX_SLOW_SHARE = 0.03
-"""Of all tests."""
+"""Largest share of slow tests among all tests."""
 
 TIER_OF_FIXTURE = {
     "control_plane": "cluster",
@@ -32,7 +32,7 @@ TIER_OF_FIXTURE = {
     "alertmanager": "tools",
     "amtool": "tools",
 }
-"""The cheapest tier of a test that uses the fixture."""
+"""The cheapest tier of a test that uses the fixture, by fixture."""
 
 HOW = (
     "Write `pytestmark = pytest.mark.TIER` below the imports of the file, or mark each of its tests; TIER is "
@@ -41,12 +41,12 @@ HOW = (
 
 
 def tier_of(item: pytest.Item) -> str:
-    """The tier of a test that `problems` found nothing wrong with."""
+    """Return the tier of a test for which `problems` reports nothing."""
     return next(mark.name for mark in item.iter_markers() if mark.name in TIERS)
 
 
 def problems(items: Iterable[pytest.Item]) -> list[str]:
-    """What is wrong with the tiers of these tests: one line for each file and fault, with the way out."""
+    """Return errors in the tiers of these tests: one line for each file and fault, with the remedy."""
     found: dict[str, str] = {}
     for item in items:
         file = item.nodeid.split("::")[0]
@@ -61,7 +61,7 @@ def problems(items: Iterable[pytest.Item]) -> list[str]:
 
 
 def fault_of(named: list[str], fixtures: Iterable[str]) -> str | None:
-    """What is wrong with a test that names these tiers and uses these fixtures."""
+    """Return the error of a test that names these tiers and uses these fixtures, or None."""
     if not named:
         return f"a test names no tier. {HOW}"
     if len(named) > 1:
@@ -74,7 +74,7 @@ def fault_of(named: list[str], fixtures: Iterable[str]) -> str | None:
 
 
 def fault_of_slow(tier: str, cheaper: object, root: Path) -> str | None:
-    """What is wrong with a slow test of this tier that names that cheaper one."""
+    """Return the error of a slow test of this tier that names that cheaper test, or None."""
     if tier == "unit":
         return "a slow test is a unit test; mark it `ranks`: a unit test takes a second at most"
     if not isinstance(cheaper, str) or not has_quick_test(root, cheaper):
@@ -87,7 +87,7 @@ def fault_of_slow(tier: str, cheaper: object, root: Path) -> str | None:
 
 
 def has_quick_test(root: Path, name: str) -> bool:
-    """Whether a file has this test, and does not mark it as slow."""
+    """Return whether a file has this test and does not mark it as slow."""
     path, _, test = name.partition("::")
     file = root / path
     found = ast.walk(ast.parse(file.read_text())) if file.is_file() else ()
@@ -98,7 +98,7 @@ def has_quick_test(root: Path, name: str) -> bool:
 
 
 def too_many_slow(items: Sequence[pytest.Item]) -> list[str]:
-    """What is wrong with the share of slow tests among all."""
+    """Return an error if the share of slow tests is too large."""
     slow = sum(item.get_closest_marker(SLOW) is not None for item in items)
     most = int(MAX_SLOW_SHARE * len(items))
     if slow <= most:
@@ -107,15 +107,15 @@ def too_many_slow(items: Sequence[pytest.Item]) -> list[str]:
 
 
 def markers_of(source: str) -> frozenset[str]:
-    """Names of all markers that a file's text speaks of."""
+    """Return the names of all markers in a file's text."""
     return frozenset(re.findall(r"\bpytest\.mark\.(\w+)", source))
 
 
 def leaves_out(expression: str, markers: frozenset[str]) -> bool:
-    """Whether `pytest -m expression` selects none of the tests of a file that has these markers.
+    """Return whether `pytest -m expression` selects none of the tests of a file that has these markers.
 
-    A test has exactly one tier and any of the file's other markers. An expression that says more than names
-    leaves nothing out here: pytest reads it again.
+    A test has exactly one tier and any of the file's other markers. An expression that contains more than
+    names excludes nothing here: pytest evaluates it again.
     """
     tiers = [tier for tier in TIERS if tier in markers]
     try:
@@ -130,7 +130,7 @@ def leaves_out(expression: str, markers: frozenset[str]) -> bool:
 
 
 def _holds(tree: ast.expr, markers: set[str]) -> bool:
-    """The expression's value for a test with these markers. Raises ValueError if it says more than names."""
+    """Evaluate the expression for a test with these markers. Raises ValueError if it is more than names."""
     match tree:
         case ast.Name(id=name):
             return name in markers
@@ -144,10 +144,10 @@ def _holds(tree: ast.expr, markers: set[str]) -> bool:
 
 
 def dearest_in(file: Path) -> str:
-    """The dearest tier that a test file names."""
+    """Return the most expensive tier that a test file names."""
     return max(TIERS[:1] + tuple(markers_of(file.read_text()).intersection(TIERS)), key=TIERS.index)
 
 
 def is_left_out(file: Path, expression: str) -> bool:
-    """`leaves_out` of a test file, which is read and not imported."""
+    """Return `leaves_out` for a test file, which is read and not imported."""
     return bool(expression) and leaves_out(expression, markers_of(file.read_text()))

@@ -12,7 +12,7 @@ VOCABULARY, WIDTH, CONTEXT = 64, 32, 8
 
 
 class TinyBlock(nn.Module):
-    """Pre-norm attention and MLP."""
+    """A block with pre-norm attention and MLP."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class TinyBlock(nn.Module):
 
 
 class TinyGPT(nn.Module):
-    """Tokens and targets (batch, context) to the mean loss.
+    """A model that maps tokens and targets (batch, context) to the mean loss.
 
     `checkpointing`: None, "reentrant", "saved", or "whole" (as "saved", but recomputed to the end of a
     block).
@@ -61,7 +61,7 @@ class TinyGPT(nn.Module):
 
 
 def token_batches(num_batches: int, *, size: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Deterministic (tokens, targets) pairs of `size` samples; the targets can be learnt from the tokens."""
+    """Return fixed (tokens, targets) pairs of `size` samples; the targets can be learnt from the tokens."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(num_batches):

@@ -34,7 +34,7 @@ TEXT = "The quick brown fox jumps over the lazy dog. 0123456789\n" * 40
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """A training part: a tiny model with dropout, a checkpoint every two steps."""
+    """Return a training job: a tiny model with dropout, and a checkpoint every two steps."""
     spec: dict[str, Any] = {
         "model": {"factory": "tests.support.factory_models:build", "factory_args": {}},
         "data_path": "",
@@ -46,7 +46,7 @@ def job(**changes: Any) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """A DeepSpeed-style configuration: stage 3 with everything that holds state."""
+    """Return a DeepSpeed-style configuration: stage 3 with everything that holds state."""
     values: dict[str, Any] = {
         "train_batch_size": 8,
         "train_micro_batch_size_per_gpu": 2,
@@ -61,7 +61,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 @dataclass
 class TrainerRun:
-    """One attempt. Files of the attempt lie in `folder`; the checkpoint folder is shared between attempts."""
+    """One attempt. Its files are in `folder`; attempts share the checkpoint folder."""
 
     folder: Path
     job: dict[str, Any]
@@ -71,7 +71,7 @@ class TrainerRun:
     checkpoint_dir: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     file_limits: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> bytes that each of its files may have."""
+    """Largest size in bytes of each file of a rank, by rank."""
     processes: list[Any] = field(default_factory=list)
     port: int = field(default_factory=free_port)
 
@@ -96,7 +96,7 @@ class TrainerRun:
         return self
 
     def wait(self) -> list[int]:
-        """Exit codes by rank; whatever still runs after TIMEOUT_S is killed and shows as -9."""
+        """Return exit codes by rank; a rank that still runs after TIMEOUT_S is killed and shows as -9."""
         deadline = time.monotonic() + TIMEOUT_S
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -107,7 +107,7 @@ class TrainerRun:
         return [process.exitcode for process in self.processes]
 
     def finish(self) -> str:
-        """Wait, demand that every rank ended with 0, and return rank 0's log."""
+        """Wait, check that every rank ended with 0, and return rank 0's log."""
         codes = self.wait()
         assert codes == [0] * len(codes), "\n".join(self.log(rank) for rank in range(len(codes)))
         return self.log(0)
@@ -116,7 +116,7 @@ class TrainerRun:
         os.kill(self.processes[rank].pid, number)
 
     def wait_for(self, text: str, rank: int = 0) -> None:
-        """Until the rank's log holds `text`."""
+        """Wait until the rank's log holds `text`."""
         deadline = time.monotonic() + TIMEOUT_S
         while text not in self.log(rank):
             assert time.monotonic() < deadline, f"no {text!r} in:\n{self.log(rank)}"
@@ -131,7 +131,7 @@ class TrainerRun:
         return path.read_text() if path.exists() else ""
 
     def losses(self) -> dict[int, str]:
-        """Step -> loss as printed."""
+        """Return the printed losses by step."""
         return {int(step): loss for step, loss in STEP_LINE.findall(self.log(0))}
 
     def _environ(self, rank: int) -> dict[str, str]:
@@ -155,7 +155,7 @@ class TrainerRun:
 
 
 def _rank(environ: dict[str, str], log: str, file_limit: int | None) -> None:
-    """Body of a rank's process; ends it with the trainer's own exit code."""
+    """Run a rank in its process and end it with the trainer's own exit code."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -173,7 +173,10 @@ def _rank(environ: dict[str, str], log: str, file_limit: int | None) -> None:
 
 
 def newest_digests(checkpoint_dir: Path) -> list[str]:
-    """SHA-256 of every rank file of the newest checkpoint: equal states and generators give equal digests."""
+    """Return SHA-256 of every rank's file of the newest checkpoint.
+
+    Equal states and generators give equal digests.
+    """
     latest = json.loads((checkpoint_dir / "latest").read_text())["folder"]
     manifest = json.loads((checkpoint_dir / latest / "manifest.json").read_text())
     return [entry["sha256"] for entry in manifest["files"]]

@@ -1,5 +1,4 @@
-"""Training runs to compare: the engine on some ranks, and the dumbest data-parallel AdamW that can be
-written."""
+"""Training runs to compare: the engine on some ranks, and the simplest possible data-parallel AdamW."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Case:
     steps: int = 3
     optimizer: str = "AdamW"
     torch_adam: bool = True
-    """torch's arithmetic, which a plain run can be compared with bit for bit."""
+    """Whether to use torch's arithmetic, which can be compared with a plain run bit for bit."""
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     """Further entries of `zero_optimization`."""
 
@@ -61,30 +60,30 @@ class Case:
 
 @dataclass
 class Outcome:
-    """Per step: mean loss over ranks and micro-batches, and the norm; at the end: every parameter by name."""
+    """Mean loss over ranks and micro-batches and norm of each step, and every final parameter by name."""
 
     losses: list[float]
     norms: list[float]
     parameters: dict[str, np.ndarray[Any, Any]]
-    """As fp32 or fp64 arrays: torch tensors cross process borders as file descriptors."""
+    """Values as fp32 or fp64 arrays, as torch tensors are sent between processes as file descriptors."""
 
 
 def world() -> tuple[int, int]:
-    """(rank, world size) of the calling process."""
+    """Return (rank, world size) of the calling process."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def micro_batches(
     batch: tuple[torch.Tensor, torch.Tensor], *, world_size: int, accumulation: int
 ) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """`[accumulation step][rank]` parts of one global batch."""
+    """Divide one global batch into parts, indexed as `[accumulation step][rank]`."""
     tokens, targets = (part.chunk(world_size * accumulation) for part in batch)
     pairs = list(zip(tokens, targets, strict=True))
     return [pairs[index * world_size : (index + 1) * world_size] for index in range(accumulation)]
 
 
 def train_with_engine(case: Case) -> Outcome:
-    """Runs on every rank; every rank returns the same outcome."""
+    """Train on every rank; every rank returns the same outcome."""
     rank, world_size = world()
     model = case.model()
     engine, *_ = zt.initialize(model=model, config=case.config(world_size))
@@ -106,7 +105,7 @@ def train_with_engine(case: Case) -> Outcome:
 
 
 def train_reference(case: Case, world_size: int) -> Outcome:
-    """Plain torch in one process: every rank's part in turn, gradients averaged, torch.optim.AdamW."""
+    """Train with plain torch in one process: every rank's part in turn, averaged gradients, AdamW."""
     model = case.model().to(DEVICE)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, eps=EPS, foreach=False, fused=False
@@ -127,12 +126,12 @@ def train_reference(case: Case, world_size: int) -> Outcome:
 
 
 def whole_parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
-    """Copies, by name."""
+    """Return copies of the parameters by name."""
     return {name: value.detach().clone().float().cpu().numpy() for name, value in model.named_parameters()}
 
 
 def largest_difference(left: Outcome, right: Outcome) -> float:
-    """Over all parameters; inf when the names differ."""
+    """Return the largest difference over all parameters; inf if the names differ."""
     if left.parameters.keys() != right.parameters.keys():
         return float("inf")
     pairs = [(value, right.parameters[name]) for name, value in left.parameters.items()]

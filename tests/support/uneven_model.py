@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class UnevenModel(nn.Module):
-    """Odd sizes, tied and frozen weights, a buffer, and parameters small enough to stay whole at stage 3."""
+    """A model with odd sizes, tied and frozen weights, a buffer, and parameters kept whole at stage 3."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()

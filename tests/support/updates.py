@@ -1,4 +1,4 @@
-"""Inputs for the native update kernels and their result in float64. Used by tests/native."""
+"""Inputs for the native update kernels, and their result in float64. Used by tests/native."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRAD_SCALE = 0.37
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """What one update reads and writes; `remainder` stands for `master` where there is one."""
+    """Tensors that one update reads and writes; `remainder` replaces `master` if there is one."""
 
     master: torch.Tensor
     states: list[torch.Tensor]
@@ -31,7 +31,7 @@ class Arrays:
         return Arrays(master=self.master.clone(), states=states, grad=self.grad.clone(), weight=weight)
 
     def part(self, start: int, stop: int) -> Arrays:
-        """Elements `[start, stop)` of the same memory."""
+        """Return elements `[start, stop)` in the same memory."""
         weight = None if self.weight is None else self.weight[start:stop]
         states = [state[start:stop] for state in self.states]
         return Arrays(
@@ -45,7 +45,7 @@ class Arrays:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As integers: NaN equals itself, and -0 is not 0."""
+    """Return the bits as integers, so that NaN equals itself and -0 differs from 0."""
     return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
 
 
@@ -67,7 +67,7 @@ def make_arrays(
 
 
 def wild_arrays(rule: str, grad_dtype: torch.dtype, weight_dtype: torch.dtype | None) -> Arrays:
-    """Every exponent, both signs, zeros, subnormal numbers, infinities and NaN, in many combinations."""
+    """Return every exponent, both signs, zeros, subnormals, infinities and NaN, in many combinations."""
     generator = torch.Generator().manual_seed(5)
     size = 30_000
     random = torch.randint(-(2**31), 2**31, (4, size), generator=generator, dtype=torch.int64)
@@ -81,26 +81,26 @@ def wild_arrays(rule: str, grad_dtype: torch.dtype, weight_dtype: torch.dtype | 
 
 
 def split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(bf16, int16) of fp32, rounded half up; by plain 64-bit integers."""
+    """Split fp32 into (bf16, int16), rounded half up, with plain 64-bit integers."""
     whole = values.view(torch.int32).to(torch.int64)
     high = (whole + 0x8000) >> 16
     return high.to(torch.int16).view(torch.bfloat16), (whole - (high << 16)).to(torch.int16)
 
 
 def join(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """fp32 of (bf16, int16)."""
+    """Join (bf16, int16) to fp32."""
     whole = (high.view(torch.int16).to(torch.int64) << 16) + low.to(torch.int64)
     return ((whole + 2**31) % 2**32 - 2**31).to(torch.int32).view(torch.float32)
 
 
 def as_remainders(arrays: Arrays) -> Arrays:
-    """The same masters as bf16 weight and remainder."""
+    """Return the same masters as bf16 weight and remainder."""
     high, low = split(arrays.master)
     return replace(arrays.copy(), master=low, weight=high.clone())
 
 
 def update_(arrays: Arrays, rule: str, *, threads: int = 1, isa: str = "", **hyper: Any) -> None:
-    """One step with `HYPER` over all elements."""
+    """Update all elements by one step with `HYPER`."""
     segment = _native.Segment(0, arrays.grad.numel(), **(HYPER | hyper))
     task = _native.UpdateTask(rule, [segment], arrays.grad, arrays.weight, grad_scale=GRAD_SCALE)
     _native.update_(task, arrays.master, arrays.states, threads=threads, isa=isa)
@@ -108,7 +108,7 @@ def update_(arrays: Arrays, rule: str, *, threads: int = 1, isa: str = "", **hyp
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Values in float64, and the size of the largest term that each was summed from."""
+    """Expected values in float64, and the size of the largest term of each sum."""
 
     master: torch.Tensor
     master_terms: torch.Tensor
@@ -121,7 +121,7 @@ def _largest(*terms: torch.Tensor) -> torch.Tensor:
 
 
 def in_float64(arrays: Arrays, rule: str, **changes: Any) -> Wanted:
-    """The papers' formulas."""
+    """Compute the formulas of the papers in float64."""
     h = HYPER | {"bias_correction": True, "lr_decay": 0.0, "initial_sum": 0.0} | changes
     p, g = arrays.master.double(), arrays.grad.double() * GRAD_SCALE
     states = [state.double() for state in arrays.states]
@@ -168,9 +168,9 @@ def in_float64(arrays: Arrays, rule: str, **changes: Any) -> Wanted:
 
 
 def ulps(got: torch.Tensor, want: torch.Tensor, terms: torch.Tensor) -> float:
-    """Largest error in units of the last place of the largest term.
+    """Return the largest error in units of the last place of the largest term.
 
-    Where terms cancel the result is small, but no float32 sum can have a smaller error than its terms.
+    If terms cancel, the result is small, but no float32 sum can have a smaller error than its terms.
     """
     size = _largest(want, terms).float()
     spacing = torch.nextafter(size, torch.tensor(float("inf"))) - size

@@ -1,4 +1,4 @@
-"""What puts a module of its own around a model or its parts, and models that it is put around."""
+"""Functions that wrap a model or its parts in another module, and models to wrap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tiny_models import TinyBlock, TinyGPT
 
 
 def compiled(module: nn.Module, backend: str = "eager") -> Any:
-    """By torch.compile; nothing is compiled before a call."""
+    """Return the compiled module; torch.compile compiles nothing before a call."""
     return torch.compile(module, backend=backend)
 
 
@@ -29,7 +29,7 @@ def _each_block(model: TinyGPT, wrap: Callable[[nn.Module], Any]) -> TinyGPT:
 
 
 def _by_torch(model: TinyGPT) -> TinyGPT:
-    """Blocks and the head, by torch's own function."""
+    """Wrap blocks and the head with torch's own function."""
     apply_activation_checkpointing(
         model, check_fn=lambda part: isinstance(part, TinyBlock) or part is model.head
     )
@@ -52,4 +52,4 @@ WRAPPED: dict[str, Callable[[TinyGPT], Any]] = {
     "compiled, of recomputed blocks": lambda model: compiled(_by_torch(model)),
     "offloaded blocks": lambda model: _each_block(model, offload_wrapper),
 }
-"""By what is done to a model."""
+"""Functions that wrap a model, by description."""

@@ -1,9 +1,9 @@
-"""Which tests run when, and in which process of `pytest -n`.
+"""Order of the test files, and their assignment to the processes of `pytest -n`.
 
-Unit tests come first, so that a mistake is known in the first minute and builds go on meanwhile. Then one
-process has files that compute and another live ones, which wait more than they compute. All files on a real
-node go to one process, one after the other: two nodes on two cores would make each other late, and an
-installation of the operator is the whole cluster's.
+Unit tests come first, so that a mistake shows in the first minute while builds go on. Then one process runs
+live tests, which wait more than they compute, and the other processes run tests that compute. All files on a
+real node go to one process, one after the other: two nodes on two cores would delay each other, and an
+installation of the operator affects the whole cluster.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ NODE_FILES = (
     "tests/monitoring/test_quickstart_monitoring.py",
     "tests/cluster/test_devcluster_node.py",
 )
-"""What uses `node_cluster`, the longest first; tests/conftest.py refuses a file that is missing here."""
+"""Files that use `node_cluster`, the longest first; tests/conftest.py rejects a file that is missing here."""
 
 LAST_FILE = "tests/operator/test_operator_rbac.py"
-"""Judges what the operators of all other tests did."""
+"""File that checks the requests of the operators of all other tests."""
 
 NODE = "node"
 
 
 class ByCluster(LoadFileScheduling):  # type: ignore[misc]
-    """A process gets whole files, and all of the node's at once."""
+    """A scheduler that gives whole files to a process, and all files of the node together."""
 
     def __init__(self, config: Any, log: Any, *, built: Callable[[], bool]) -> None:
         super().__init__(config, log)
@@ -56,14 +56,14 @@ class ByCluster(LoadFileScheduling):  # type: ignore[misc]
 
     def _reschedule(self, node: Any) -> None:
         others = (work for other, work in self.assigned_work.items() if other is not node)
-        # A process keeps its last test until it gets more, or hears that there is no more.
+        # A process keeps its last test until it gets more tests, or the message that there are no more.
         if list(self.workqueue) == [LAST_FILE] and any(self._pending_of(work) > 1 for work in others):
             return
         super()._reschedule(node)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         super().mark_test_complete(node, item_index, duration)
-        # Somebody may take the last file now, and then the others hear that there is no more.
+        # Another process may take the last file now; the others then get the message that there are no more.
         for each in (*self.nodes, *self.nodes) if list(self.workqueue) == [LAST_FILE] else ():
             self._reschedule(each)
 
@@ -83,10 +83,10 @@ def is_live(tier: str) -> bool:
 def choose(
     waiting: Sequence[str], tier_of: Callable[[str], str], *, live_elsewhere: bool, built: bool
 ) -> str:
-    """The next file for a process: of those that wait, which are in order, and beside what others run.
+    """Return the next file for a process, given the ordered waiting files and the work of others.
 
-    The node's files begin before other live ones, as they are the longest piece of all. Nobody begins to
-    wait for a build while there is something to compute.
+    The node's files begin before other live ones, as they take longest. No process waits for a build while
+    there are tests that compute.
     """
     if tier_of(waiting[0]) == TIERS[0]:
         return waiting[0]
@@ -99,7 +99,7 @@ def choose(
 
 
 def place(name: str, tier: int) -> tuple[int, int]:
-    """Where a file comes among all; files of the same place stay in the order in which they were found."""
+    """Return the position of a file in the order; files of equal position stay in the order of collection."""
     if name in NODE_FILES:
         return TIERS.index(NODE), NODE_FILES.index(name)
     return tier, 0

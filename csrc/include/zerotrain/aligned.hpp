@@ -1,4 +1,4 @@
-// Memory that O_DIRECT reads into: page aligned, on huge pages where the system has them.
+// Memory for O_DIRECT: page aligned, on huge pages where the system has them.
 #pragma once
 
 #include <sys/types.h>
@@ -9,11 +9,11 @@ namespace zerotrain {
 
 constexpr std::size_t kPage = 4096;
 
-// A mapping of its own; freed with the object. Left out of core files, because what is decrypted passes
-// through it, and out of forked children, because the kernel may be writing into it at the fork.
+// A separate mapping; freed with the object. Left out of core files, as decrypted data passes through it, and out of
+// forked children, as the kernel may be writing into it at the fork.
 class AlignedBuffer {
  public:
-  // Throws std::system_error where the system has no memory; `size` is rounded up to a page.
+  // Throws std::system_error if the system has no memory; `size` is rounded up to a page.
   explicit AlignedBuffer(std::size_t size);
   ~AlignedBuffer();
   AlignedBuffer(const AlignedBuffer&) = delete;

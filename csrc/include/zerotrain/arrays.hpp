@@ -1,4 +1,4 @@
-// What the bindings check about the arrays that they are handed.
+// Checks of the arrays that the bindings get.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,7 +19,7 @@ using F32Const = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_c
 using Any = nanobind::ndarray<nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using AnyConst = nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
-constexpr std::size_t kBlock = 16384;  // elements a thread takes at once: its streams fit the L2 cache
+constexpr std::size_t kBlock = 16384;  // elements that a thread takes at once: its streams fit the L2 cache
 
 inline void require(bool ok, const std::string& message) {
   if (!ok) throw nanobind::value_error(message.c_str());
@@ -40,7 +40,7 @@ inline Float float_type(const std::string& name, nanobind::dlpack::dtype type) {
   throw nanobind::value_error((name + " must be float32, bfloat16 or float16; cast it first").c_str());
 }
 
-// Memory of one array.
+// The memory range of one array.
 struct Extent {
   std::string name;
   const void* data;

@@ -1,4 +1,4 @@
-// What each part of the native module adds to it; called by module.cpp.
+// The functions with which each part of the native module adds its bindings; called by module.cpp.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -8,8 +8,9 @@
 
 #include "zerotrain/update.hpp"
 
-// An update without its states, which are given per call: `task.numel` elements of gradient and weight, kept
-// alive here. `task.part(start, stop)` and then setting `master` or `remainder` and `state` gives one that runs.
+// An update without its states, which are given per call: it keeps `task.numel` elements of gradient and weight
+// alive. `task.part(start, stop)`, with `master` or `remainder` and `state` set afterwards, gives a task that can
+// run.
 struct BoundTask {
   nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> grad;
   nanobind::ndarray<nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu> weight;

@@ -1,5 +1,5 @@
-// How many threads this process may use: the least of the cores it may run on, the processor time that its
-// control groups allow (v1 and v2), and its share of them among the ranks of its node.
+// The number of threads that this process may use: the least of the cores on which it may run, the processor time
+// that its control groups allow (v1 and v2), and its share of both among the ranks of its node.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,7 @@
 
 namespace zerotrain {
 
-// Cores' worth of processor time that the control groups allow, rounded up; 0 without a limit. `root` stands
-// for "/", for tests.
+// Processor time in cores that the control groups allow, rounded up; 0 without a limit. `root` replaces "/" in tests.
 std::size_t cgroup_cores(const std::string& root);
 
 // min(cores, cgroup) bounded by ZEROTRAIN_CPU_THREADS, else by OMP_NUM_THREADS, else divided by

@@ -1,5 +1,5 @@
-// The processor's floating-point mode while kernels run: to nearest, with subnormal numbers. A thread's caller
-// may have set another (torch.set_flush_denormal), and the threads of the pool would not share it.
+// The processor's floating-point mode while kernels run: round to nearest, with subnormal numbers. The calling thread
+// may have another mode (torch.set_flush_denormal), which the threads of the pool would not share.
 #pragma once
 
 #include <cstdint>

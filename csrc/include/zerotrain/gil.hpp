@@ -1,4 +1,4 @@
-// Releases the GIL around work of our own. Used by all bindings in place of nanobind's guard.
+// Releases the GIL around native work. Used by all bindings in place of nanobind's guard.
 #pragma once
 
 #include <Python.h>
@@ -7,9 +7,9 @@
 
 namespace zerotrain {
 
-// A thread that comes back when the interpreter is being taken down has nowhere to return to: Python ends it by
-// unwinding its stack, which would run into the guard's own destructor and abort the process, whose exit code
-// would be lost. It stays here instead, as it does from Python 3.14 on, until the process has ended.
+// A thread that returns while the interpreter shuts down cannot take the GIL again: Python ends it by unwinding its
+// stack, which would run into the guard's own destructor and abort the process, whose exit code would be lost. It
+// waits here instead, as it does from Python 3.14 on, until the process has ended.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}

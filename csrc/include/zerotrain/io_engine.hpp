@@ -1,4 +1,4 @@
-// How requests reach the kernel: io_uring, libaio, or threads with pread and pwrite. One engine per device.
+// Ways to submit requests to the kernel: io_uring, libaio, or threads with pread and pwrite. One engine per device.
 #pragma once
 
 #include <cstddef>
@@ -32,18 +32,18 @@ struct Completion {
   std::int64_t result;  // bytes moved, or -errno
 };
 
-// submit and reap are called under the device's lock; wait without it, by one thread at a time, and only
-// while requests are in flight. No more than `depth` are.
+// submit and reap are called under the device's lock; wait is called without it, by one thread at a time, and only
+// while requests are in flight. No more than `depth` requests are in flight.
 class Engine {
  public:
   virtual ~Engine() = default;
-  // What the kernel refuses at once is appended to `refused`.
+  // Requests that the kernel refuses at once are appended to `refused`.
   virtual void submit(const std::vector<Request*>& requests, std::vector<Completion>& refused) = 0;
   virtual void wait() = 0;
   virtual void reap(std::vector<Completion>& completed) = 0;
 };
 
-// Each throws std::system_error, naming the call, where the system refuses it.
+// Each function throws std::system_error, naming the call, if the system refuses it.
 std::unique_ptr<Engine> make_uring_engine(unsigned depth);
 std::unique_ptr<Engine> make_libaio_engine(unsigned depth);
 std::unique_ptr<Engine> make_thread_engine(unsigned depth);

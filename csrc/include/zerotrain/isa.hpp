@@ -1,4 +1,4 @@
-// The kernels of one instruction set, and which sets this processor runs.
+// The kernels of one instruction set, and the sets that this processor runs.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Held while threads of our own are started.
+// Blocks signals while native threads are started.
 #pragma once
 
 #include <pthread.h>
@@ -6,7 +6,7 @@
 
 namespace zerotrain {
 
-// Signals go to the threads of the program: a new thread inherits the mask of the one that starts it.
+// Signals go to the program's threads: a new thread inherits the mask of the thread that starts it.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

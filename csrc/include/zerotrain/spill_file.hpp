@@ -1,8 +1,8 @@
 // A scratch file without a name, spread over one or more folders, read and written asynchronously.
 //
-// spill/file.py makes the folders and checks the limits before anything here allocates. Offsets are those of
-// the whole file; with several folders its stripes go to them in turn. All methods may be called from any
-// thread of the process that made the file; a forked child must not call them.
+// spill/file.py makes the folders and checks the limits before any allocation here. Offsets are those of the whole
+// file; with several folders its stripes are distributed round-robin. All methods may be called from any thread of
+// the process that made the file; a forked child must not call them.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@
 
 namespace zerotrain {
 
-// A read or write that failed: the system's error number and where in the spill file.
+// A read or write that failed: the system's error number and the offset in the spill file.
 class TransferError : public std::runtime_error {
  public:
   TransferError(int error, std::uint64_t offset, const std::string& message)
@@ -31,9 +31,9 @@ class TransferError : public std::runtime_error {
   std::uint64_t offset;
 };
 
-// What one device does of a transfer.
+// One device's part of a transfer.
 struct Part {
-  std::size_t remaining = 0;  // requests
+  std::size_t remaining = 0;  // requests that have not ended
   int error = 0;
   std::uint64_t error_offset = 0;
   bool at_end = false;  // the file ended there
@@ -54,10 +54,10 @@ class Device {
   void use(std::unique_ptr<Engine> engine);
   void probe();             // a real write and read at the file's start; throws std::system_error
   void resize(std::uint64_t from, std::uint64_t to);
-  void cut(std::uint64_t size);  // gives back what a resize has taken
+  void cut(std::uint64_t size);  // releases the space that a resize has taken
   void start(Part& part);   // its requests are in the queue from here on
-  void wait(Part& part);    // until none of them is under way
-  void drain();             // until nothing is
+  void wait(Part& part);    // until none of them is in flight
+  void drain();             // until no request is in flight
   int fd() const { return fd_; }
 
   static constexpr const char* kUnnamed = "O_TMPFILE";
@@ -102,13 +102,13 @@ class SpillFile {
   SpillFile(const std::vector<std::string>& folders, std::uint64_t size, const SpillOptions& options);
   ~SpillFile();
 
-  // The memory must live until wait() has returned. Offset, size and address: multiples of kPage.
+  // The memory must live until wait() has returned. Offset, size and address are multiples of kPage.
   std::unique_ptr<Transfer> start(bool is_write, std::uint64_t offset, char* data, std::size_t size);
-  // Throws TransferError once nothing of it is under way any more. Any other error says that waiting failed: the
+  // Throws TransferError once no request of the transfer is in flight. Any other error means that waiting failed: the
   // transfer and its memory must then stay until close().
   void wait(Transfer& transfer);
   void resize(std::uint64_t size);
-  void drain();  // until nothing is under way; throws std::system_error where that cannot be known
+  void drain();  // until no request is in flight; throws std::system_error if that cannot be known
   bool is_owner() const;  // false in a forked child
 
   std::uint64_t size() const { return size_; }

@@ -1,7 +1,8 @@
 // Sums over gradients: the mean over ranks into an fp32 accumulator, and the sum of squares for the norm.
 //
-// As for the updates (update.hpp), every instruction set, thread count and cut of the range gives the same bits: elements are
-// added in the order of the parts with one fused multiply-add each, squares in a fixed order of fixed blocks.
+// As for the updates (update.hpp), every instruction set, thread count and division of the range gives the same bits:
+// elements are added in the order of the parts with one fused multiply-add each, squares in a fixed order of fixed
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +16,11 @@ enum class PartType { f32, bf16 };
 struct AccumulateRange {
   float* into;
   const void* const* parts;
-  std::size_t count;  // of parts; at least 1
+  std::size_t count;  // number of parts, at least 1
   std::size_t numel;
   float scale;
   PartType type;
-  bool overwrite;  // start from zero instead of from what `into` holds
+  bool overwrite;  // start from zero instead of from the content of `into`
 };
 
 using AccumulateKernel = void (*)(const AccumulateRange&);

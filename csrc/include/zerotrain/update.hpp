@@ -1,10 +1,10 @@
 // One optimizer step over a run of elements, in one pass over memory: gradient in (fp32, bf16 or fp16), loss
 // scale and clip factor folded in, fp32 state updated in place, weight out (fp32, bf16, fp16 or none).
 //
-// The kernels are one source, compiled for several instruction sets. Every operation is either exactly
-// rounded by IEEE 754 (+ - * / sqrt) or an explicit fused multiply-add, in one order and element by element;
-// every NaN that is written is the same quiet one; the processor's rounding and denormal modes are set for the
-// time of a call. So instruction set, thread count and any cut of a run give the same bits.
+// The kernels are one source, compiled for several instruction sets. Every operation is either exactly rounded by
+// IEEE 754 (+ - * / sqrt) or an explicit fused multiply-add, in one order and element by element. Every NaN that is
+// written is the same quiet one. The processor's rounding and denormal modes are set for the time of a call.
+// Instruction set, thread count and any division of a run therefore give the same bits.
 //
 // Called by update_bindings.cpp (resident states) and by the fused open-update-seal (states in the spill).
 #pragma once
@@ -22,7 +22,7 @@ struct Isa;
 enum class Rule { adam, adamw, adagrad, lion };
 enum class Float { none, f32, bf16, f16 };
 
-std::size_t width(Float type);      // bytes of an element; 0 of none
+std::size_t width(Float type);      // bytes of an element; 0 for none
 std::size_t num_states(Rule rule);  // fp32 streams beside the master: 2, 2, 1, 1
 
 // Hyperparameters of one segment, as the user gives them.
@@ -31,10 +31,10 @@ struct Hyper {
   std::int64_t step = 1;  // counts from 1
   bool bias_correction = true;
   double lr_decay = 0.0;     // adagrad: rate = lr / (1 + (step - 1) * lr_decay)
-  double initial_sum = 0.0;  // adagrad: what the sum of squares starts from, added in step 1
+  double initial_sum = 0.0;  // adagrad: initial value of the sum of squares, added in step 1
 };
 
-// What the kernels take: derived from Hyper in double precision and rounded once.
+// Scalars for the kernels: derived from Hyper in double precision and rounded once.
 struct Scalars {
   float grad_scale;      // clip factor divided by the loss scale; 1 when neither applies
   float grad_scale_low;  // as below
@@ -42,7 +42,7 @@ struct Scalars {
   float weight_decay;  // added to the gradient instead (adam, adagrad)
   float beta1, beta2;
   float one_minus_beta1, one_minus_beta2;
-  float one_minus_beta2_low;  // what the rounding of one_minus_beta2 left
+  float one_minus_beta2_low;  // the rounding error of one_minus_beta2
   float step_size;       // lr / (1 - beta1^t); the rate of adagrad; lr of lion
   float step_size_low;   // as above
   float inv_sqrt_bias2;  // 1 / sqrt(1 - beta2^t)
@@ -52,15 +52,15 @@ struct Scalars {
 
 Scalars derive(Rule rule, const Hyper& hyper, double grad_scale);
 
-// Elements [start, stop) that are updated alike.
+// Elements [start, stop) with the same scalars.
 struct Segment {
   std::size_t start, stop;
   Scalars scalars;
 };
 
-// A step over `numel` elements. The master is either `master` (fp32), or `weight` (bf16) and `remainder`
-// together: fp32 bits = (weight << 16) + remainder, the weight rounded half up. What no segment covers stays as
-// it is. Nothing is owned; a copy is cheap.
+// A step over `numel` elements. The master is either `master` (fp32), or `weight` (bf16) and `remainder` together:
+// fp32 bits = (weight << 16) + remainder, the weight rounded half up. Elements outside of all segments stay
+// unchanged. The task owns no memory; a copy is cheap.
 struct UpdateTask {
   Rule rule = Rule::adamw;
   float* master = nullptr;
@@ -71,20 +71,20 @@ struct UpdateTask {
   void* weight = nullptr;
   Float weight_type = Float::none;
   bool streams_weight = false;          // write the weights past the caches; only speed depends on it
-  const Segment* segments = nullptr;    // ascending, apart from each other
+  const Segment* segments = nullptr;    // ascending, without overlap
   std::size_t num_segments = 0;
   std::size_t numel = 0;
   std::size_t origin = 0;  // element 0 of the arrays is this element of the segments' coordinates
 
-  // The task of elements [start, stop) of the arrays: every pointer that is set and `origin` are moved on.
+  // The task of elements [start, stop) of the arrays: every pointer that is set, and `origin`, are advanced.
   UpdateTask part(std::size_t start, std::size_t stop) const;
 };
 
-// Updates elements [start, stop) of the arrays (not of the segments). Any thread, no lock, no allocation;
-// different ranges may run at the same time.
+// Updates elements [start, stop) of the arrays (not of the segments). It may run on any thread, takes no lock and
+// allocates nothing; different ranges may run at the same time.
 void update_range(const UpdateTask& task, std::size_t start, std::size_t stop, const Isa& isa);
 
-// What the kernels of an instruction set do: the whole task with one set of scalars.
+// The entry of an instruction set's kernels: the whole task with one set of scalars.
 using UpdateKernel = void (*)(const UpdateTask& task, const Scalars& scalars);
 
 void update_baseline(const UpdateTask& task, const Scalars& scalars);

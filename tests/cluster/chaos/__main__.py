@@ -2,8 +2,8 @@
 
     python -m tests.cluster.chaos --seed 1 --crashes 1000 --kills 50 --takeovers 10 --days 50
 
-Takeovers are leaders that freeze and thaw, days are simulated. Prints what was done and every promise that
-was broken; exits with 1 if there was one.
+Takeovers are leaders that freeze and thaw; days are simulated. The command prints what was done and every
+broken promise, and exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zerotrain.operator.controller.starts import LARGE
 BUILD = Path(__file__).parents[3] / "build"
 
 WORKERS = (1, 2, 2, 3) * 4 + (LARGE + 6,)
-"""Of the jobs, drawn at random. A large one is made in many passes, and stands in a line of its own."""
+"""Workers of the jobs, drawn at random. A large job is created in many passes, and has its own queue."""
 
 
 def say(text: str) -> None:
@@ -122,7 +122,7 @@ def tell(here: Scenario, name: str, problems: list[str], seconds: float) -> int:
 
 
 def keep(here: Scenario, name: str) -> Path:
-    """The history, for whoever looks for the cause: the timing of a run never comes back."""
+    """Store the history for the analysis of a failure, as the timing of a run cannot be repeated."""
     path = BUILD / f"chaos-{name}-{here.namespace}.jsonl"
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as lines:

@@ -1,4 +1,4 @@
-"""Stops everything an event loop runs at one chosen await point, as SIGKILL would: nothing after it happens.
+"""A stop of an event loop at one chosen await point: nothing after it happens, as after SIGKILL.
 
 `Gate.tasks` is a task factory. Every coroutine of the loop runs inside a `Watched` one that reports each of
 its suspensions; once the gate is shut no coroutine of the loop is ever resumed. Used by `incarnation`.
@@ -13,23 +13,26 @@ from typing import Any
 
 OPERATOR = "/zerotrain/operator/"
 IDLE = "controller/work_queue.py:"
-"""Where a worker waits between two passes."""
+"""The place at which a worker waits between two passes."""
 
 PLUMBING = frozenset({"cluster/api.py", "cluster/rate.py", "cluster/connection.py"})
-"""What every request goes through."""
+"""Files of the client through which every request passes."""
 
 MAX_FINALLY = 10
-"""Awaits in the `finally` blocks of one coroutine; each of them refuses its end once."""
+"""Largest number of awaits in the `finally` blocks of one coroutine; each of them refuses to close once."""
 
 _in_pass: ContextVar[bool] = ContextVar("in_pass", default=False)
-"""True in the tasks that take keys from the queue and in all that they start."""
+"""True in the tasks that take keys from the queue, and in all tasks that they start."""
 
 is_burying: ContextVar[bool] = ContextVar("is_burying", default=False)
-"""True in a thread that unwinds a dead loop's coroutines: what they log then, no operator has said."""
+"""True in a thread that unwinds a dead loop's coroutines: their log messages then are not the operator's."""
 
 
 class Gate:
-    """Of one event loop. `suspended(place, in_pass)` hears of each await point; True shuts the gate."""
+    """The gate of one event loop.
+
+    `suspended(place, in_pass)` is called at each await point; the gate shuts if it returns True.
+    """
 
     def __init__(self, suspended: Callable[[str, bool], bool], closed: Callable[[], None]) -> None:
         self._suspended, self._closed = suspended, closed
@@ -45,8 +48,11 @@ class Gate:
         self._living.discard(watched)
 
     def bury(self) -> None:
-        """Unwind what stands still, with no loop running: the garbage collector would do it at some moment,
-        in the middle of another loop, where a `finally` that awaits would do the dead one's work."""
+        """Unwind suspended coroutines while no loop runs.
+
+        Otherwise the garbage collector would do it at any moment in the middle of another loop, where a
+        `finally` that awaits would do the dead loop's work.
+        """
         burial = is_burying.set(True)
         for watched in self._living:
             for _ in range(MAX_FINALLY):
@@ -59,7 +65,7 @@ class Gate:
         is_burying.reset(burial)
 
     def close(self) -> None:
-        """No coroutine of the loop takes another step."""
+        """Shut the gate: no coroutine of the loop takes another step."""
         self.shut = True
         self._closed()
 
@@ -73,7 +79,7 @@ class Gate:
 
 
 class Watched(Coroutine[Any, Any, Any]):
-    """A coroutine with a witness at each of its suspensions."""
+    """A coroutine that reports each of its suspensions."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], gate: Gate) -> None:
         self._inner, self._gate = inner, gate
@@ -108,9 +114,10 @@ class Watched(Coroutine[Any, Any, Any]):
 
 
 def place_of(coroutine: Any) -> str | None:
-    """`file:function:line` of the operator's innermost frame that waits; None outside of the operator.
+    """Return `file:function:line` of the operator's innermost waiting frame; None outside of the operator.
 
-    Every request waits in the same lines of the client: there the caller is named, and which of the lines.
+    Every request waits in the same lines of the client: for these the result names the caller, and which of
+    the lines.
     """
     place, plumbing = None, ""
     while coroutine is not None:
@@ -128,7 +135,7 @@ def place_of(coroutine: Any) -> str | None:
 
 
 def _step(coroutine: Any) -> tuple[Any, Any]:
-    """The frame of a coroutine, generator or asynchronous generator, and what it waits for."""
+    """Return the frame of a coroutine, generator or asynchronous generator, and what it waits for."""
     if isinstance(coroutine, Watched):
         return None, coroutine._inner
     for frame, following in (
@@ -146,5 +153,5 @@ def _name_of(coroutine: Any) -> str:
 
 
 def _never() -> Any:
-    """What a task waits for that nobody will ever wake."""
+    """Return something to await that never completes."""
     return next(asyncio.get_running_loop().create_future().__await__())

@@ -1,6 +1,6 @@
-"""Programs beside the operator that jobs depend on: a queue that admits, and pods that read checkpoints.
+"""Programs on which jobs depend beside the operator: a queue that admits, and pods that read checkpoints.
 
-They work in every weather and to the very end: who waits for them must come through.
+They work in every weather and until the end: jobs that wait for them must get what they need.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 FLAVOR = "chaos"
 
 CODES = (0, 0, 0, ExitCode.CHECKPOINT_UNUSABLE, 1, ExitCode.STORAGE_FAILED)
-"""Of pods that verify: mostly all is well, else damage, and ends that say nothing of the checkpoint."""
+"""Exit codes of pods that verify: mostly success, else damage, or ends unrelated to the checkpoint."""
 
 
 class Queue:
-    """Kueue as a script: admits the Workloads of one namespace sooner or later, and takes back when told."""
+    """A script in place of Kueue.
+
+    It admits the Workloads of one namespace with delay, and evicts them on request.
+    """
 
     def __init__(self, api: KubeJson, namespace: str, chance: random.Random) -> None:
         self._api, self._chance = api, chance
@@ -34,14 +37,14 @@ class Queue:
         api.post(f"{KUEUE}/resourceflavors", {**flavor, "metadata": {"name": FLAVOR}}, exists_ok=True)
 
     def tick(self, *, patience: float = 0.5) -> None:
-        """Admit those that wait; each is passed over with this likelihood."""
+        """Admit waiting Workloads; each is skipped with the probability `patience`."""
         for item in self._api.get(self._path)["items"]:
             waits = not (is_true(item, "QuotaReserved") or is_true(item, "Finished"))
             if waits and not item["metadata"].get("deletionTimestamp") and self._chance.random() >= patience:
                 self._admit(item)
 
     def evict(self, job_uid: str) -> bool:
-        """Take the admission of this job's Workload back; whether there was one."""
+        """Revoke the admission of this job's Workload; return whether it was admitted."""
         for item in self._api.get(self._path)["items"]:
             owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences", ())}
             if job_uid in owners and is_true(item, "Admitted") and not is_true(item, "Finished"):
@@ -63,7 +66,7 @@ class Queue:
         )
 
     def _write(self, item: Json, fields: Json, *conditions: Json) -> None:
-        """Nothing is written where somebody else wrote meanwhile."""
+        """Write the status unless another client has written since the object was read."""
         known = {each["type"]: each for each in item.get("status", {}).get("conditions", ())}
         told = list({**known, **{each["type"]: each for each in conditions}}.values())
         meta = {"resourceVersion": item["metadata"]["resourceVersion"]}
@@ -72,7 +75,7 @@ class Queue:
 
 
 class Readers:
-    """The nodes of pods that verify checkpoints: each runs for a while and ends in one way or another."""
+    """Nodes of the pods that verify checkpoints: each pod runs for a while and ends in a random way."""
 
     def __init__(self, api: KubeJson, namespace: str, chance: random.Random) -> None:
         self._api, self._chance = api, chance
@@ -97,7 +100,7 @@ class Readers:
 
 
 def condition(kind: str, value: bool, reason: str) -> Json:
-    """As Kueue writes it."""
+    """Return a condition as Kueue writes it."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     told = {"type": kind, "status": str(value), "reason": reason, "message": "said by the script"}
     return {**told, "lastTransitionTime": now}

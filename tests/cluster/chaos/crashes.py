@@ -1,4 +1,4 @@
-"""Ways to die, and the runs of lives that end by them."""
+"""Ways to crash, and runs of operator lives that end in crashes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ from tests.operator.operator_process import OperatorProcess
 from tests.support.devcluster import PATIENCE_S
 
 LIVES_S = (1.5,) * 9 + (5.0,)
-"""A life that does not come to its doom is killed wherever it is. Now and then one is long enough for what
-waits a while after a start, such as for the creations of the life before; else such jobs would pile up."""
+"""Lengths of lives in seconds; a life that has not reached its doom by then is killed wherever it is.
+
+Now and then a life is long enough for work that happens some time after a start, such as for the creations of
+the life before. Otherwise jobs that need it would accumulate.
+"""
 
 LIVES_PER_CRASH = 3
-"""A run that needs more on average kills by the clock and not at await points."""
+"""Largest average of lives per crash; a run that needs more kills by the clock and not at await points."""
 
 OFTEN = 30
-"""Lives in which a pass waited at a point: of those, more than half look for points that nobody died at."""
+"""Number of lives in which a pass waited at a point, from which on the point must have been crashed at.
+
+More than half of these lives look for points at which no life has ended.
+"""
 
 CLOCKS_OFF_S = (0.0, 0.0, -7200.0, 7200.0)
-"""Of the machines that the lives run on: half of them are wrong by two hours."""
+"""Clock errors in seconds of the machines of the lives: half of them are wrong by two hours."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Record:
-    """What a run of lives has seen of the operator's await points."""
+    """The operator's await points that a run of lives has seen."""
 
     passed: Counter[str] = field(default_factory=Counter)
     lives: Counter[str] = field(default_factory=Counter)
-    """By await point of a pass: in how many lives it was passed."""
+    """Number of lives that passed an await point, by await point of a pass."""
     crashed: Counter[str] = field(default_factory=Counter)
     by_clock: int = 0
-    """Lives that ended by the clock, at no await point of the operator."""
+    """Number of lives that ended by the clock, at no await point of the operator."""
     problems: list[str] = field(default_factory=list)
 
     def shortcomings(self, wanted: int) -> list[str]:
-        """What makes the run say less than it claims: too few crashes, or a point that is never died at."""
+        """Return what makes the run weaker than claimed: too few crashes, or a point without a crash."""
         found, hit = [], self.crashed.total()
         if hit < wanted:
             found.append(
@@ -52,7 +58,7 @@ class Record:
         return found + [f"{self.lives[place]} lives passed {place} and none ended there" for place in missed]
 
     def report(self) -> str:
-        """For people: how much of the operator was hit."""
+        """Return for users how much of the operator was hit."""
         missed = sorted(place for place in self.passed if not self.crashed[place])
         lines = [
             f"{self.crashed.total()} crashes at {len(self.crashed)} of {len(self.passed)} await points "
@@ -62,7 +68,7 @@ class Record:
 
 
 class Doom:
-    """Where one life ends: after so many await points, or at the first one that nobody died at yet."""
+    """The end of one life: after so many await points, or at the first point where no life has ended yet."""
 
     def __init__(self, chance: random.Random, record: Record) -> None:
         self._record = record
@@ -90,8 +96,10 @@ def immortal(place: str, in_pass: bool) -> bool:
 
 
 def crash(season: Scenario, count: int, *, told: Callable[[str], None] = lambda _text: None) -> Record:
-    """Lives in this process, until so many ended at an await point; and one that sees all
-    jobs to their end. What the run falls short of is among the record's problems."""
+    """Run lives in this process until so many ended at an await point, and one that sees all jobs end.
+
+    The problems of the returned record contain what the run fell short of.
+    """
     record, setup = Record(), season.setup()
     for number in range(1, LIVES_PER_CRASH * count + 1):
         _live(season, setup, record)
@@ -111,7 +119,7 @@ def crash(season: Scenario, count: int, *, told: Callable[[str], None] = lambda 
 
 
 def _live(season: Scenario, setup: Setup, record: Record) -> None:
-    """One life, to its doom or until its time is up."""
+    """Run one life until its doom or the end of its time."""
     machine = replace(setup, clock_off_s=season.chance.choice(CLOCKS_OFF_S))
     life = OperatorRun(machine, Doom(season.chance, record))
     life.start()
@@ -134,7 +142,7 @@ def _bury(life: OperatorRun, record: Record) -> None:
 
 
 def sigkill(season: Scenario, count: int, *, told: Callable[[str], None] = lambda _text: None) -> None:
-    """So many real processes, killed while they start, right after they lead, or later."""
+    """Kill so many real processes: while they start, right after they lead, or later."""
     process = OperatorProcess(season.kubeconfig, season.folder)
     try:
         for number in range(count):

@@ -1,6 +1,6 @@
-"""People, programs and machines around the operator: jobs come and go, ranks die, nodes stop answering.
+"""Users, programs and machines around the operator: jobs come and go, ranks die, nodes stop answering.
 
-It acts by itself on every `tick`, by chance and by the clock, and keeps count of what each job may end as.
+It acts on every `tick`, by chance and by the clock, and records the outcomes that each job may have.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tests.support.jobs import job_json
 Json = dict[str, Any]
 
 MAX_MISCHIEF = 4
-"""Per job: its budget for lost pods is 20, and every job must come to its end."""
+"""Largest number of faults per job: its budget for lost pods is 20, and every job must be able to end."""
 
 PATIENCE = 0.85
-"""Likelihood that an act waits for a job that runs."""
+"""Probability that an act waits for a running job."""
 
 CODES = (137, 137, 1, 1, 82, 65)
-"""Of ranks that end: killed, failed, lost its peers, and once in a while a failure that nothing helps."""
+"""Exit codes of failing ranks: killed, failed, peers lost, and now and then a permanent failure."""
 
 
 KEPT = 4
-"""Finished jobs that stay to the end."""
+"""Number of finished jobs that are kept to the end."""
 
 SLEEPERS = 2
-"""Jobs that are suspended once and never resumed."""
+"""Number of jobs that are suspended once and never resumed."""
 
 
 @dataclass(slots=True)
 class Life:
-    """One life of a job."""
+    """One incarnation of a job."""
 
     uid: str
     name: str
@@ -50,22 +50,22 @@ class Life:
     traits: Traits = field(default_factory=Traits)
     may_fail: bool = False
     wakes_at: float | None = None
-    """When a suspended job is resumed."""
+    """Time at which a suspended job is resumed."""
     sleeps: bool = False
-    """Suspended for good: what it leaves is judged at the end."""
+    """Whether the job stays suspended: its remaining objects are checked at the end."""
     kept: bool = False
-    """Finished and left alone, for the same reason."""
+    """Whether the job is kept after its end, for the same reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Temper:
-    """How much goes on."""
+    """Amount of activity."""
 
     jobs: int = 6
-    """At once."""
+    """Number of jobs at once."""
     workers: tuple[int, ...] = (1, 2, 2, 3)
     pause_s: tuple[float, float] = (0.1, 0.5)
-    """Between two acts."""
+    """Seconds between two acts."""
     weights: dict[str, int] = field(
         default_factory=lambda: {
             "rank ends": 6,
@@ -85,7 +85,7 @@ class Temper:
 
 
 class FaultInjector:
-    """`tick` it often; `rest` before the end."""
+    """Source of disturbances. Call `tick` often, and `rest` before the end."""
 
     def __init__(
         self, api: KubeJson, namespace: str, double: KubeletDouble, chance: random.Random, temper: Temper
@@ -95,10 +95,10 @@ class FaultInjector:
         self._jobs = f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace}/zerotrainingjobs"
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self.lives: dict[str, Life] = {}
-        """All that ever were, by UID."""
+        """All jobs that ever existed, by UID."""
         self.acts: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
-        """Jobs that came to their end, by phase."""
+        """Number of ended jobs by phase."""
         self._due = 0.0
         self._number = 0
         self._nodes = nodes = Nodes(api, double, chance)
@@ -119,7 +119,7 @@ class FaultInjector:
         }
 
     def tick(self) -> None:
-        """What time has brought, and perhaps one act more."""
+        """Do what is due, and perhaps one more act."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -132,13 +132,13 @@ class FaultInjector:
             self._misbehave(jobs)
 
     def attend(self, *, patience: float = 0.5) -> None:
-        """What goes on while nobody does mischief."""
+        """Run the queue and the readers, which work at all times."""
         with suppress(ApiDown):
             self._queue.tick(patience=patience)
             self._readers.tick()
 
     def rest(self) -> None:
-        """Everything works again, and nobody is suspended."""
+        """Undo all faults and resume all suspended jobs."""
         self._nodes.heal(math.inf)
         for life in self.lives.values():
             if life.wakes_at is not None:
@@ -148,7 +148,7 @@ class FaultInjector:
         return list(self._api.get(self._jobs)["items"])
 
     def _tend(self, jobs: list[Json], now: float) -> None:
-        """Resume, take away what is finished, keep up the number."""
+        """Resume jobs, remove finished ones, and create new ones up to the wanted number."""
         for job in jobs:
             life = self.lives[job["metadata"]["uid"]]
             if life.wakes_at is not None and now >= life.wakes_at:
@@ -164,7 +164,7 @@ class FaultInjector:
             self._number += 1
 
     def _keeps(self, life: Life) -> bool:
-        """Whether a finished job stays; the first few do."""
+        """Return whether a finished job is kept, as the first few are."""
         life.kept = life.kept or sum(other.kept for other in self.lives.values()) < KEPT
         return life.kept
 
@@ -179,13 +179,13 @@ class FaultInjector:
         changes, traits = draw(self._chance, self._temper.workers)
         changes["metadata"] = {"name": name, "namespace": self._namespace}
         made = self._api.post(self._jobs, job_json(changes), exists_ok=True)
-        if made:  # otherwise its namesake is not quite gone
+        if made:  # otherwise the previous job of this name still exists
             uid = made["metadata"]["uid"]
             self.lives[uid] = Life(uid, name, traits=traits)
 
     def _misbehave(self, jobs: list[Json]) -> None:
         open_ = [job for job in jobs if not job.get("status", {}).get("completionTime")]
-        if self._chance.random() < PATIENCE:  # else most jobs go before they ever run
+        if self._chance.random() < PATIENCE:  # otherwise most jobs are deleted before they ever run
             open_ = [job for job in open_ if job.get("status", {}).get("phase") == "Running"]
         lives = [self.lives[job["metadata"]["uid"]] for job in open_]
         fit = [
@@ -197,7 +197,7 @@ class FaultInjector:
             return
         weights = self._temper.weights
         act = self._chance.choices(list(weights), list(weights.values()))[0]
-        for life in self._chance.sample(fit, len(fit)):  # not every job can be hit by everything
+        for life in self._chance.sample(fit, len(fit)):  # not every act is possible for every job
             pods = self._api.get(f"{self._pods}?labelSelector=zerotrain.dev/job-uid={life.uid}")["items"]
             if self._acts[act](life, pods):
                 life.mischief += 1
@@ -237,11 +237,14 @@ class FaultInjector:
         try:
             self._api.patch(f"{self._jobs}/{life.name}", {"metadata": {"uid": life.uid}, "spec": spec})
         except RuntimeError as error:
-            if "metadata.uid" not in str(error):  # its name is another job's by now
+            if "metadata.uid" not in str(error):  # its name now belongs to another job
                 raise
 
     def _delete_job(self, life: Life, *, again: bool) -> bool:
-        """With `again` it is made anew at once: the new job meets the old one's pods."""
+        """Delete a job.
+
+        With `again`, create it anew at once, so that the new job meets the old one's pods.
+        """
         self._api.delete(f"{self._jobs}/{life.name}", life.uid)
         if again:
             self._create(life.name)
@@ -253,7 +256,7 @@ class FaultInjector:
         return life.traits.elastic
 
     def _hang(self, life: Life) -> bool:
-        """One rank stops as by SIGSTOP, where somebody is to notice."""
+        """Stop one rank as by SIGSTOP if the job has hang detection."""
         running = [training for training in self._double.trainings() if training.job_uid == life.uid]
         if not life.traits.judged or not running or not running[-1].can_stop:
             return False
@@ -262,7 +265,7 @@ class FaultInjector:
 
 
 def is_unread(job: Json) -> bool:
-    """Whether a completed job's checkpoint is still to be verified."""
+    """Return whether a completed job's checkpoint is still to be verified."""
     checkpoint, status = job["spec"].get("checkpoint", {}), job.get("status", {})
     wanted = checkpoint.get("verify") == "OnCompletion" and status.get("phase") == "Completed"
     known = status.get("checkpoint", {})

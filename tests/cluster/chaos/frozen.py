@@ -1,7 +1,7 @@
-"""Two replicas, and a leader that stops in the middle of a pass for longer than its lease, then goes on.
+"""Two replicas, and a leader that stops in a pass for longer than its lease and then continues.
 
-As a process that is stopped, a machine that swaps or a paused guest does it: the frozen replica knows nothing
-of the time that passed and finishes its sentence. Meanwhile the other one leads.
+A stopped process, a machine that swaps or a paused guest behaves like this: the frozen replica does not
+notice the time that passed and finishes its current operation. Meanwhile the other replica leads.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import election
 
 SHORT = {"LEASE_S": 3, "RENEW_S": 2, "RETRY_S": 0.3}
-"""The lease's times in seconds, so that a run holds many takeovers."""
+"""The lease's times in seconds, short so that a run has many takeovers."""
 
 
 @contextmanager
 def short_lease() -> Iterator[None]:
-    """All elections of this process run by the short times."""
+    """Use the short times for all elections of this process within the block."""
     usual = {name: getattr(election, name) for name in SHORT}
     try:
         for name, value in SHORT.items():
@@ -34,14 +34,14 @@ def short_lease() -> Iterator[None]:
 
 
 class Freeze:
-    """A doom that only stops the clock: at the n-th await point of a pass, once."""
+    """A doom that only stops the clock, once, at the n-th await point of a pass."""
 
     def __init__(self, nth: int) -> None:
         self._left = nth
         self.at = ""
-        """Where the replica froze; empty until then."""
+        """Place at which the replica froze; empty until then."""
         self.thaw = threading.Event()
-        """Set, it goes on: not before another one leads, however long that takes to start."""
+        """Event that lets the replica continue; set once another one leads, however long its start takes."""
         self.thawed = False
 
     def __call__(self, place: str, in_pass: bool) -> bool:
@@ -55,7 +55,7 @@ class Freeze:
 
 
 def freeze_and_thaw(season: Scenario, nths: Iterable[int]) -> list[str]:
-    """One takeover per number. Returns the places where the leaders froze, and what ended of the operator."""
+    """Do one takeover per number; return the places of the freezes, and tasks of the operator that ended."""
     froze: list[str] = []
     with short_lease():
         for nth in nths:
@@ -69,7 +69,7 @@ def freeze_and_thaw(season: Scenario, nths: Iterable[int]) -> list[str]:
 
 
 def _takeover(season: Scenario, nth: int) -> list[str]:
-    """The leader freezes, the other one takes over, the first goes on; both stay for a moment."""
+    """Freeze the leader, let the other one take over, and thaw the first; both run for a moment."""
     freeze = Freeze(nth)
     leader = _start(season, "one", freeze)
     season.while_(lambda: not leader.leads(), timeout_s=PATIENCE_S, what="the first replica does not lead")

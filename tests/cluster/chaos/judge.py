@@ -1,6 +1,7 @@
-"""What must hold of every history, whoever died in it. Pure: takes what the witness saw, returns complaints.
+"""Rules that hold for every history, whatever crashed in it.
 
-Each rule names the promise that it guards. `Promises` walks the history once, oldest version first.
+The module has no I/O: it takes the witness's records and returns complaints. Each rule names the promise that
+it guards. `Promises` walks the history once, oldest version first.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Json = dict[str, Any]
 
 FINISHED = frozenset({"Completed", "Failed"})
 BETWEEN = frozenset({"Restarting", "Suspending", "Suspended", "Yielding", "Stalled", "Queued"})
-"""Phases that may lie between one attempt and the next."""
+"""Phases that may come between one attempt and the next."""
 _WORKER = {LABEL_JOB_UID, LABEL_ATTEMPT, LABEL_RANK}
 
 
 @dataclass(slots=True)
 class _Job:
-    """One life of a job, as the history has told so far."""
+    """One incarnation of a job, as known from the history so far."""
 
     name: str
     attempt: int = 0
@@ -40,27 +41,27 @@ class _Job:
     left: set[str] = field(default_factory=set)
     """Phases of the current attempt."""
     pods: dict[str, Json] = field(default_factory=dict)
-    """Those that exist, by UID."""
+    """Existing pods by UID."""
     names: set[str] = field(default_factory=set)
-    """Of all pods that ever existed."""
+    """Names of all pods that ever existed."""
     manned: set[int] = field(default_factory=set)
-    """Attempts of which a pod existed."""
+    """Attempts that had a pod."""
     yielded: dict[int, int] = field(default_factory=dict)
-    """Durable step that the yielding ranks of an attempt told with their last words."""
+    """Durable step in the termination messages of the yielding ranks, by attempt."""
     deleted: bool = False
     elastic: bool = False
     queue: str = ""
     """The job's queue in Kueue; empty without one."""
     admissions: int = 0
-    """How often its Workload was admitted."""
+    """Number of admissions of its Workload."""
     reserves: bool = False
     """Whether its Workload holds quota."""
     readers: dict[str, Json] = field(default_factory=dict)
-    """Pods that verify a checkpoint and exist, by UID."""
+    """Existing pods that verify a checkpoint, by UID."""
 
 
 class Promises:
-    """`read` the history, then ask for `complaints`."""
+    """Checker of a history: call `read`, then use `complaints`."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
@@ -79,8 +80,10 @@ class Promises:
                 self._reader(seen)
 
     def told(self) -> Counter[str]:
-        """What the operator did, by the last status of every job: failures by reason and action, outcomes of
-        verifications, admissions, gangs."""
+        """Return counts of what the operator did, by the last status of every job.
+
+        They are failures by reason and action, outcomes of verifications, admissions and gangs.
+        """
         found: Counter[str] = Counter()
         for job in self.jobs.values():
             for failure in job.status.get("failures", ()):
@@ -196,8 +199,8 @@ class Promises:
         self.pods += 1
         job.manned.add(attempt)
         if job.deleted:
-            return  # the garbage collector's; that none stays is asked at the end
-        # The first attempt of a small job is begun before it is written.
+            return  # done by the garbage collector; that none remains is checked at the end
+        # The first attempt of a small job begins before it is written.
         is_first = attempt == 1 and not job.status and not job.elastic
         if attempt != job.attempt and not is_first:
             self._complain(job, seen, f"pod {seen.name} was created during attempt {job.attempt}")
@@ -207,8 +210,8 @@ class Promises:
         twins = [pod for pod in job.pods.values() if _index_of(pod) == _index_of(seen.body)]
         if twins:
             self._complain(job, seen, f"pod {seen.name} was created beside {twins[0]['metadata']['name']}")
-        # Until all pods of the attempt were seen once, a new operator cannot tell one that somebody deleted
-        # from one that was never made; no ranks have met yet.
+        # Until all pods of the attempt were seen once, a new operator cannot distinguish a deleted pod from
+        # one that was never created; no ranks have met yet.
         if seen.name in job.names and job.status.get("podsCreated"):
             self._complain(job, seen, f"the pod name {seen.name} was used twice")
         if job.phase in FINISHED:
@@ -218,8 +221,11 @@ class Promises:
         job.names.add(seen.name)
 
     def _last_words(self, job: _Job, attempt: int, pod: Mapping[str, Any]) -> None:
-        """Of pods that stay until the operator takes them away. One that ends in its deletion goes at once,
-        and with it what it said, should no operator live; its checkpoint is found by the next attempt."""
+        """Record the termination messages of pods that stay until the operator deletes them.
+
+        A pod that ends by its deletion disappears at once, together with its message, if no operator is
+        alive. The next attempt then finds its checkpoint.
+        """
         if pod["metadata"].get("deletionTimestamp"):
             return
         for container in pod.get("status", {}).get("containerStatuses", ()):
@@ -241,7 +247,7 @@ class Promises:
         job.reserves = reserves
 
     def _reader(self, seen: Seen) -> None:
-        """One pod that verifies a checkpoint."""
+        """Check one pod that verifies a checkpoint."""
         job = self.jobs.setdefault(seen.body["metadata"]["labels"][LABEL_JOB_UID], _Job(name=seen.name))
         if seen.change == "DELETED":
             job.readers.pop(seen.uid, None)
@@ -261,7 +267,7 @@ class Promises:
 
 
 def is_true(item: Json, kind: str) -> bool:
-    """Whether the object has a condition of this type that holds."""
+    """Return whether the object has a condition of this type that is true."""
     found = item.get("status", {}).get("conditions", ())
     return any(each["type"] == kind and each["status"] == "True" for each in found)
 

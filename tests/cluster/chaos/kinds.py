@@ -1,4 +1,4 @@
-"""What jobs of a season are like: each is drawn with some of the product's features, and knows which."""
+"""Kinds of jobs of a season: each is drawn with some of the product's features, and records which."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 QUEUE = "team-a"
 
 EXCLUSION_S = 3
-"""Of a node that a rule replaces: short, so that attempts wait for it and outlive it."""
+"""Seconds for which a rule excludes a node: short, so that attempts both wait for it and outlive it."""
 
 RULES: tuple[Json, ...] = (
     {"onExitCodes": [137], "action": "ReplaceNodeAndRestart"},
@@ -23,24 +23,24 @@ SHRINK: Json = {"onExitCodes": [1], "action": "ShrinkAndRestart"}
 MAX_ELASTIC = 4
 
 HANG_S = 3
-"""A step without an end counts as a hang after so long."""
+"""Seconds after which a step without an end counts as a hang."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """Of one life of a job."""
+    """Features of one job."""
 
     elastic: bool = False
     queued: bool = False
-    """Kueue admits it."""
+    """Whether Kueue admits it."""
     verified: bool = False
-    """Its checkpoint is read once it has completed."""
+    """Whether its checkpoint is read once it has completed."""
     judged: bool = False
-    """It may hang: somebody will notice."""
+    """Whether it has hang detection, so that it may hang."""
 
 
 def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]:
-    """Fields to change of the good job, by dotted path, and what they make of it."""
+    """Return the changes of the good job, by dotted path, and the traits that they give it."""
     place, count = chance.choice(("", "", "gang", "group", "queue")), chance.choice(workers)
     traits = Traits(
         elastic=chance.random() < 0.5 and count <= MAX_ELASTIC,
@@ -67,7 +67,7 @@ def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]
     if place == "gang":
         changes["spec.scheduling.gang"] = "Auto"
     if place == "group":
-        # Nobody reads the group here: it has to come before its pods and to go with them.
+        # No scheduler reads the group here: it must be created before its pods and deleted with them.
         changes["spec.scheduling.gang"] = "Coscheduling"
     if place == "queue":
         changes["spec.scheduling.queueName"] = QUEUE

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: the proxy and the witness run beside the operator they watch."""
+"""An event loop in its own thread: the proxy and the witness run beside the operator that they watch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs from construction until `stop()`."""
+    """An event loop that runs from construction until `stop()`."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -21,11 +21,11 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float = PATIENCE_S) -> T:
-        """Run a coroutine there and wait for what it returns."""
+        """Run a coroutine in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     def stop(self) -> None:
-        """Cancel what still runs and end the thread."""
+        """Cancel running tasks and end the thread."""
         self.call(self._cancel_all())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=PATIENCE_S)

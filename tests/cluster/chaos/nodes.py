@@ -1,4 +1,4 @@
-"""What befalls the nodes of a season, each thing for a while."""
+"""Temporary faults of the nodes of a season."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from tests.operator.kubelet_double import KubeletDouble
 
 
 class Nodes:
-    """`heal` often, whatever else is done."""
+    """Faults of nodes. Call `heal` often."""
 
     def __init__(self, api: KubeJson, double: KubeletDouble, chance: random.Random) -> None:
         self._api, self._double, self._chance = api, double, chance
         self._restore: list[tuple[float, Callable[[], None]]] = []
 
     def heal(self, now: float) -> None:
-        """Undo what has lasted long enough; `math.inf` undoes everything."""
+        """Undo faults that have lasted long enough; `math.inf` undoes all."""
         for due, restore in self._restore:
             if due <= now:
                 restore()
         self._restore = [item for item in self._restore if item[0] > now]
 
     def deafen(self) -> bool:
-        """Nodes do not answer: deleted pods stay Terminating until they are forced away."""
+        """Stop the nodes from answering: deleted pods stay Terminating until a forced deletion."""
         self._double.obeys_sigterm = False
         self._restore.append((time.monotonic() + self._chance.uniform(0.5, 5), self._hear))
         return True
 
     def fill(self) -> bool:
-        """No room: new pods stay Pending."""
+        """Remove all free capacity: new pods stay Pending."""
         self._double.start_up = False
         self._restore.append((time.monotonic() + self._chance.uniform(0.2, 2), self._empty))
         return True
 
     def drain(self) -> bool:
-        """A node is cordoned for a while: the workers that it holds move, with all others of their jobs."""
+        """Cordon a node for a while: its workers move, with all others of their jobs."""
         if len(self._double.nodes) == 1:
             return False
         node = self._chance.choice(self._double.nodes)

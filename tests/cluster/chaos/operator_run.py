@@ -1,7 +1,7 @@
-"""One life of the operator inside this process, from its start to a death that no code of it can answer.
+"""One life of the operator in this process, from its start to a death that none of its code can handle.
 
-The same `Manager` that kopf starts in production, in an event loop and a thread of its own; kopf itself is
-killed for real by the runs with SIGKILL.
+It is the same `Manager` that kopf starts in production, in its own event loop and thread. The runs with
+SIGKILL kill kopf itself.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from zerotrain.operator.controller.config import OperatorConfig
 from zerotrain.operator.controller.manager import Manager, dead_tasks
 
 QUICK = ApiLimits(first_backoff_s=0.05, max_backoff_s=0.5, timeout_s=10)
-"""Production's retries at a tenth of its pauses: a run holds a thousand lives."""
+"""Production's retries at a tenth of its pauses, as a run has a thousand lives."""
 
 
 clock_off_s: ContextVar[float] = ContextVar("clock_off_s", default=0.0)
-"""Of the life that runs in this context."""
+"""Clock error in seconds of the life that runs in this context."""
 
 
 class WrongTime(ServerTime):
@@ -51,14 +51,14 @@ setattr(operator_api, "ServerTime", WrongTime)  # noqa: B010  (mypy takes no ass
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What all lives of one replica share: a pod's UID and its mounted files."""
+    """Data that all lives of one replica share: a pod's UID and its mounted files."""
 
     kubeconfig: Path
     key_file: Path
     namespace: str = "zerotrain-system"
     identity: str = "operator-under-test"
     clock_off_s: float = 0.0
-    """How wrong the machine's clock is in which this life runs."""
+    """Error in seconds of the clock of the machine on which this life runs."""
 
     def config(self) -> OperatorConfig:
         return OperatorConfig(
@@ -72,18 +72,18 @@ class Setup:
 
 
 class OperatorRun:
-    """Lives from `start()` until its doom, `kill()` or `retire()`.
+    """A life from `start()` until its doom, `kill()` or `retire()`.
 
-    `doom` hears of every await point (its place, whether a pass over a job waits there) and ends this life
-    there by returning True.
+    `doom` is called at every await point (its place, whether a pass over a job waits there) and ends this
+    life there by returning True.
     """
 
     def __init__(self, setup: Setup, doom: Callable[[str, bool], bool]) -> None:
         self.dead = threading.Event()
         self.error: BaseException | None = None
-        """What ended the operator although nobody killed it."""
+        """The error that ended the operator without a kill."""
         self.ended: list[str] = []
-        """Tasks of the operator that an error had ended."""
+        """Tasks of the operator that had ended with an error."""
         self.runtime: Manager | None = None
         self._setup = setup
         self._loop = asyncio.new_event_loop()
@@ -96,14 +96,14 @@ class OperatorRun:
         self._thread.start()
 
     def kill(self) -> None:
-        """Now, wherever it is."""
+        """End the life now, wherever it is."""
         if not self.dead.is_set():
             with suppress(RuntimeError):  # it has just died by itself
                 self._loop.call_soon_threadsafe(self._gate.close)
         self._thread.join(timeout=PATIENCE_S)
 
     def retire(self) -> None:
-        """As SIGTERM ends it: tasks are cancelled, the lease is given back."""
+        """End the life as SIGTERM does: tasks are cancelled, the lease is released."""
         if self.runtime is not None and not self.dead.is_set():
             asyncio.run_coroutine_threadsafe(self.runtime.stop(), self._loop).result(PATIENCE_S)
         self.kill()
@@ -143,7 +143,7 @@ class OperatorRun:
         for transport in list(transports.values()):
             transport.abort()
         self._loop.set_task_factory(None)
-        with suppress(RuntimeError):  # killed once more while it is being buried
+        with suppress(RuntimeError):  # killed once more while it is being closed
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
@@ -152,7 +152,7 @@ class OperatorRun:
 
 @contextmanager
 def unheard_deaths() -> Iterator[None]:
-    """Thousands of coroutines die half-way and are collected; what Python says about each is no news."""
+    """Suppress Python's messages about the coroutines of dead lives, which are collected in thousands."""
     spoken = sys.unraisablehook
 
     def hook(problem: Any) -> None:

@@ -1,4 +1,4 @@
-"""What jobs leave behind: objects that outlive their job, their attempt or their use."""
+"""Objects that outlive their job, their attempt or their use."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ ATTENDED = frozenset({"Running", "Yielding", "Suspending"})
 """Phases that may have a disruption budget."""
 
 AT_WORK = ATTENDED | {"Pending", "Starting", "Restarting", "Queued"}
-"""Phases that may have a pod group: of an attempt that runs, or that is just being taken away."""
+"""Phases that may have a pod group: of an attempt that runs, or that is just being deleted."""
 
 
 Hung = Collection[tuple[str, str]]
-"""UID of the job and name of the ConfigMap with the stacks, of attempts in which a hang was told of."""
+"""Pairs (UID of the job, name of the ConfigMap with the stacks) of attempts with a reported hang."""
 
 
 def orphans(jobs: Iterable[Json], objects: Iterable[Json], hung: Hung = ()) -> list[str]:
-    """Objects whose job is gone, and those of attempts that are over or that a job at rest has no use for.
-    Stacks of a hang stay with the job, also where its attempt then ended by something else."""
+    """Return objects of deleted jobs or ended attempts, and those that an idle job does not need.
+
+    Stacks of a hang stay with the job, even if its attempt then ended for another reason.
+    """
     alive = {job["metadata"]["uid"]: job for job in jobs}
     found = []
     for item in objects:
@@ -41,7 +43,7 @@ def orphans(jobs: Iterable[Json], objects: Iterable[Json], hung: Hung = ()) -> l
 
 
 def _outlived(item: Json, job: Json) -> str:
-    """What is wrong with an object of a job that exists; empty when nothing is."""
+    """Return what is wrong with an object of an existing job; empty if nothing is."""
     status = job.get("status", {})
     attempt, phase = int(status.get("attempt", 0)), str(status.get("phase", ""))
     kind, labels = item["kind"], item["metadata"].get("labels", {})
@@ -64,7 +66,7 @@ def _outlived(item: Json, job: Json) -> str:
 
 
 def _unread(pod: Json, job: Json) -> str:
-    """What is wrong with a pod that verified a checkpoint."""
+    """Return what is wrong with a pod that verified a checkpoint."""
     status = job.get("status", {})
     record = (status.get("checkpoint") or {}).get("verification") or {}
     if record.get("state", "Running") == "Running":
@@ -77,7 +79,7 @@ def _unread(pod: Json, job: Json) -> str:
 
 
 def hung_attempts(history: Iterable[Seen]) -> set[tuple[str, str]]:
-    """Of all jobs whose every version is in the history."""
+    """Return the attempts with a hang of all jobs whose every version is in the history."""
     found = set()
     for seen in history:
         hang = seen.body.get("status", {}).get("hang") if seen.kind == "Job" else None
@@ -87,6 +89,6 @@ def hung_attempts(history: Iterable[Seen]) -> set[tuple[str, str]]:
 
 
 def _told_stacks(status: Json) -> set[str]:
-    """ConfigMaps with stacks that people are sent to."""
+    """Return the ConfigMaps with stacks that the status names."""
     places = [status.get("hang") or {}, *status.get("failures", ())]
     return {str(place["stacks"]) for place in places if place.get("stacks")}

@@ -1,7 +1,8 @@
-"""An unreliable way to the API server: what an operator meets between itself and a control plane.
+"""An unreliable connection to the API server: faults between an operator and a control plane.
 
-Plain HTTP on loopback in front of the API server's TLS; the caller's own token passes through, so its rights
-are the shipped ones. `weather` says how likely each fault is and may be changed at any moment.
+The proxy is plain HTTP on loopback in front of the API server's TLS. The caller's own token passes through,
+so its rights are the shipped ones. `weather` gives the probability of each fault and may be changed at any
+moment.
 """
 
 from __future__ import annotations
@@ -24,37 +25,37 @@ from tests.support.devcluster import Cluster
 HOP_BY_HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 REFUSALS = ((429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable"), (504, "Timeout"))
 ERRORS = ((500, "InternalError"), (504, "Timeout"))
-"""Of a watch that had been granted."""
+"""Errors of a watch that the API server had accepted."""
 MAX_STALE_S = 3.0
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:
-    """How likely each fault is, from 0 to 1, per request or watch."""
+    """Probability of each fault, from 0 to 1, per request or watch."""
 
     refused: float = 0.0
-    """429, 500, 503 or 504 instead of doing anything."""
+    """429, 500, 503 or 504 instead of an action."""
     vanished: float = 0.0
-    """The connection breaks before the API server hears of the request."""
+    """The connection breaks before the API server gets the request."""
     unanswered: float = 0.0
-    """The request is carried out and the connection breaks before the answer."""
+    """The request is executed, and the connection breaks before the answer."""
     slow: float = 0.0
-    """Up to `slow_s` before anything happens."""
+    """The request is delayed by up to `slow_s`."""
     slow_s: float = 0.3
     conflict: float = 0.0
-    """Somebody writes to the job just before its status is written."""
+    """Another client writes to the job just before its status is written."""
     stale: float = 0.0
-    """An object as it was up to three seconds ago."""
+    """The answer is an object as it was up to three seconds ago."""
     dropped: float = 0.0
     """The watch ends within `watch_s`, on average after half of it."""
     watch_s: float = 4.0
     expired: float = 0.0
-    """The watch is refused with 410: the version is too old."""
+    """The watch is rejected with 410: the version is too old."""
     failing: float = 0.0
-    """The watch brings an error of the API server, such as of an etcd without a leader."""
+    """The watch delivers an error of the API server, such as of an etcd without a leader."""
     lagging: float = 0.0
-    """Every event of the watch comes up to `lag_s` late."""
+    """Every event of the watch arrives up to `lag_s` late."""
     lag_s: float = 1.0
 
 
@@ -74,7 +75,7 @@ ROUGH = Faults(
 
 
 class FaultProxy:
-    """Listens from construction until `stop()`; several operators may use one."""
+    """A proxy that listens from construction until `stop()`; several operators may use one."""
 
     def __init__(self, cluster: Cluster, chance: random.Random) -> None:
         self._server, self._admin = cluster.api_url, {"Authorization": f"Bearer {cluster.token}"}
@@ -83,9 +84,9 @@ class FaultProxy:
         self._earlier: dict[str, list[tuple[float, bytes]]] = {}
         self.weather = CALM
         self.faults: Counter[str] = Counter()
-        """What was done to how many requests."""
+        """Number of requests by fault."""
         self.answers: Counter[int] = Counter()
-        """Of the API server, by status code."""
+        """Number of the API server's answers by status code."""
         self.forbidden: list[str] = []
         """Requests that the caller's role does not allow, with the answer."""
         self._thread = LoopThread("fault proxy")
@@ -139,7 +140,7 @@ class FaultProxy:
         if request.method == "PUT" and request.path.endswith("/status") and self._strikes("conflict"):
             await self._meddle(request.path.removesuffix("/status"))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
-        # Lists are told by what they hold, and from 128 KiB on an API server would compress them.
+        # Lists are recognised by their content, and from 128 KiB on an API server would compress them.
         headers["Accept-Encoding"] = "identity"
         url = self._server + request.path_qs
         async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
@@ -156,8 +157,10 @@ class FaultProxy:
         return web.Response(status=answer.status, body=told, headers=passed)
 
     def _remembered(self, request: web.Request, told: bytes) -> bytes:
-        """The answer, or one to the same question from a moment ago, where an API server may give one: lists
-        are read by quorum unless they ask for less, and so are leases (see ADR 0024)."""
+        """Return the answer, or an earlier one to the same request where an API server may give it.
+
+        Lists are read by quorum unless they ask for less, and so are leases (see ADR 0024).
+        """
         listed = b'"items":' in told and request.query.get("resourceVersion") != "0"
         if "/leases/" in request.path or listed:
             return told
@@ -169,7 +172,7 @@ class FaultProxy:
         return told
 
     async def _meddle(self, path: str) -> None:
-        """A write by somebody else, as `kubectl annotate` does."""
+        """Write to the object as another client, as `kubectl annotate` does."""
         note = {"metadata": {"annotations": {"chaos/touched": str(self._chance.randrange(1 << 30))}}}
         headers = {**self._admin, "Content-Type": "application/merge-patch+json"}
         async with self._session.patch(self._server + path, data=json.dumps(note), headers=headers) as answer:
@@ -205,12 +208,12 @@ class FaultProxy:
         return response
 
     def settle(self, **changes: float) -> None:
-        """Change some of the weather."""
+        """Change parts of the weather."""
         self.weather = replace(self.weather, **changes)
 
 
 def _broken(request: web.Request) -> web.Response:
-    """The caller sees its connection reset."""
+    """Reset the caller's connection."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=500)
@@ -223,7 +226,7 @@ def _refusal(code: int, reason: str) -> web.Response:
 
 
 async def _ended(request: web.Request, code: int, reason: str) -> web.StreamResponse:
-    """As the API server says it within a watch: 200, then one event that ends it."""
+    """Answer as the API server does for an error in a watch: 200, then one event that ends it."""
     status = {"kind": "Status", "code": code, "reason": reason, "message": "injected"}
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)

@@ -1,6 +1,6 @@
-"""A namespace full of jobs in bad weather: puts all parts of the harness together, and judges at the end.
+"""A namespace full of jobs in bad weather: connects all parts of the harness, and checks at the end.
 
-Used by the command (`python -m tests.cluster.chaos`) and by the tests; both bring their own ways to die.
+Used by the command (`python -m tests.cluster.chaos`) and by the tests; both add their own ways to crash.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS_OF_OTHERS = (
 )
 
 ENTITLED = ("is being terminated", "exceeded quota")
-"""Refusals with 403 that are no missing permission."""
+"""Texts of 403 answers that are not missing permissions."""
 
 OWNED = (
     "/api/v1/namespaces/{}/pods",
@@ -52,12 +52,12 @@ OWNED = (
 )
 
 OF_OTHERS = ("podgroups", "workloads")
-"""Kinds of schedulers and queues, in whichever of their API groups the cluster has."""
+"""Kinds of schedulers and queues, in any of their API groups that the cluster has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Everything but the operator."""
+    """The whole harness except the operator."""
 
     cluster: Cluster
     namespace: str
@@ -69,7 +69,7 @@ class Scenario:
     double: KubeletDouble
     gremlin: FaultInjector
     kubeconfig: Path
-    """The operator's own rights, through the proxy."""
+    """Kubeconfig with the operator's own rights, through the proxy."""
 
     def setup(self, identity: str = "operator-under-test") -> Setup:
         key = self.folder / "channel.key"
@@ -79,7 +79,7 @@ class Scenario:
     def while_(
         self, condition: Callable[[], bool], *, timeout_s: float, what: str | Callable[[], str]
     ) -> None:
-        """Let things happen for as long as the condition holds. `what` may be asked when time is up."""
+        """Run the season for as long as the condition holds. `what` is the error's text, or returns it."""
         deadline = time.monotonic() + timeout_s
         while condition():
             self.gremlin.tick()
@@ -93,7 +93,7 @@ class Scenario:
         self.while_(lambda: time.monotonic() < end, timeout_s=seconds + PATIENCE_S, what="time does not pass")
 
     def finish(self, *, timeout_s: float = 2 * PATIENCE_S) -> None:
-        """Fair weather until every job has come to its end. An operator must be alive."""
+        """Run without faults until every job has ended. An operator must be alive."""
         self.proxy.weather = CALM
         self.gremlin.rest()
         deadline = time.monotonic() + timeout_s
@@ -108,10 +108,10 @@ class Scenario:
                 self.gremlin.note_end(self.gremlin.lives[job["metadata"]["uid"]], _phase(job))
 
     def judge(self, *, settle_s: float = PATIENCE_S) -> Promises:
-        """All complaints about what happened here."""
+        """Return all complaints about this season."""
         deadline = time.monotonic() + settle_s
         while (left := self._orphans()) and time.monotonic() < deadline:
-            time.sleep(0.2)  # the garbage collector takes its time
+            time.sleep(0.2)  # the garbage collector needs some time
         self.witness.catch_up()
         promises = Promises()
         promises.read(self.witness.history())
@@ -126,14 +126,14 @@ class Scenario:
         return promises
 
     def _rests(self, job: Json) -> bool:
-        """Whether a job is where it is to be judged."""
+        """Return whether a job has reached the state in which it is checked."""
         sleeps = self.gremlin.lives[job["metadata"]["uid"]].sleeps
         if is_unread(job) or job.get("status", {}).get("protectedAttempt") is not None:
-            return False  # its end is written before its budget goes
+            return False  # its end is written before its budget is deleted
         return _phase(job) in (FINISHED | {"Suspended"} if sleeps else FINISHED)
 
     def _pods_of(self, job: Json) -> str:
-        """What its nodes know of a job that should have ended."""
+        """Return what the nodes know of a job that should have ended."""
         uid = job["metadata"]["uid"]
         path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=zerotrain.dev/job-uid={uid}"
         pods = [f"{pod['metadata']['name']} {pod['status']}" for pod in self.api.get(path)["items"]]
@@ -150,7 +150,7 @@ class Scenario:
 
 
 def _served(api: KubeJson) -> list[str]:
-    """Paths of the kinds that only some clusters have."""
+    """Return paths of the kinds that only some clusters have."""
     found = []
     for group in api.get("/apis")["groups"]:
         for version in group["versions"]:
@@ -161,7 +161,7 @@ def _served(api: KubeJson) -> list[str]:
 
 
 def _told(job: Json) -> str:
-    """One line about a job that should have ended."""
+    """Return one line about a job that should have ended."""
     status = job.get("status", {})
     said = [item for item in status.get("conditions", ()) if item["type"] in ("Reconciling", "PodsScheduled")]
     words = "; ".join(f"{item['reason']} {item['message']}" for item in said)
@@ -184,7 +184,7 @@ def season(
     temper: Temper | None = None,
     steps: int = 60,
 ) -> Iterator[Scenario]:
-    """A fresh namespace of the cluster; the operator's manifests must have been applied."""
+    """Provide a fresh namespace of the cluster; the operator's manifests must have been applied."""
     chance, api = random.Random(seed), KubeJson(cluster)
     cluster.kubectl("apply", "-f", str(CRDS))
     wait_established(cluster, *KINDS_OF_OTHERS)
@@ -212,7 +212,7 @@ def season(
 
 
 def _nodes(api: KubeJson) -> tuple[str, ...]:
-    """Two, with room for everybody, so that one can be drained."""
+    """Create two nodes with capacity for all jobs, so that one can be drained."""
     room = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "ephemeral-storage": "4Ti"}
     for name in NODES:
         ensure_node(api, name)
@@ -222,7 +222,7 @@ def _nodes(api: KubeJson) -> tuple[str, ...]:
 
 
 def through(proxy: FaultProxy, cluster: Cluster, kubeconfig: Path, folder: Path) -> Path:
-    """The same identity, by way of the proxy."""
+    """Write a kubeconfig with the same identity that goes through the proxy."""
     token = json.loads(kubeconfig.read_text())["users"][0]["user"]["token"]
     path = write_kubeconfig(cluster, token, folder / "through-proxy.kubeconfig")
     config = json.loads(path.read_text())
@@ -232,7 +232,7 @@ def through(proxy: FaultProxy, cluster: Cluster, kubeconfig: Path, folder: Path)
 
 
 class Errors(logging.Handler):
-    """Collects what the operator's own loggers say at ERROR: exceptions that no code of it expected."""
+    """Collector of the operator's log messages at ERROR: exceptions that its code did not expect."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -245,7 +245,7 @@ class Errors(logging.Handler):
 
 @contextmanager
 def heard_errors() -> Iterator[list[str]]:
-    """What the operator in this process says at ERROR within the block; nothing of it is printed."""
+    """Collect the messages of this process's operator at ERROR within the block, without printing them."""
     heard, logger = Errors(), logging.getLogger("zerotrain.operator")
     logger.addHandler(heard)
     spreads, logger.propagate = logger.propagate, False

@@ -1,7 +1,7 @@
-"""Sees every version of every job, pod and Workload of a namespace, in the order in which etcd took them in.
+"""A recorder of every version of every job, pod and Workload of a namespace, in etcd's order.
 
-Watches of its own, straight to the API server. A hole in what it saw is an error: a judgement on half of the
-story is worth nothing. Revisions of all kinds come from one counter, so that they make one history.
+It has its own watches, straight to the API server. A gap in the record is an error, as checks of half a
+history prove nothing. Revisions of all kinds come from one counter, so that they make one history.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Seen:
 
 
 class WatchRecorder:
-    """Watches from construction until `stop()`."""
+    """A recorder that watches from construction until `stop()`."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster = cluster
@@ -59,11 +59,11 @@ class WatchRecorder:
         self._thread.call(self._start())
 
     def history(self) -> list[Seen]:
-        """Everything so far, oldest first."""
+        """Return the history so far, oldest version first."""
         return sorted(self._seen, key=lambda item: item.revision)
 
     def present(self) -> list[Json]:
-        """The objects that exist now, as far as this witness has heard."""
+        """Return the objects that exist now, as far as the watches have reported."""
         alive: dict[str, Json] = {}
         for item in self.history():
             alive[item.uid] = item.body
@@ -72,7 +72,7 @@ class WatchRecorder:
         return list(alive.values())
 
     def catch_up(self, timeout_s: float = PATIENCE_S) -> None:
-        """Return once everything is seen that has happened before this call."""
+        """Wait until everything is recorded that happened before this call."""
         self._thread.call(self._catch_up(timeout_s), timeout_s=timeout_s + 5)
         if self.broken:
             raise RuntimeError(f"the witness has not seen everything: {self.broken[0]!r}")
@@ -101,7 +101,7 @@ class WatchRecorder:
             try:
                 return await self._send("GET", path)
             except RuntimeError as error:
-                # A kind that has just been made answers 429 until its storage is ready.
+                # A kind that has just been defined answers 429 until its storage is ready.
                 if ": 429 " not in str(error):
                     raise
                 await asyncio.sleep(0.5)
@@ -148,7 +148,7 @@ class WatchRecorder:
             self._seen.append(Seen(revision=revision, kind=kind, change=change, body=body))
 
     async def _catch_up(self, timeout_s: float) -> None:
-        """Leave a mark in each of the two histories and wait until it is seen."""
+        """Write a mark into each of the two histories and wait until it is recorded."""
         async with asyncio.timeout(timeout_s):
             self._marks += 1
             meta = {"name": f"mark-{self._marks}"}

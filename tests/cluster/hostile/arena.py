@@ -1,4 +1,4 @@
-"""The shipped installation and the real operator, a tenant that attacks and a neighbour that works."""
+"""The shipped installation with the real operator, a tenant that attacks and a neighbour that works."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ENCRYPTED: Json = {
     "metadata": {"name": "encrypted", "annotations": {ANNOTATION_ENCRYPTED_VOLUMES: "true"}},
     "provisioner": "example.com/nobody",
 }
-"""What `requireEncryptedVolume` of a hostile job names."""
+"""Storage class that `requireEncryptedVolume` of a hostile job names."""
 
 MOST_TOLD = 15
-"""Complaints in the message of a failure."""
+"""Largest number of complaints in the message of a failure."""
 
 MOST_GROWTH = 64 * MIB
-"""Of the operator's resident memory over a whole run of attacks."""
+"""Largest growth of the operator's resident memory over a whole run of attacks."""
 
 POLICY = REPOSITORY / "deploy" / "policy" / "jobs.yaml"
 JOBS = COLLECTIONS["ZeroTrainingJob"]
@@ -43,7 +43,7 @@ PODS = "/api/v1/namespaces/{}/pods?labelSelector=zerotrain.dev/job={}"
 
 @dataclass
 class Arena:
-    """See `arena`."""
+    """The parts of an arena; see `arena`."""
 
     cluster: Cluster
     tenant: Tenant
@@ -64,7 +64,10 @@ class Arena:
     def bystander(
         self, workers: int = 2, changes: Mapping[str, Any] | None = None
     ) -> tuple[Bystander, float]:
-        """A new job of the neighbour's, and the seconds until it had all its pods. Raises TimeoutError."""
+        """Create a job of the neighbour; return it and the seconds until it had all pods.
+
+        Raises TimeoutError.
+        """
         name = f"bystander-{next(self._numbers)}"
         small = {"spec.workers": workers, "spec.ranksPerWorker": 1, "spec.checkpoint": ABSENT}
         body = job_json({"metadata": {"name": name}, **small, **(changes or {})})
@@ -86,12 +89,12 @@ class Arena:
             raise TimeoutError(f"{error}\n{self.operator.tail(30)}") from None
 
     def pods_of(self, namespace: str, name: str) -> list[Json]:
-        """Pods of the job of this name that the operator made: others do not name it as their controller."""
+        """Return pods of the job of this name that the operator made: others do not name it as controller."""
         items = self.api.get(PODS.format(namespace, name))["items"]
         return [item for item in items if _controller(item) == name]
 
     def work(self) -> float:
-        """Seconds until a job of the neighbour's had its pods; it goes again."""
+        """Run and delete a job of the neighbour; return the seconds until it had its pods."""
         bystander, waited = self.bystander()
         self.dismiss(bystander)
         return waited
@@ -101,7 +104,7 @@ class Arena:
         self.api.delete(path, bystander.uid)
 
     def attack(self, case: Case, bystander: Bystander) -> list[Answer]:
-        """Post everything of the case, and touch its jobs as often as it says."""
+        """Post all objects of the case, and change its jobs as often as it says."""
         posts = case.posts(bystander)
         answers = [self.tenant.create(post) for post in posts]
         jobs = [post for post, answer in zip(posts, answers, strict=True) if answer.accepted]
@@ -111,8 +114,10 @@ class Arena:
         return answers
 
     def wait_until_judged(self, posts: Sequence[Post]) -> None:
-        """Until the operator has said something of each of these jobs that the API server took, and that are
-        there still. Raises TimeoutError."""
+        """Wait until the operator has written conditions of each of these jobs that exists.
+
+        Jobs that the API server rejected, or that are deleted, do not count. Raises TimeoutError.
+        """
         names = {post.name for post in posts if post.kind == "ZeroTrainingJob"}
 
         def silent() -> list[str]:
@@ -130,7 +135,7 @@ class Arena:
         self.report.rows.append(Row(name=name, answers=said, waited_s=waited_s, resident=self.resident()))
 
     def complaints(self, *, may_say: str = "") -> list[str]:
-        """What is wrong now, beyond the case at hand: see `judge`."""
+        """Return what is wrong now apart from the case itself: see `judge`."""
         found = operator_complaints(self.operator, may_say=may_say)
         found += stored_complaints(self.cluster, self.api, self.tenant.namespace)
         grown = self.peak() - self.baseline
@@ -150,20 +155,20 @@ class Arena:
         self.operator.start()
 
     def restart(self) -> None:
-        """A new process, whatever became of the last."""
+        """Start a new process, whatever the state of the last one."""
         self.operator.kill()
         self.operator.log.write_text("")
         self.operator.start()
 
     def measure_baseline(self) -> None:
-        """What an operator weighs that has run ordinary jobs alone."""
+        """Measure the memory of an operator that has run ordinary jobs alone."""
         self.start()
         for _ in range(3):
             self.work()
         self.baseline = self.peak()
 
     def use_policy(self) -> None:
-        """Put the admission policy in front of the operator, and wait until the API server goes by it."""
+        """Apply the admission policy, and wait until the API server enforces it."""
         self.cluster.kubectl("apply", "-f", str(POLICY))
         deep = job("too-deep", {"spec.config": {"x": "MARK"}}, {"MARK": nested_objects(100)})
         wait_until(
@@ -172,7 +177,7 @@ class Arena:
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """One attack, after which nothing of it is left. If it fails, the next one has a new operator."""
+        """Do one attack and remove all of its objects. If it fails, the next attack has a new operator."""
         if not self.operator.runs:
             self.restart()
         try:
@@ -189,11 +194,11 @@ class Arena:
         assert not wrong, "\n".join(wrong[:MOST_TOLD]) + more
 
     def clean(self) -> None:
-        """Take the objects of tenant and neighbour away, and what was said of them."""
+        """Delete the objects of tenant and neighbour, and the events about them."""
         self.tenant.clean()
         self.admin.send("DELETE", JOBS.format(self.neighbour))
         for namespace in (self.tenant.namespace, self.neighbour):
-            # The garbage collector of a new cluster takes half a minute to learn of a new kind of owners.
+            # The garbage collector of a new cluster takes half a minute to discover a new kind of owners.
             self.admin.send("DELETE", f"{COLLECTIONS['Pod'].format(namespace)}?gracePeriodSeconds=0")
             self.admin.send("DELETE", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
         wait_until(lambda: not self._left(), "the objects of tenant and neighbour to go")
@@ -207,7 +212,7 @@ class Arena:
         ]
 
     def job_names(self) -> list[str]:
-        """Of both namespaces."""
+        """Return the job names of both namespaces."""
         places = (self.tenant.namespace, self.neighbour)
         return [name for place in places for name in self.admin.names(JOBS.format(place))]
 
@@ -218,7 +223,7 @@ def _controller(item: Json) -> str:
 
 
 def _memory(pid: int, line: str) -> int:
-    """Bytes of a line of /proc/PID/status; 0 for a process that is gone."""
+    """Return the bytes of a line of /proc/PID/status; 0 for a process that is gone."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -229,7 +234,7 @@ def _memory(pid: int, line: str) -> int:
 
 @contextmanager
 def arena(cluster: Cluster, folder: Path, title: str) -> Iterator[Arena]:
-    """Everything is installed and the operator does not run yet. The report is printed by who made it."""
+    """Install everything; the operator does not run yet. The caller prints the report."""
     kubeconfig = install(cluster, folder)
     cluster.apply(ENCRYPTED)
     operator = OperatorProcess(kubeconfig, folder)
@@ -246,7 +251,7 @@ def arena(cluster: Cluster, folder: Path, title: str) -> Iterator[Arena]:
 
 
 def all_at_once(tasks: Sequence[Callable[[], object]], *, threads: int = 8) -> None:
-    """Run them side by side to the end. Raises what the first of them raises."""
+    """Run the tasks concurrently to their end. Raises the exception of the first failed one."""
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(task) for task in tasks]:
             done.result()

@@ -1,4 +1,4 @@
-"""Bodies of requests as text: what no parser of ours has to read, or to write, before the API server does."""
+"""Bodies of requests as text, so that no parser here reads or writes them before the API server does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.jobs import ABSENT, job_json
 Json = dict[str, Any]
 
 NAMESPACE = "@namespace@"
-"""Stands in a body for the namespace of the tenant."""
+"""Placeholder in a body for the namespace of the tenant."""
 
 COLLECTIONS = {
     "ZeroTrainingJob": "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs",
@@ -26,7 +26,7 @@ COLLECTIONS = {
 }
 
 MOST_BYTES = 1_350_000
-"""Of free-form JSON in one object: etcd takes 1.5 MiB."""
+"""Largest size of free-form JSON in one object, as etcd takes 1.5 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Post:
 
 
 def post(item: Json, raw: Mapping[str, str] | None = None) -> Post:
-    """`item` with every string that is a key of `raw` replaced by that JSON text."""
+    """Return `item` with every string that is a key of `raw` replaced by that JSON text."""
     text = json.dumps(item)
     for name, part in (raw or {}).items():
         text = text.replace(f'"{name}"', part)
@@ -52,32 +52,32 @@ def post(item: Json, raw: Mapping[str, str] | None = None) -> Post:
 def job(
     name: str, changes: Mapping[str, Any] | None = None, raw: Mapping[str, str] | None = None, **meta: Any
 ) -> Post:
-    """A job of one worker that would run, with `changes` by dotted path."""
+    """Return a job of one worker that would run, with `changes` by dotted path."""
     small = {"spec.workers": 1, "spec.ranksPerWorker": 1, "spec.checkpoint": ABSENT}
     item = job_json({**small, "metadata": {"name": name, **meta}, **(changes or {})})
     return post(item, raw)
 
 
 def config(**keys: Any) -> Json:
-    """The change that adds keys to the configuration of the engine."""
+    """Return the change that adds keys to the engine's configuration."""
     plain = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
     return {"spec.config": {**plain, **keys}}
 
 
 def core(kind: str, name: str, raw: Mapping[str, str] | None = None, **parts: Any) -> Post:
-    """An object of the core group."""
+    """Return an object of the core group."""
     meta = {"name": name, **parts.pop("meta", {})}
     return post({"apiVersion": "v1", "kind": kind, "metadata": meta, **parts}, raw)
 
 
 def pod(name: str, *, labels: Mapping[str, str] | None = None, **meta: Any) -> Post:
-    """A pod of the tenant's own, with labels and owners of its choice."""
+    """Return a pod of the tenant itself, with labels and owners of its choice."""
     spec = {"containers": [{"name": "worker", "image": "hostile"}], "schedulerName": "nobody"}
     return core("Pod", name, meta={"labels": dict(labels or {}), **meta}, spec=spec)
 
 
 def owner(name: str, uid: str) -> Json:
-    """A reference as the operator writes it."""
+    """Return a reference as the operator writes it."""
     reference = {"apiVersion": "zerotrain.dev/v1alpha1", "kind": "ZeroTrainingJob", "name": name, "uid": uid}
     return {**reference, "controller": True, "blockOwnerDeletion": False}
 
@@ -91,11 +91,11 @@ def nested_lists(depth: int) -> str:
 
 
 def listed(item: str, size: int = MOST_BYTES) -> str:
-    """A list of so many `item` that it takes `size` bytes."""
+    """Return a list of as many `item` as fit into `size` bytes."""
     return "[" + ",".join([item] * (size // (len(item) + 1))) + "]"
 
 
 def keyed(item: str, size: int, key: str = "k{}") -> str:
-    """An object of about `size` bytes whose values are all `item`."""
+    """Return an object of about `size` bytes whose values are all `item`."""
     count = size // (len(key) + len(item) + 8)
     return "{" + ",".join(f'"{key.format(number)}":{item}' for number in range(count)) + "}"

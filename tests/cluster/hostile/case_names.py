@@ -1,4 +1,4 @@
-"""Objects that bear the product's names and labels, and jobs that take more than their share."""
+"""Objects with the product's names and labels, and jobs that take more than their share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.jobs import ABSENT
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_HELPER, LABEL_JOB, LABEL_JOB_UID, LABEL_RANK
 
 FAT = filled(DIRT, 140_000)
-"""About as much as annotations may hold together, 256 KiB; with its escapes more than twice that as JSON."""
+"""Text of nearly the limit of all annotations, 256 KiB; with escapes more than twice that as JSON."""
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
 PORTS = {"ports": [{"port": 80}]}
@@ -45,7 +45,7 @@ def _name_of_worker_0(bystander: Bystander) -> list[Post]:
 
 @case("names-of-objects", alone=False)
 def _names_of_objects(bystander: Bystander) -> list[Post]:
-    """Every name that the operator could use for this job and that can be known before."""
+    """Post every predictable name that the operator could use for this job."""
     name = "names-of-objects"
     services = [f"zerotrain-rendezvous-{number}" for number in range(16)]
     taken = [name, f"{name}-1", f"{name}-1-files", f"{name}-failures", f"{name}-1-stacks"]
@@ -60,7 +60,7 @@ def _names_of_objects(bystander: Bystander) -> list[Post]:
 
 @case("forged-worker", alone=False)
 def _forged_worker(bystander: Bystander) -> list[Post]:
-    """A pod here that says it belongs to a job there."""
+    """Post a pod here that claims to belong to a job in another namespace."""
     labels = labels_of(bystander.name, bystander.uid)
     owners = [owner(bystander.name, bystander.uid)]
     return [
@@ -82,7 +82,7 @@ def _forged_numbers(bystander: Bystander) -> list[Post]:
 
 @case("forged-fat", alone=False)
 def _forged_fat(bystander: Bystander) -> list[Post]:
-    """Anybody may set the label that the operator watches pods by."""
+    """Post large pods with the label by which the operator watches pods, as every user may set it."""
     fat = {"annotations": {"x": FAT}}
     return [pod(f"forged-fat-{number}", labels=labels_of("x", NOBODY), **fat) for number in range(30)]
 
@@ -94,7 +94,7 @@ def _forged_many(bystander: Bystander) -> list[Post]:
 
 @case("forged-config-owner", alone=False)
 def _forged_config_owner(bystander: Bystander) -> list[Post]:
-    """Objects of a job that does not exist, and of one elsewhere."""
+    """Post objects of a job that does not exist, and of one in another namespace."""
     owners = [owner(bystander.name, bystander.uid)]
     names = (f"{bystander.name}-failures", f"{bystander.name}-1-stacks")
     return [core("ConfigMap", name, meta={"ownerReferences": owners}, data={"x": DIRT}) for name in names]
@@ -102,7 +102,7 @@ def _forged_config_owner(bystander: Bystander) -> list[Post]:
 
 @case("map-fat", alone=False)
 def _map_fat(bystander: Bystander) -> list[Post]:
-    """1 MB of keys, none of which is the one that the job names."""
+    """Post 1 MB of keys, none of which is the one that the job names."""
     source = {"configMapKeyRef": {"name": "map-fat", "key": "c.json"}}
     data = {f"k{number}": "x" * 90 for number in range(9_000)}
     return [

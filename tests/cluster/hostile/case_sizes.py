@@ -1,4 +1,4 @@
-"""Deep, fat and slow: objects that are dear to read, to keep or to judge."""
+"""Deep, large and slow objects that are expensive to read, to store or to check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FROM_MAP: Json = {
 
 
 def factory(**args: Any) -> Json:
-    """The change that makes the model one of a function of the tenant's."""
+    """Return the change that makes the model a function of the tenant."""
     return {"spec.model": {"factory": {"function": "m:f", "context": 64, "args": args}}}
 
 
@@ -108,7 +108,7 @@ def _fat_annotations(bystander: Bystander) -> list[Post]:
 
 @case("deep-annotation")
 def _deep_annotation(bystander: Bystander) -> list[Post]:
-    """kubectl keeps the last applied object in this one; whoever reads it has to survive it."""
+    """Post a deep annotation of kubectl, the last applied object, which every reader must survive."""
     key = "kubectl.kubernetes.io/last-applied-configuration"
     return [job("deep-annotation", annotations={key: nested_lists(120_000)})]
 

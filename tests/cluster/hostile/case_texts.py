@@ -1,4 +1,4 @@
-"""Dirty text in every field that takes some, paths that climb, and settings by way of the environment."""
+"""Dirty text in every field of text, paths with `..`, and settings by environment variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMPTY_DIR = [{"name": "v", "emptyDir": {}}]
 
 
 def spill(*paths: str) -> Json:
-    """A job whose class must be encrypted, and whose configuration spills to these paths."""
+    """Return a job whose class must be encrypted, and whose configuration spills to these paths."""
     zero = {**NVME["zero_optimization"], "spill": {"paths": list(paths)}}
     return {**config(zero_optimization=zero), **ENCRYPTED}
 
@@ -100,7 +100,7 @@ SWITCHES = {
     "MASTER_ADDR": "203.0.113.1",
     "RANK": "7",
 }
-"""What a ConfigMap tries to decide for jobs that leave it open."""
+"""Settings that a ConfigMap tries to make for jobs that leave them open."""
 
 
 def switched(name: str, source: Json) -> Post:
@@ -110,7 +110,7 @@ def switched(name: str, source: Json) -> Post:
 
 
 def unswitched(name: str) -> Callable[[KubeJson, str], list[str]]:
-    """The job's pod, read as its kubelet and its launcher do, says what the operator alone would."""
+    """Return a check that the pod's settings are the operator's, read as kubelet and launcher read them."""
 
     def check(api: KubeJson, namespace: str) -> list[str]:
         pods = api.get(f"/api/v1/namespaces/{namespace}/pods?labelSelector=zerotrain.dev/job={name}")["items"]

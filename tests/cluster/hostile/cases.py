@@ -1,7 +1,7 @@
 """The hostile objects of a tenant, one row or function for each case.
 
-To add one: a row for `add_jobs` in one of the modules `case_*`, or there a function with `@case("name")` that
-returns what is posted.
+To add one, add a row for `add_jobs` in one of the modules `case_*`, or there a function with `@case("name")`
+that returns what is posted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Bystander:
-    """The job of another namespace that goes on while the tenant does its worst; forgeries name it."""
+    """The job of another namespace that goes on during the attack; forgeries name it."""
 
     name: str
     uid: str
@@ -26,27 +26,27 @@ class Bystander:
 
 
 def nothing(api: KubeJson, namespace: str) -> list[str]:
-    """No complaint."""
+    """Return no complaint."""
     return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What one attack posts, in order."""
+    """The objects that one attack posts, in order."""
 
     name: str
     posts: Callable[[Bystander], list[Post]]
     touches: int = 0
-    """So often the tenant changes a label of each of its jobs after that."""
+    """Number of times that the tenant then changes a label of each of its jobs."""
 
     never_starts: bool = False
-    """No pod of these jobs may ever exist: they would break a rule of the installation."""
+    """Whether these jobs must never have a pod, as they would break a rule of the installation."""
 
     check: Callable[[KubeJson, str], list[str]] = nothing
-    """What is wrong with the objects of this case in the tenant's namespace, once the operator has judged."""
+    """Function that returns complaints about this case's objects once the operator has processed them."""
 
     alone: bool = True
-    """Tried by itself; False for those of which several are tried together, to save time."""
+    """Whether the case runs by itself; False for cases that run several together to save time."""
 
     def __str__(self) -> str:
         return self.name
@@ -68,7 +68,7 @@ def case(
 
 
 def add_case(new: Case) -> None:
-    """Raises ValueError where the name is taken: names of objects begin with it."""
+    """Add a case. Raises ValueError if the name is taken, as names of objects begin with it."""
     if any(found.name == new.name for found in CASES):
         raise ValueError(f"two cases are called {new.name}")
     CASES.append(new)
@@ -80,14 +80,14 @@ def add_jobs(
     never_starts: bool = False,
     alone: bool = True,
 ) -> None:
-    """One case of one job for each row: name, changes to a good job, JSON text for marks in them."""
+    """Add one case of one job for each row: name, changes to a good job, JSON text for marks in them."""
     for name, changes, raw in rows:
         posts = _one_job(name, changes, raw)
         add_case(Case(name=name, posts=posts, never_starts=never_starts, alone=alone))
 
 
 def batches(size: int = 10) -> list[list[Case]]:
-    """All cases in the order in which they are tried: those that stand alone, and the others by so many."""
+    """Return all cases in their order: those that run alone, and the others in batches of `size`."""
     together = [found for found in CASES if not found.alone]
     return [
         *([found] for found in CASES if found.alone),

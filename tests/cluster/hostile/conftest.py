@@ -1,4 +1,4 @@
-"""A cluster of a file's own for attacks: what is stored there would be in the way of every other test."""
+"""A cluster per file for attacks, as the stored objects would disturb every other test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.devcluster import Devcluster
 def fresh(
     request: pytest.FixtureRequest, devcluster: Devcluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Arena]:
-    """Without an operator that runs. What happened there is printed at the end."""
+    """Provide an arena without a running operator. Its report is printed at the end."""
     title = request.node.name
     with (
         devcluster.lease("control-plane") as cluster,

@@ -1,6 +1,6 @@
-"""What a node could say of a tenant's pod, or an admin by hand: statuses as the API server takes them.
+"""Statuses that a node could report for a tenant's pod, or an admin could write by hand.
 
-One row for each; a worker of a job of its own gets it.
+There is one row for each; a worker of its own job gets it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def container(state: Json, name: str = "worker", **more: Any) -> Json:
 
 
 def ended(message: str, code: int = 1, reason: str = "Error", **more: Any) -> Json:
-    """The worker ended with these last words."""
+    """Return the status of a worker that ended with this termination message."""
     state = {"terminated": {"exitCode": code, "reason": reason, "message": message, **more}}
     return {"phase": "Failed", "containerStatuses": [container(state)]}
 
 
 def said(**words: Any) -> Json:
-    """The same, with last words in the launcher's own form."""
+    """Return the same with a termination message in the launcher's own form."""
     record = {"attempt": 1, "code": 1, "rank": 0, **words}
     return ended(json.dumps(record))
 
@@ -102,4 +102,4 @@ STATUSES: Mapping[str, Json] = {
         **condition("Ready", "True"),
     },
 }  # fmt: skip
-"""By name, which is that of the job, too."""
+"""Statuses by name, which is also the job's name."""

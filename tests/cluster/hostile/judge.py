@@ -1,4 +1,4 @@
-"""What must hold while a tenant does its worst: nothing raw is stored or shown, and the operator is well."""
+"""Rules that hold during attacks: no raw text is stored or shown, and the operator is healthy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from zerotrain.operator.constants import FIELD_MANAGER
 Json = dict[str, Any]
 
 STATUSES = 'jsonpath={range .items[*]}{.metadata.namespace}{"/"}{.metadata.name}{"\\t"}{.status}{"\\n"}{end}'
-"""kubectl reads specs that no parser here survives."""
+"""Query for statuses only, as kubectl can read specs that no parser here survives."""
 
 OUR_KINDS = "configmaps,services,networkpolicies,poddisruptionbudgets,podgroups"
 _TASK_ENDED = re.compile(r"task '[^']*' ended")
 
 
 def statuses(cluster: Cluster, *where: str) -> dict[str, Json]:
-    """namespace/name -> status of every job."""
+    """Return the status of every job by namespace/name."""
     found = {}
     for line in cluster.kubectl("get", "ztj", *(where or ("-A",)), "-o", STATUSES).stdout.split("\n"):
         name, _, text = line.partition("\t")
@@ -36,7 +36,7 @@ def statuses(cluster: Cluster, *where: str) -> dict[str, Json]:
 
 
 def stored_complaints(cluster: Cluster, api: KubeJson, namespace: str) -> list[str]:
-    """Raw text in the status of any job, in events of jobs, and in objects that the operator wrote."""
+    """Return raw text in the status of any job, in events of jobs, and in objects that the operator wrote."""
     found = [
         f"status of {name}: {wrong}"
         for name, status in statuses(cluster).items()
@@ -61,8 +61,10 @@ def _is_ours(item: Json) -> bool:
 
 
 def operator_complaints(operator: OperatorProcess, *, may_say: str = "") -> list[str]:
-    """What its own HTTP and its log say against it. Further lines of /readyz may contain `may_say`:
-    it is ready all the same."""
+    """Return complaints from the operator's own HTTP server and log.
+
+    Further lines of /readyz may contain `may_say`, as the operator is ready all the same.
+    """
     said = {path: operator.get(path).strip() for path in ("/healthz", "/readyz")}
     if may_say:
         lines = said["/readyz"].split("\n")
@@ -75,7 +77,7 @@ def operator_complaints(operator: OperatorProcess, *, may_say: str = "") -> list
 
 
 def metrics_complaints(text: str) -> Iterator[str]:
-    """Text that is no exposition, and raw text in names, labels and help."""
+    """Yield text that is not an exposition, and raw text in names, labels and help."""
     if not text:
         yield "/metrics does not answer"
     yield from (f"/metrics: {found}" for found in raw_characters(text))
@@ -88,7 +90,7 @@ def metrics_complaints(text: str) -> Iterator[str]:
 
 
 def command_complaints(cluster: Cluster, names: list[str], *args: str) -> list[str]:
-    """The command ends with 0, prints every one of `names` and nothing raw."""
+    """Return complaints unless the command ends with 0, prints all `names` and nothing raw."""
     done = zerotrain(*args, kubeconfig=cluster.kubeconfig)
     said = " ".join(args)
     found = [f"zerotrain {said}: exit {done.code}, {done.err[-600:]}"] if done.code else []

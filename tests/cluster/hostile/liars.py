@@ -1,4 +1,4 @@
-"""Workers that answer the operator's questions with whatever could hurt who asks."""
+"""Workers that answer the operator's polls with anything that could harm it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster.hostile.texts import DIRT, filled
 from zerotrain.contract.launch import WORKER_HTTP_PORT
 
 Answer = Callable[[str, str], bytes]
-"""From name and UID of the job to all bytes of the response."""
+"""Function from name and UID of the job to all bytes of the response."""
 
 MOST_ADDRESSES = 1_000
 
@@ -29,7 +29,10 @@ def page(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 
 def report(ranks: list[Any] | None = None, **changes: Any) -> Answer:
-    """A report of the right job with some fields of the liar's choice; `{rank}` adds to a good record."""
+    """Return a report of the right job with some false fields.
+
+    Each rank's fields are added to a good record.
+    """
 
     def answer(job: str, uid: str) -> bytes:
         now = time.time()
@@ -74,12 +77,12 @@ LIARS: Mapping[str, Answer] = {
     "sends-nothing": bare(b""),
     "sends-half": bare(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n{"),
 }  # fmt: skip
-"""By name, which is that of the job, too."""
+"""Answers by name, which is also the job's name."""
 
 
 @dataclass
 class Liar:
-    """Listens on a loopback address of its own, answers every request with the same and counts them."""
+    """A server on its own loopback address that gives the same answer to every request and counts them."""
 
     answer: bytes
     address: str = ""
@@ -112,7 +115,7 @@ class Liar:
                     self.asked += 1
                     caller.sendall(self.answer)
             except OSError:
-                return  # who asked had enough
+                return  # the client closed the connection
 
 
 def _listen() -> socket.socket:

@@ -1,4 +1,4 @@
-"""One line for every attack: what the API server said, how long a neighbour waited, the operator's memory."""
+"""One line for every attack: the API server's answers, a neighbour's waiting time, the operator's memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ MIB = 1 << 20
 class Row:
     name: str
     answers: str
-    """What the API server said."""
+    """Summary of the API server's answers."""
 
     waited_s: float
-    """From posting a job in another namespace to its last pod."""
+    """Seconds from posting a job in another namespace to its last pod."""
 
     resident: int
-    """Of the operator, in bytes, after it."""
+    """Resident bytes of the operator after the attack."""
 
 
 @dataclass
 class Report:
-    """Printed as it is at the end of a file, whether or not its tests passed."""
+    """A report that is printed at the end of a file, whether or not its tests passed."""
 
     title: str
     rows: list[Row] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Report:
 
 
 def summed(answers: list[str]) -> str:
-    """`3 accepted; 422 ...`."""
+    """Return a summary such as `3 of 4 accepted; 422 ...`."""
     taken = sum(answer == "accepted" for answer in answers)
     refused = list(dict.fromkeys(answer for answer in answers if answer != "accepted"))
     return "; ".join([f"{taken} of {len(answers)} accepted", *refused[:2]])

@@ -1,7 +1,7 @@
 """The longest, deepest and dirtiest values for a place of the schema, the worst first.
 
-Of every variant the first value is used that the API server takes: what it refuses harms nobody. Values are
-JSON text, so that depth costs nothing here.
+The first value of every variant that the API server accepts is used, as rejected values are harmless. Values
+are JSON text, so that depth costs nothing here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from tests.cluster.hostile.schema_walk import (
 from tests.cluster.hostile.texts import BREAKLESS, DIRT, filled
 
 BUDGETS = (1_300_000, 600_000, 250_000, 60_000, 10_000, 1_000)
-"""Bytes of one value. Owners of fields are kept beside free-form objects and take as much again."""
+"""Sizes of one value in bytes.
+
+The owners of fields are stored beside free-form objects and take as much again.
+"""
 
 DEPTHS = (9_900, 3_000, 1_500, 600, 300, 100, 30, 10)
 MOST_ENTRIES = 20_000
@@ -31,19 +34,19 @@ MOST_ENTRIES = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way to be hostile at a place."""
+    """One kind of hostile value at a place."""
 
     place: Place
     name: str
     values: Callable[[], Iterator[str]]
-    """JSON text, the worst first."""
+    """Function that yields values as JSON text, the worst first."""
 
     def __str__(self) -> str:
         return f"{self.place} {self.name}"
 
 
 def variants(place: Place) -> list[Variant]:
-    """At least one."""
+    """Return the variants of a place, at least one."""
     schema = place.schema
     if is_free(schema):
         ways = {"deepest": _deep, "deepest lists": _deep_lists, "longest": _long, "dirtiest": _dirty_keys}
@@ -73,7 +76,7 @@ def _dirty_keys() -> Iterator[str]:
 
 
 def texts(schema: Schema, limit: int = BUDGETS[0]) -> Iterator[str]:
-    """Strings that the schema takes, by its pattern and lengths, the worst first."""
+    """Yield strings that the schema accepts by its pattern and lengths, the worst first."""
     if "enum" in schema:
         yield from reversed(schema["enum"])
         return
@@ -87,7 +90,7 @@ def texts(schema: Schema, limit: int = BUDGETS[0]) -> Iterator[str]:
 
 
 def _candidates(length: int) -> Iterator[str]:
-    """Dirty ones as long as may be, then clean ones."""
+    """Yield dirty strings of the largest length, then clean ones."""
     heads = ("", "/", "a/", "a:", "m:f", "builtin:")
     for dirt in (DIRT, DIRT.replace(":", "").replace("\x00", ""), BREAKLESS):
         for head in heads:
@@ -96,7 +99,7 @@ def _candidates(length: int) -> Iterator[str]:
     for head in (*heads, "a" * 253 + "/"):
         if length > len(head):
             yield head + "a" * (length - len(head))
-    # Names have parts of at most 63 characters for those who look closer than the schema.
+    # Names have parts of at most 63 characters for checks that go beyond the schema.
     yield filled("a" * 62 + ".", min(length, 188))
     yield "a/" + "a" * min(length - 2, 63)
     yield "a" * min(length, 63)
@@ -125,13 +128,13 @@ def _lists(schema: Schema) -> Iterator[str]:
 
 
 def _numbered(text: str, number: int) -> str:
-    """Of the same length and kind."""
+    """Return a text of the same length and kind that contains the number."""
     mark = f"a{number}"
     return text[: -len(mark)] + mark if len(text) > len(mark) else mark
 
 
 def _maps(schema: Schema) -> Iterator[str]:
-    """Dirty keys first; a key has no bound of its own but the size of the object."""
+    """Yield maps, with dirty keys first; only the size of the object limits a key."""
     part = schema["additionalProperties"]
     for key in (DIRT, BREAKLESS, "a" * 200 + "/" + "k", "example.com/k", "k"):
         for budget in BUDGETS:

@@ -1,6 +1,7 @@
 """Every string, list and map of a job's spec by the schema of the CRD, and specs with one value there.
 
-Pure: takes the OpenAPI schema of the CRD, returns places and specs; `schema_values` says what to put there.
+The module has no I/O: it takes the OpenAPI schema of the CRD, and returns places and specs. `schema_values`
+provides the values.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ ITEM, VALUE = "[]", "{}"
 _UNION = re.compile(r"\[((?:has\(self\.\w+\)(?:, )?)+)\]\.exists_one")
 _ANY = re.compile(r"has\(self\.\w+\)( \|\| has\(self\.\w+\))+")
 _PLAIN_TEXTS = ("a", "/a", "a/a", "m:f", "1", "Exists", "metadata.name", "::/1")
-"""The first that a pattern takes stands where a string is required beside the one in question."""
+"""Candidates for required strings beside the hostile value; the first that matches the pattern is used.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where in spec a value can be hostile."""
+    """A place in spec at which a value can be hostile."""
 
     path: tuple[str, ...]
     schema: Schema
@@ -34,7 +36,7 @@ class Place:
 
 
 def places(schema: Schema) -> list[Place]:
-    """All below the schema of spec, in its order."""
+    """Return all places below the schema of spec, in its order."""
     return list(_walk((), schema))
 
 
@@ -49,7 +51,7 @@ def _walk(path: tuple[str, ...], schema: Schema) -> Iterator[Place]:
 
 
 def is_hostile(schema: Schema) -> bool:
-    """Whether a value there has a length, a depth or characters of its author's choice."""
+    """Return whether the author of a value there chooses its length, depth or characters."""
     kind = schema.get("type")
     return kind in ("string", "array") or is_map(schema) or is_quantity(schema)
 
@@ -59,7 +61,7 @@ def is_map(schema: Schema) -> bool:
 
 
 def is_free(schema: Schema) -> bool:
-    """Free-form JSON."""
+    """Return whether the schema accepts free-form JSON."""
     return bool(schema.get("x-kubernetes-preserve-unknown-fields"))
 
 
@@ -68,7 +70,7 @@ def is_quantity(schema: Schema) -> bool:
 
 
 def spec_with(root: Schema, base: Json, place: Place, value: Any) -> Json:
-    """`base` with `value` at the place and the least that the schema wants around it."""
+    """Return `base` with `value` at the place and the minimum that the schema requires around it."""
     top = place.path[0]
     spec = {**base, top: _around(root["properties"][top], place.path[1:], value)}
     if top in _EXCLUDED:
@@ -80,7 +82,7 @@ _EXCLUDED = {"configFrom": "config"}
 
 
 def companions(path: tuple[str, ...], spec: Json) -> Json:
-    """What rules of the CRD across fields want beside a place."""
+    """Return the fields that rules of the CRD across fields require beside a place."""
     top, rest = path[0], path[1:]
     if top == "args":
         return {"command": ["x"]}
@@ -107,7 +109,7 @@ def _around(schema: Schema, path: tuple[str, ...], value: Any) -> Any:
 
 
 def least(schema: Schema, number: int = 0) -> Any:
-    """The smallest value that the schema takes; those with different numbers differ where they can."""
+    """Return the smallest value that the schema accepts; different numbers differ if possible."""
     if "default" in schema:
         return schema["default"]
     if "enum" in schema:
@@ -135,7 +137,7 @@ def _least_object(schema: Schema, number: int) -> Json:
 
 
 def _map_key(schema: Schema) -> str:
-    """Quantities stand in maps by the name of a resource."""
+    """Return a key for a map; maps of quantities have names of resources as keys."""
     return "storage" if is_quantity(schema["additionalProperties"]) else "a"
 
 
@@ -154,7 +156,7 @@ def _required(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def union(schema: Schema) -> list[str]:
-    """Properties of which the schema's rules want exactly one, or at least one."""
+    """Return properties of which the schema's rules require exactly one, or at least one."""
     for item in schema.get("x-kubernetes-validations", ()):
         if found := _UNION.match(item["rule"]) or _ANY.fullmatch(item["rule"]):
             return re.findall(r"self\.(\w+)", found[0])
@@ -162,5 +164,5 @@ def union(schema: Schema) -> list[str]:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """As RE2 does it: there `$` is the very end."""
+    """Match as RE2 does: there `$` is the very end."""
     return re.search(re.sub(r"(?<!\\)\$$", r"\\Z", pattern), text) is not None

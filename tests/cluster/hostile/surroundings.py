@@ -1,4 +1,4 @@
-"""What an admin may put around a tenant's namespace, one row for each."""
+"""Objects that an admin may put around a tenant's namespace, one row for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _object(version: str, kind: str, spec: Json) -> Json:
 
 
 def policy(namespace: str, group: str, resource: str, operations: list[str], message: str) -> list[Json]:
-    """No such object passes in this namespace, and these are the words."""
+    """Return a policy that rejects such objects in this namespace with this message."""
     versions = {"apiGroups": [group], "apiVersions": ["*"], "resources": [resource]}
     spec: Json = {
         "matchConstraints": {"resourceRules": [{**versions, "operations": operations}]},
@@ -39,7 +39,7 @@ def policy(namespace: str, group: str, resource: str, operations: list[str], mes
 
 
 def dead_webhook(*namespaces: str, url: str = "https://127.0.0.1:1/", timeout_s: int = 1) -> Json:
-    """Whoever creates a pod there waits for nobody, and is refused."""
+    """Return a webhook for new pods that never answers, so that their creation is rejected."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
     hook = {
         "name": "hostile.example.com",
@@ -60,7 +60,7 @@ def dead_webhook(*namespaces: str, url: str = "https://127.0.0.1:1/", timeout_s:
 
 
 def surroundings(namespace: str) -> Mapping[str, list[Json]]:
-    """By name."""
+    """Return the objects by name."""
     classes = {"scopeName": "PriorityClass", "operator": "DoesNotExist"}
     return {
         "quota-zero": [quota({"pods": "0"})],

@@ -21,7 +21,7 @@ MERGE = "application/merge-patch+json"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the API server said to one request."""
+    """The API server's answer to one request."""
 
     code: int
     words: str
@@ -35,7 +35,7 @@ class Answer:
 
 
 class Client:
-    """One user's requests. Answers are not parsed: they hold what was sent, however deep."""
+    """Requests of one user. Answers are not parsed, as they contain what was sent, however deep."""
 
     def __init__(self, cluster: Cluster, token: str) -> None:
         parts = urlsplit(cluster.api_url)
@@ -47,17 +47,20 @@ class Client:
     def send(
         self, method: str, path: str, body: bytes | None = None, content: str = "application/json"
     ) -> Answer:
-        """On a connection of the calling thread's own, which is kept."""
+        """Send a request on the calling thread's own connection, which is kept open."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
-        # Else the answer is the whole of what was sent, or of all that is there.
+        # Otherwise the answer repeats all that was sent, or everything that exists.
         shape = "PartialObjectMetadata" if body else "PartialObjectMetadataList"
         headers["Accept"] = f"application/json;as={shape};g=meta.k8s.io;v=v1"
         code, text = self._exchange(method, path, body, headers)
         return Answer(code=code, words=_words(code, text))
 
     def names(self, path: str) -> list[str]:
-        """Of the objects in a collection. Not parsed: owners of fields nest as deep as the objects. Raises
-        RuntimeError when refused."""
+        """Return the names of the objects in a collection.
+
+        The answer is not parsed: owners of fields nest as deep as the objects. Raises RuntimeError if the API
+        server rejects the request.
+        """
         headers = {"Authorization": f"Bearer {self._token}"}
         headers["Accept"] = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
         code, text = self._exchange("GET", path, None, headers)
@@ -98,7 +101,7 @@ def _words(code: int, body: bytes) -> str:
 
 
 class Tenant:
-    """Posts, touches and deletes what is in its namespace, and nothing else."""
+    """An account that only posts, changes and deletes objects in its namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.namespace = namespace
@@ -107,7 +110,7 @@ class Tenant:
         cluster.kubectl("create", "rolebinding", ACCOUNT, "--clusterrole=edit", account, "-n", namespace)
         token = cluster.kubectl("create", "token", ACCOUNT, "-n", namespace, "--duration=2h").stdout.strip()
         self._client = Client(cluster, token)
-        # The controller that aggregates roles adds the editor's rules a moment after they are there.
+        # The controller that aggregates roles adds the editor's rules a moment after they exist.
         listed = self.collection("ZeroTrainingJob")
         wait_until(lambda: self._client.send("GET", listed).accepted, "edit to include jobs")
 
@@ -124,17 +127,17 @@ class Tenant:
         return self._client.send("PATCH", f"{self.collection(post.kind)}/{post.name}", body, MERGE)
 
     def rights(self, verb: str, kind: str, namespace: str) -> bool:
-        """Whether it may do this to a kind of object elsewhere."""
+        """Return whether the tenant may do this to a kind of object in this namespace."""
         path = COLLECTIONS[kind].format(namespace)
         if verb == "create":
             return self._client.send("POST", path + "?dryRun=All", b"{}").code != 403
         return self._client.send("GET", path).code != 403
 
     def clean(self, kinds: Iterable[str] = ("ZeroTrainingJob", "Pod", "ConfigMap", "Secret")) -> None:
-        """Delete all of these kinds. Jobs go one by one: no list of them is read here."""
+        """Delete all objects of these kinds with one request per kind."""
         for kind in kinds:
             path = f"{self.collection(kind)}?gracePeriodSeconds=0"
-            # A policy that forbids it stays in the API server's cache for a moment after it is gone.
+            # A policy that forbids it stays in the API server's cache for a moment after its deletion.
             wait_until(
                 lambda path=path: self._client.send("DELETE", path).accepted, f"every {kind} to be deleted"
             )

@@ -1,5 +1,7 @@
-"""Every attack of the modules `case_*`: one by one, all at once, stored before the operator starts; with the
-admission policy and without it."""
+"""Every attack of the modules `case_*`, with the admission policy and without it.
+
+The attacks run one by one, all at once, and stored before the operator starts.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ from tests.cluster.hostile.tenant import Answer
 pytestmark = pytest.mark.cluster
 
 ALONE = "tests/cluster/hostile/test_hostile_cases.py::test_alone_without_the_policy"
-"""Each attack by itself: what takes less time than all of them."""
+"""The test of each attack by itself, which takes less time than the tests of all together."""
 
 UNSEEN = ("text-managed-by",)
-"""Jobs that are another operator's by their own word."""
+"""Beginnings of the names of jobs that name another operator as their manager."""
 
 TABLES = (case_names, case_sizes, case_texts)
-"""Importing them fills CASES."""
+"""Modules that fill CASES when they are imported."""
 
 
 @pytest.fixture(scope="module")
 def stage(fresh: Arena) -> Arena:
-    """Without the policy: the operator has to hold alone."""
+    """Provide an arena without the policy: the operator must withstand the attacks alone."""
     fresh.measure_baseline()
     return fresh
 
@@ -46,7 +48,7 @@ def test_there_are_enough_cases_and_the_tenant_is_one_of_its_namespace(stage: Ar
 
 
 def attack(stage: Arena, cases: Sequence[Case], mode: str) -> None:
-    """Post the cases, have a neighbour work after each, and judge."""
+    """Post the cases, run a neighbour's job after each, and check."""
     with stage.round():
         victim, _ = stage.bystander()
         posts: list[Post] = []
@@ -63,7 +65,7 @@ def answered(case: Case, victim: Bystander, answers: list[Answer]) -> list[tuple
 
 
 def judged(stage: Arena, cases: Sequence[Case]) -> list[str]:
-    """What is wrong now."""
+    """Return what is wrong now."""
     wrong = stage.complaints()
     for case in cases:
         pods = stage.pods_of(stage.tenant.namespace, case.name) if case.never_starts else []
@@ -101,7 +103,7 @@ def test_all_at_once_and_then_stored_before_the_operator_starts(stage: Arena) ->
 
 @pytest.mark.slow(cheaper=ALONE)
 def test_behind_the_policy(stage: Arena) -> None:
-    """The API server refuses the worst, and what it lets through harms nobody."""
+    """The API server rejects the worst attacks, and the accepted ones are harmless."""
     with stage.round():
         stage.use_policy()
         victim, _ = stage.bystander()

@@ -1,4 +1,4 @@
-"""Nodes: a tenant whose quota lets no pod of it exist keeps none of them from anybody."""
+"""Nodes stay usable for all while a tenant's quota allows none of its pods."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from zerotrain.operator.api.crd import openapi_schema
 pytestmark = pytest.mark.cluster
 
 NODES, GPUS = 4, 8
-"""Of the cluster, and of each of its nodes."""
+"""Number of nodes in the cluster, and of GPUs in each node."""
 
 GANGS = openapi_schema()["properties"]["spec"]["properties"]["scheduling"]["properties"]["gang"]["enum"]
 NOT_SERVED = ("Native", "Volcano", "Coscheduling")
-"""What the development cluster has neither API nor scheduler for."""
+"""Gangs for which the development cluster has neither API nor scheduler."""
 
 WHOLE_NODES = {"spec.resources": {"cpu": "1", "memory": "8Gi", "gpus": {"count": GPUS, "memory": "80Gi"}}}
 
@@ -62,5 +62,5 @@ def test_a_quota_of_zero_keeps_no_node(stage: Arena, gang: str) -> None:
 
 
 def placed(stage: Arena, name: str) -> int:
-    """How many pods of the neighbour's job have a node."""
+    """Return the number of pods of the neighbour's job that have a node."""
     return sum(bool(pod["spec"].get("nodeName")) for pod in stage.pods_of(stage.neighbour, name))

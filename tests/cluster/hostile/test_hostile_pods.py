@@ -1,4 +1,4 @@
-"""Forged statuses of pods, and workers that lie."""
+"""Forged statuses of pods, and workers with false reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stage(fresh: Arena) -> Arena:
 
 
 def started(stage: Arena, names: Sequence[str], **spec: Any) -> dict[str, Json]:
-    """A job of one worker for every name -> its pod."""
+    """Create a job of one worker for every name, and return its pod by name."""
     for name in names:
         answer = stage.tenant.create(job(name, spec))
         assert answer.accepted, f"{name}: {answer}"
@@ -39,13 +39,13 @@ def started(stage: Arena, names: Sequence[str], **spec: Any) -> dict[str, Json]:
 
 
 def forge(stage: Arena, pod: Json, status: Json) -> None:
-    """In the kubelet's place. Raises RuntimeError where the API server refuses."""
+    """Write a status in place of the kubelet. Raises RuntimeError if the API server rejects it."""
     path = f"{COLLECTIONS['Pod'].format(stage.tenant.namespace)}/{pod['metadata']['name']}/status"
     stage.api.patch(path, {"status": status})
 
 
 def tell_of(stage: Arena, pod: Json) -> None:
-    """Events as a kubelet writes them."""
+    """Write events as a kubelet does."""
     meta = pod["metadata"]
     regarding = {"kind": "Pod", "name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]}
     for reason in ("FailedMount", "Failed", "BackOff", "FailedScheduling"):
@@ -86,7 +86,7 @@ def test_statuses_that_nodes_forge(stage: Arena) -> None:
 
 
 def heard(stage: Arena, names: set[str]) -> bool:
-    """Whether all these jobs have a failure on record."""
+    """Return whether all these jobs have a recorded failure."""
     found = statuses(stage.cluster, "-n", stage.tenant.namespace)
     return names <= {name.partition("/")[2] for name, status in found.items() if status.get("failures")}
 

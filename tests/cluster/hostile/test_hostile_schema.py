@@ -1,4 +1,4 @@
-"""The worst value that the API server takes in every string, list and map of a job's spec."""
+"""The worst value that the API server accepts in every string, list and map of a job's spec."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def posts(variant: Variant, name: str) -> Iterator[Post]:
 
 
 def worst_taken(stage: Arena, variant: Variant, name: str) -> Answer:
-    """Post values until the API server takes one; the last answer."""
+    """Post values until the API server accepts one; return the last answer."""
     for post in posts(variant, name):
         answer = stage.tenant.create(post)
         if answer.accepted:
@@ -48,7 +48,7 @@ def worst_taken(stage: Arena, variant: Variant, name: str) -> Answer:
 
 @pytest.mark.parametrize("number", BATCHES)
 def test_without_the_policy(stage: Arena, number: int) -> None:
-    """A place where the API server takes nothing is a place that was not tried."""
+    """A place at which the API server accepts no value was not tested."""
     untried, answers = [], []
     with stage.round():
         for at, variant in enumerate(islice(VARIANTS, number * BATCH, (number + 1) * BATCH)):

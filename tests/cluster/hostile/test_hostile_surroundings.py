@@ -1,4 +1,4 @@
-"""Quotas, limits, policies and webhooks around the tenant, and namespaces that end: no neighbour notices."""
+"""Quotas, limits, policies and webhooks around the tenant, and ending namespaces, affect no neighbour."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Json = dict[str, Any]
 ROWS = tuple(surroundings("x"))
 
 SILENT = ("policy-of-status", "webhook-dead")
-"""Where the tenant's own jobs stay without a condition for long."""
+"""Surroundings in which the tenant's own jobs have no condition for a long time."""
 
 TOLD = {"policy-of-status": "jobs cannot be written"}
-"""Part of the further line of /readyz that is right there."""
+"""Part of the further line of /readyz that is right in these surroundings."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def stage(fresh: Arena) -> Arena:
 
 
 def greedy_jobs() -> list[Post]:
-    """As much as a tenant may ask for."""
+    """Return jobs that request as much as a tenant may."""
     gpus = {"spec.resources": {"memory": "8Gi", "gpus": {"count": 8}}}
     return [
         job("greedy-wide", {"spec.workers": 10_000}),
@@ -58,7 +58,7 @@ def around(stage: Arena, objects: list[Json]) -> Iterator[None]:
 def test_a_namespace_with(stage: Arena, name: str) -> None:
     objects = surroundings(stage.tenant.namespace)[name]
     with stage.round(), around(stage, objects):
-        # The API server's caches of quotas and policies follow a moment later.
+        # The API server's caches of quotas and policies are updated a moment later.
         stage.work()
         posts = greedy_jobs()
         answers = [stage.tenant.create(post) for post in posts]
@@ -70,7 +70,7 @@ def test_a_namespace_with(stage: Arena, name: str) -> None:
 
 
 class Silent:
-    """A webhook that takes every connection and says nothing."""
+    """A webhook that accepts every connection and never answers."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener, self._held = listener, list[socket.socket]()
@@ -82,7 +82,7 @@ class Silent:
         return len(self._held)
 
     def first_hangs(self) -> bool:
-        """Whether the API server still waits for the first answer, which it does for as long as it may."""
+        """Return whether the API server still waits for the first answer, until its timeout."""
         first = self._held[0]
         first.setblocking(False)
         with suppress(BlockingIOError):
@@ -113,8 +113,10 @@ def silent_webhook(stage: Arena, namespaces: list[str]) -> Iterator[Silent]:
 
 
 def test_namespaces_whose_webhook_hangs(stage: Arena) -> None:
-    """All of them together ask for more creations, and more passes, than the operator has at once. Each hangs
-    for as long as it is tried again, which is minutes: the neighbour does not wait for a single one."""
+    """The namespaces together request more creations, and more passes, than the operator runs at once.
+
+    Each hangs for as long as it is retried, which is minutes; the neighbour waits for none of them.
+    """
     with stage.round(), ExitStack() as stack:
         namespaces = [stack.enter_context(stage.cluster.namespace()) for _ in range(3)]
         webhook = stack.enter_context(silent_webhook(stage, namespaces))

@@ -1,4 +1,4 @@
-"""The walk over the schema finds every place, and what it builds there is what the schema takes."""
+"""The walk over the schema finds every place, and the values that it builds there match the schema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASE = job_json({"spec.workers": 1, "spec.ranksPerWorker": 1, "spec.checkpoint":
 
 
 def test_every_string_list_and_map_is_a_place() -> None:
-    """Counted in another way: as text, without knowing what nests in what."""
+    """The places are counted in another way: as text, without knowing the nesting."""
     text = json.dumps(SPEC)
     kinds = ('"type": "string"', '"type": "array"', '"additionalProperties": {', '"x-kubernetes-preserve-')
     # A quantity names the type of its text in an alternative.

@@ -1,4 +1,4 @@
-"""Dirty text for hostile objects, and the search for what of it came through."""
+"""Dirty text for hostile objects, and the search for its characters in outputs."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from collections.abc import Iterator
 from typing import Any
 
 FORGED = "FORGED-LINE"
-"""Begins a line that only a line break of the tenant's can have begun."""
+"""Beginning of a line that only a line break of the tenant can produce."""
 
 ESCAPE = "\x1b]0;pwned\x07\x1b[31m"
-"""Sets a terminal's title, rings its bell and turns it red."""
+"""Escape sequence that sets a terminal's title, rings its bell and turns its text red."""
 
 BIDI = "\u202e\u2066\u200f"
-"""Shows the text that follows in another order than it is stored in."""
+"""Characters that show the following text in another order than it is stored in."""
 
 C1 = "\x9b31m\x85"
 """The eight-bit forms of an escape sequence and of a line break."""
 
 DIRT = f"a{ESCAPE}{BIDI}{C1}\u2028\r\n{FORGED} ok"
-"""All of it, where any character may stand."""
+"""All of these together, for fields that accept any character."""
 
 BREAKLESS = f"a{ESCAPE}{BIDI}\x9b31mz"
-"""Without anything that counts as white space."""
+"""The same without characters that count as white space."""
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _PLAIN = frozenset("\n\t")
 
 
 def filled(pattern: str, length: int) -> str:
-    """`pattern` again and again, `length` characters of it."""
+    """Return `pattern` repeated to `length` characters."""
     return (pattern * (length // len(pattern) + 1))[:length]
 
 
 def raw_characters(text: str) -> list[str]:
-    """What of `text` a terminal, a log or a browser obeys or reorders: control characters but line feed and
-    tab, C1, bidirectional marks, separators of lines, halves of surrogate pairs."""
+    """Return characters of `text` that a terminal, a log or a browser obeys or reorders.
+
+    These are control characters except line feed and tab, C1, bidirectional marks, line separators, and
+    halves of surrogate pairs.
+    """
     return sorted({f"U+{ord(char):04X}" for char in text if _is_raw(char)})
 
 
@@ -46,7 +49,7 @@ def _is_raw(char: str) -> bool:
 
 
 def raw_texts(value: Any, path: str = "") -> Iterator[str]:
-    """`path: what is wrong` for every string in a JSON value, keys included. Deep values do not end it."""
+    """Yield `path: what is wrong` for every string in a JSON value, keys included, at any depth."""
     stack = [(path, value)]
     while stack:
         place, part = stack.pop()
