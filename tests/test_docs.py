@@ -40,7 +40,7 @@ def test_the_readme_names_make_targets_that_exist() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """Whatever else there is to say stands in docs/, where docs/README.md lists it."""
+    """Limit of the README; the rest belongs into docs/, where docs/README.md lists it."""
     assert len((ROOT / "README.md").read_text().split()) <= 700
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 PAGE = ROOT / "docs" / "architecture.md"
 DRAWINGS = 3
 MIN_EDGES = 15
-"""Of one drawing."""
+"""Minimum number of arrows of a drawing."""
 
 _CODE = re.compile(r"`([\w./-]+)`")
 _DRAWING = re.compile(r"^```mermaid\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -29,7 +29,7 @@ RESERVED = {"end", "graph", "subgraph", "flowchart", "class", "style", "default"
 
 
 def paths(text: str) -> list[str]:
-    """What stands in code and begins with a folder or file of the top level."""
+    """Return the texts in code that begin with a folder or file of the top level."""
     return [word for word in _CODE.findall(text) if word.split("/")[0] in TOP_LEVEL]
 
 
@@ -50,7 +50,7 @@ def missing(text: str, root: Path) -> list[str]:
 
 
 def edges(drawing: str) -> list[tuple[str, str]]:
-    """From and to, of every arrow."""
+    """Return the two ends of every arrow."""
     matches = (_EDGE.fullmatch(line.strip()) for line in drawing.splitlines())
     return [(match[1], match[3]) for match in matches if match]
 
