@@ -166,13 +166,13 @@ def test_a_script_that_makes_the_group_itself_waits_as_long() -> None:
 def test_ranks_that_can_never_meet_are_told_as_soon_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CommEnv().watchdog_seconds * watchdog.PATIENCE_SHARE > watchdog.MAX_PATIENCE_S
     monkeypatch.setattr(watchdog, "MAX_PATIENCE_S", 0.2)
-    verdicts: queue.Queue[str] = queue.Queue()
+    failures: queue.Queue[str] = queue.Queue()
     store = dist.HashStore()  # type: ignore[attr-defined]
     store.set("zerotrain-watchdog/1", Progress(started=1, recent={1: "B"}, waiting_for=1).to_json())
-    dog = Watchdog(store, rank=0, world_size=2, bound_seconds=A_MONTH_S, on_verdict=verdicts.put)
+    dog = Watchdog(store, rank=0, world_size=2, bound_seconds=A_MONTH_S, on_failure=failures.put)
     try:
         dog.start("A", NeverOver())
-        assert "and cannot end: as collective 1 rank 1 started B" in verdicts.get(timeout=30)
+        assert "and cannot end: as collective 1 rank 1 started B" in failures.get(timeout=30)
     finally:
         dog.close()
 
@@ -253,7 +253,7 @@ def part_as_on_gpus(port: int, hop: str) -> str:
     comm._watchdog.close()
     store = own_store("on GPUs")
     comm._watchdog = Watchdog(
-        store, rank=comm.rank, world_size=4, bound_seconds=A_MONTH_S, on_verdict=comm._abort
+        store, rank=comm.rank, world_size=4, bound_seconds=A_MONTH_S, on_failure=comm._abort
     )
     try:
         if comm.rank == 1:

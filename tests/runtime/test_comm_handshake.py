@@ -1,7 +1,5 @@
-"""Ranks give their memory only to the ranks of their group.
-
-A process that takes a rank's name, or connects in its place, neither gets nor gives memory.
-"""
+"""Ranks share their memory files with the ranks of their group alone: a process that takes a rank's socket
+name, or connects in its place, receives and sends nothing."""
 
 from __future__ import annotations
 
@@ -39,35 +37,35 @@ def memory() -> Iterator[int]:
     os.close(fd)
 
 
-def group_of(*doors: FdExchange) -> list[Neighbour]:
-    return [Neighbour.parse(door.facts()) for door in doors]
+def group_of(*exchanges: FdExchange) -> list[Neighbour]:
+    return [Neighbour.parse(exchange.facts()) for exchange in exchanges]
 
 
 def test_both_ends_get_each_others_memory(memory: int) -> None:
-    doors = [FdExchange(), FdExchange()]
-    group = group_of(*doors)
+    exchanges = [FdExchange(), FdExchange()]
+    group = group_of(*exchanges)
     with ThreadPoolExecutor() as pool:
-        ends = [pool.submit(door.trade, rank, group, memory) for rank, door in enumerate(doors)]
-        taken = [end.result() for end in ends]
-    assert [list(visitors) for visitors in taken] == [[1], [0]]
-    for visitors in taken:
-        for visitor in visitors.values():
-            assert visitor.pid == os.getpid()
-            assert os.path.sameopenfile(visitor.fd, memory)
-            os.close(visitor.fd)
-    for door in doors:
-        door.close()
+        ends = [pool.submit(exchange.run, rank, group, memory) for rank, exchange in enumerate(exchanges)]
+        received = [end.result() for end in ends]
+    assert [list(peer_fds) for peer_fds in received] == [[1], [0]]
+    for peer_fds in received:
+        for peer_fd in peer_fds.values():
+            assert peer_fd.pid == os.getpid()
+            assert os.path.sameopenfile(peer_fd.fd, memory)
+            os.close(peer_fd.fd)
+    for exchange in exchanges:
+        exchange.close()
 
 
 def test_no_secret_is_in_a_name() -> None:
-    door = FdExchange()
-    [neighbour] = group_of(door)
+    exchange = FdExchange()
+    [neighbour] = group_of(exchange)
     with open("/proc/net/unix") as lines:
         names = [line for line in lines if "@zerotrain-" in line]
     assert any(neighbour.name.hex() in name for name in names)
     assert not any(neighbour.token.hex() in name for name in names)
-    assert len(door.facts()) == FACTS_BYTES
-    door.close()
+    assert len(exchange.facts()) == FACTS_BYTES
+    exchange.close()
 
 
 def test_who_took_a_name_gets_nothing(memory: int) -> None:
@@ -80,11 +78,11 @@ def test_who_took_a_name_gets_nothing(memory: int) -> None:
     )
     assert taker.stdout is not None
     assert taker.stdout.readline() == "listening\n"
-    with pytest.raises(OSError, match=rf"process {taker.pid} .* listens under its name"):
-        own.trade(0, group, memory)
+    with pytest.raises(OSError, match=rf"listens on its socket is {taker.pid} of user "):
+        own.run(0, group, memory)
     own.close()
-    said, _ = taker.communicate(timeout=60)
-    assert said == "got 0 0\n"
+    output, _ = taker.communicate(timeout=60)
+    assert output == "got 0 0\n"
 
 
 def test_a_process_of_another_user_is_not_the_rank(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,19 +91,19 @@ def test_a_process_of_another_user_is_not_the_rank(memory: int, monkeypatch: pyt
     group = group_of(own, other)
     here = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: here + 1)
-    with pytest.raises(OSError, match=f"of user {here} listens under its name.* of user {here + 1} "):
-        own.trade(0, group, memory)
+    with pytest.raises(OSError, match=f"listens on its socket is .* of user {here}, .* of user {here + 1}$"):
+        own.run(0, group, memory)
     own.close()
     other.close()
 
 
-def test_who_knocks_with_the_token_of_the_group_must_be_the_rank(memory: int) -> None:
+def test_a_process_that_connects_with_the_groups_token_must_be_the_rank(memory: int) -> None:
     own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
     group = [group[0], replace(group[1], pid=1)]
-    knock(group, memory, token=group[0].token)
-    with pytest.raises(OSError, match="knocked in its place, where process 1 "):
-        own._take(group)
+    connect(group, memory, token=group[0].token)
+    with pytest.raises(OSError, match=r"that connected is .*, but the rank is process 1 "):
+        own._receive(group)
     own.close()
     other.close()
 
@@ -114,9 +112,9 @@ def test_who_knocks_with_the_token_of_the_group_must_be_the_rank(memory: int) ->
 def test_a_rank_that_is_not_there_is_refused(rank: int, memory: int) -> None:
     own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
-    knock(group, memory, token=group[0].token, rank=rank)
-    with pytest.raises(OSError, match="not of this group"):
-        own._take(group)
+    connect(group, memory, token=group[0].token, rank=rank)
+    with pytest.raises(OSError, match="not a member of this process group"):
+        own._receive(group)
     own.close()
     other.close()
 
@@ -125,15 +123,15 @@ def test_without_the_token_nothing_is_taken(memory: int) -> None:
     own, other = FdExchange(), FdExchange()
     group = group_of(own, other)
     for token in (group[0].name, group[1].token):
-        knock(group, memory, token=token)
-        with pytest.raises(OSError, match="not of this group"):
-            own._take(group)
+        connect(group, memory, token=token)
+        with pytest.raises(OSError, match="not a member of this process group"):
+            own._receive(group)
     own.close()
     other.close()
 
 
-def knock(group: list[Neighbour], memory: int, *, token: bytes, rank: int = 1) -> None:
-    """Connect to the door of rank 0 as rank 1."""
+def connect(group: list[Neighbour], memory: int, *, token: bytes, rank: int = 1) -> None:
+    """Connect to the socket of rank 0 as rank 1."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(b"\0zerotrain-" + group[0].name.hex().encode())
         socket.send_fds(peer, [struct.pack("16sq", token, rank)], [memory])

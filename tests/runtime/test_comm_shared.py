@@ -232,13 +232,13 @@ def test_the_choice_is_one_and_has_a_reason() -> None:
     (first, reason), other = run_ranks(2, ask, "auto", "")
     assert (first, reason) == other
     assert reason.startswith("probe: ")
-    assert run_ranks(2, ask, "gloo", "") == [(False, "asked for gloo")] * 2
+    assert run_ranks(2, ask, "gloo", "") == [(False, "gloo was requested")] * 2
 
 
 @pytest.mark.parametrize(
     ("obstacle", "reasons"),
     [
-        ("machine", ["order of stores on riscv64"] * 2),
+        ("machine", ["memory ordering of riscv64"] * 2),
         ("memfd of rank 1", ["another rank cannot share memory", "memory cannot be shared: not here"]),
         ("fds of rank 0", ["memory cannot be shared: not here", "another rank cannot map"]),
         ("other host", ["the ranks are on several hosts"] * 2),

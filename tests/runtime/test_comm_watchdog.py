@@ -20,7 +20,7 @@ from zerotrain.contract.launch import CommEnv
 from zerotrain.runtime.comm import group
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
-from zerotrain.runtime.comm.mismatch import Progress, judge
+from zerotrain.runtime.comm.mismatch import Progress, diagnose
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Watchdog
 from zerotrain.runtime.comm.work import Watched, sendable
@@ -39,52 +39,52 @@ A, B, C = (f"all_gather for {unit!r}" for unit in ("blocks.0", "blocks.1", "bloc
 R = "reduce_scatter for 'blocks.1'"
 
 
-def verdict(mine: Progress, *others: Progress, waited: float = 60.0) -> str | None:
-    return judge(mine, dict(enumerate(others, 1)), rank=0, waited=waited, bound=50.0)
+def failure(mine: Progress, *others: Progress, waited: float = 60.0) -> str | None:
+    return diagnose(mine, dict(enumerate(others, 1)), rank=0, waited=waited, bound=50.0)
 
 
 @pytest.mark.unit
 def test_nobody_is_accused_while_all_are_in_it() -> None:
     mine = progress(A, B, waiting=True)
-    assert verdict(mine, progress(A, B, waiting=True), progress(A, B, C)) is None
-    assert verdict(mine, progress(A), waited=49.0) is None, "a rank may be slow"
-    assert verdict(progress(A, B), progress(A)) is None, "not waiting"
-    # Long histories that no longer overlap are no evidence of divergence.
-    assert verdict(mine, progress(C, C, before=200)) is None
+    assert failure(mine, progress(A, B, waiting=True), progress(A, B, C)) is None
+    assert failure(mine, progress(A), waited=49.0) is None, "a rank may be slow"
+    assert failure(progress(A, B), progress(A)) is None, "not waiting"
+    # Long histories that do not overlap any more say nothing about divergence.
+    assert failure(mine, progress(C, C, before=200)) is None
 
 
 @pytest.mark.unit
 def test_a_collective_that_nobody_is_missing_from_ends_too() -> None:
     """Ranks that read different parameters of one unit start the same collective and never meet."""
     mine = progress(A, B, waiting=True)
-    found = verdict(mine, progress(A, B, waiting=True), progress(A, B, C), waited=101.0)
+    found = failure(mine, progress(A, B, waiting=True), progress(A, B, C), waited=101.0)
     assert found is not None
-    assert "although every rank is in it or past it" in found
+    assert "although every rank has started it" in found
 
 
 @pytest.mark.unit
 def test_the_missing_rank_is_named_with_what_it_did_last() -> None:
     mine = progress(A, B, waiting=True)
-    found = verdict(mine, progress(A), progress(A, B, waiting=True))
+    found = failure(mine, progress(A), progress(A, B, waiting=True))
     assert found is not None
     assert f"{B} on rank 0 has waited 60 s for ranks [1]" in found
     assert f"rank 1 last started {A}" in found
     assert "rank 2" not in found
-    found = verdict(mine, progress())
+    found = failure(mine, progress())
     assert found is not None
     assert "rank 1 has not started any collective" in found
 
 
 @pytest.mark.unit
 def test_of_the_late_ranks_the_one_that_waits_for_another_is_spared() -> None:
-    found = verdict(progress(A, B, C, waiting=True), progress(A, B, waiting=True), progress(A))
+    found = failure(progress(A, B, C, waiting=True), progress(A, B, waiting=True), progress(A))
     assert found is not None
     assert "for ranks [2]" in found
 
 
 @pytest.mark.unit
 def test_ranks_that_can_never_meet_are_named_early() -> None:
-    found = verdict(progress(A, B, waiting=True), progress(A, R, waiting=True), waited=6.0)
+    found = failure(progress(A, B, waiting=True), progress(A, R, waiting=True), waited=6.0)
     assert found is not None
     assert f"as collective 2 rank 1 started {R}, rank 0 {B}" in found
 
@@ -204,9 +204,9 @@ class DeviceWork:
         pass
 
 
-def device_watchdog(bound_s: float, verdicts: queue.Queue[str]) -> tuple[Watchdog, Any]:
+def device_watchdog(bound_s: float, failures: queue.Queue[str]) -> tuple[Watchdog, Any]:
     store = dist.HashStore()  # type: ignore[attr-defined]
-    return Watchdog(store, rank=0, world_size=2, bound_seconds=bound_s, on_verdict=verdicts.put), store
+    return Watchdog(store, rank=0, world_size=2, bound_seconds=bound_s, on_failure=failures.put), store
 
 
 @pytest.mark.unit
@@ -225,12 +225,12 @@ def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
 
 @pytest.mark.unit
 def test_on_the_device_the_next_wait_raises_the_verdict() -> None:
-    verdicts: queue.Queue[str] = queue.Queue()
-    dog, store = device_watchdog(0.1, verdicts)
+    failures: queue.Queue[str] = queue.Queue()
+    dog, store = device_watchdog(0.1, failures)
     store.set("zerotrain-watchdog/1", progress().to_json())
     watched = Watched(DeviceWork(), A, rank=0, watchdog=dog, delays=Delays(0.0, seed=0))
-    verdict = verdicts.get(timeout=180)
-    with pytest.raises(CommError, match=re.escape(verdict)):
+    failure = failures.get(timeout=180)
+    with pytest.raises(CommError, match=re.escape(failure)):
         watched.wait()
     dog.close()
 
@@ -252,8 +252,8 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise RuntimeError("NCCL communicator was aborted")
 
 
-def after_the_verdict() -> list[str]:
-    """Return what each collective raises once the group has ended, during its start and before."""
+def after_the_failure() -> list[str]:
+    """What each collective raises when the group was ended, told while it starts and before."""
     comm, found = comm_by("gloo"), []
     dog, part = comm._watchdog, torch.zeros(8, device=comm.device)
     assert dog is not None
@@ -267,22 +267,22 @@ def after_the_verdict() -> list[str]:
             lambda: comm.start_exchange(whole, label="x"),
             lambda: comm.broadcast(part, label="x"),
         )
-        for verdict in (None, "rank 1 is elsewhere"):
-            dog._verdict = verdict
+        for failure in (None, "rank 1 is elsewhere"):
+            dog._failure = failure
             for start in starts:
                 try:
                     start()
                 except RuntimeError as error:
                     found.append(f"{type(error).__name__}: {error}")
-    dog._verdict = None
+    dog._failure = None
     comm.close()
     return found
 
 
 @pytest.mark.ranks
 def test_collectives_after_a_verdict_raise_it() -> None:
-    """NCCL rejects them when they are issued, before any wait."""
-    for found in run_ranks(2, after_the_verdict):
+    """NCCL refuses them when they are issued, where nobody waits yet."""
+    for found in run_ranks(2, after_the_failure):
         assert (
             found
             == ["RuntimeError: NCCL communicator was aborted"] * 3 + ["CommError: rank 1 is elsewhere"] * 3

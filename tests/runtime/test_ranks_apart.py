@@ -20,7 +20,7 @@ from tests.support.device import TRANSPORTS
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks, use_transport
 from zerotrain.runtime.comm.group import CommError
-from zerotrain.runtime.comm.mismatch import CALL, Progress, certain, judge
+from zerotrain.runtime.comm.mismatch import CALL, Progress, certain_failure, diagnose
 
 A, B, SAVE = "all_gather for 'a'", "all_gather for 'b'", f"{CALL}save_checkpoint"
 
@@ -32,7 +32,7 @@ def progress(*recent: str, waiting: bool = False, **more: Any) -> Progress:
 
 
 def known(mine: Progress, theirs: Progress) -> str | None:
-    return certain(mine, {1: theirs}, rank=0)
+    return certain_failure(mine, {1: theirs}, rank=0)
 
 
 @pytest.mark.unit
@@ -60,7 +60,7 @@ def test_a_rank_that_ended_or_raised_is_named_where_it_is_missing() -> None:
     assert found == "another rank ended or left: rank 1 closed its engine (its last error: KeyError: 'y')"
     assert known(mine, progress(A, B, end="ended")) is None, "it was there"
     assert known(mine, progress(A, error="KeyError: 'y'")) is None, "it may have handled that"
-    found = judge(mine, {1: progress(A, end="ended")}, rank=0, waited=2.0, bound=600.0)
+    found = diagnose(mine, {1: progress(A, end="ended")}, rank=0, waited=2.0, bound=600.0)
     assert found == f"{B} on rank 0 has waited 2 s and cannot end: another rank ended or left: rank 1"
 
 

@@ -3,7 +3,7 @@
 The trainer or a user's script (`ProgressReporter`) publishes; a daemon thread sends. Publishing never blocks
 and never raises: a newer record replaces one that was not sent yet, and a launcher that is slow, restarting
 or absent costs records, not steps. The thread repeats the last progress as a heartbeat, so that the operator
-can tell a live process from one whose steps advance.
+can distinguish a live process from one whose steps advance.
 
 Wire format: one JSON object per line over a Unix stream socket, at most MAX_MESSAGE_BYTES each. The first
 message names the rank and the channel; a rank that failed and tries again opens another channel.

@@ -55,12 +55,12 @@ def check_same_config(config: EngineConfig, comm: Comm) -> None:
         return
     rows = comm.gather_record(mine)
     for place, (path, value) in enumerate(values.items()):
-        odd = [rank for rank, row in enumerate(rows) if row[place] != rows[0][place]]
-        if odd:
+        mismatched = [rank for rank, row in enumerate(rows) if row[place] != rows[0][place]]
+        if mismatched:
             raise ConfigError(
                 path,
-                f"must be the same on every rank, and rank {odd[0]} has another value than rank 0; this is "
-                f"rank {comm.rank}",
+                f"must be the same on every rank, and rank {mismatched[0]} has another value than rank 0; "
+                f"this is rank {comm.rank}",
                 value,
                 "Give every rank the same configuration.",
             )

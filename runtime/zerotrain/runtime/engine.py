@@ -31,7 +31,7 @@ from zerotrain.runtime.facade.generation import SyncedGeneration
 from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.module_names import ModuleNames
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
-from zerotrain.runtime.notices import say_notices, say_where_gradients_are
+from zerotrain.runtime.notices import log_gradient_access, log_notices
 from zerotrain.runtime.offload.just_in_time import make_updater
 from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
@@ -368,7 +368,7 @@ def _take_over(
     """Do the part of `initialize` that follows the making of the process groups."""
     supplied = () if asked.mpu is None else ("mpu",)
     resolved = read_config(source, world_size=comm.world_size, model=model, supplied=supplied)
-    say_notices(resolved, source, comm)
+    log_notices(resolved, source, comm)
     configure_activations(resolved, asked.mpu)
     check_model(model)
     if not trains_on_ranks(model, comm):
@@ -381,6 +381,6 @@ def _take_over(
     schedule = make_schedule(optimizer, resolved, asked.lr_scheduler)
     loader = build_loader(asked.training_data, resolved, comm, asked.collate_fn)
     engine = Engine(model, resolved, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan)
-    say_where_gradients_are(resolved, engine.core, comm)
+    log_gradient_access(resolved, engine.core, comm)
     engine.follow_loader(loader)
     return engine, engine.optimizer, loader, engine.scheduler

@@ -11,7 +11,7 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
-def where_gradients_are(config: EngineConfig, core: ShardedModel) -> str | None:
+def gradient_access_notice(config: EngineConfig, core: ShardedModel) -> str | None:
     """Return how to read gradients where `p.grad` is empty after a backward pass; None where `p.grad` holds
     them."""
     if not any(part.unit.placement.grads_sharded for part in core.gradients.values()):
@@ -23,14 +23,14 @@ def where_gradients_are(config: EngineConfig, core: ShardedModel) -> str | None:
     )
 
 
-def say_where_gradients_are(config: EngineConfig, core: ShardedModel, comm: Comm) -> None:
-    """Log the text of `where_gradients_are` once in the process, on rank 0."""
-    text = where_gradients_are(config, core)
+def log_gradient_access(config: EngineConfig, core: ShardedModel, comm: Comm) -> None:
+    """Log the text of `gradient_access_notice` once in the process, on rank 0."""
+    text = gradient_access_notice(config, core)
     if text is not None and comm.rank == 0:
         _log(text)
 
 
-def say_notices(config: EngineConfig, source: object, comm: Comm) -> None:
+def log_notices(config: EngineConfig, source: object, comm: Comm) -> None:
     """Log once in the process, on rank 0, the settings that were accepted with another meaning. A caller that
     passes a resolved configuration as `source` shows these notices itself."""
     if comm.rank == 0 and not isinstance(source, EngineConfig):

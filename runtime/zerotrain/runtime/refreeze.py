@@ -120,11 +120,12 @@ class Relayout:
         fingerprint = float(zlib.crc32("|".join(sorted(changed)).encode()))
         record = [RELAYOUT_MARK, fingerprint, *([0.0] * 6)]
         rows = self._core.comm.gather_record(record, label="change of requires_grad")
-        odd = [rank for rank, row in enumerate(rows) if row[:2] != rows[self._core.comm.rank][:2]]
-        if odd:
+        mismatched = [rank for rank, row in enumerate(rows) if row[:2] != rows[self._core.comm.rank][:2]]
+        if mismatched:
             raise CommError(
                 f"rank {self._core.comm.rank} changed requires_grad of {changed[:5]} since the last step, "
-                f"ranks {odd} did not, or of others; freeze and unfreeze the same parameters on every rank"
+                f"ranks {mismatched} did not, or of others; freeze and unfreeze the same parameters on "
+                "every rank"
             )
 
     def _rebuild(self, layout: ModelLayout, *, keeps_gradients: bool) -> None:

@@ -232,11 +232,11 @@ def _plus(config: EngineConfig) -> ZeroPlusPlus:
 def _check_agreement(layout: ModelLayout, comm: Comm) -> None:
     """Raise LayoutError unless all ranks built the same model: collectives of different sizes would hang."""
     rows = comm.gather_record([float(int(layout.fingerprint()[:13], 16))])  # 52 bits, exact in float64
-    odd = [rank for rank, row in enumerate(rows) if row != rows[0]]
-    if odd:
+    mismatched = [rank for rank, row in enumerate(rows) if row != rows[0]]
+    if mismatched:
         raise LayoutError(
-            f"ranks {odd} built another model than rank 0 (names, shapes, dtypes or requires_grad differ); "
-            "build it from the same configuration on every rank"
+            f"ranks {mismatched} built another model than rank 0 (names, shapes, dtypes or requires_grad "
+            "differ); build it from the same configuration on every rank"
         )
 
 

@@ -22,7 +22,7 @@ Loss = TypeVar("Loss")
 
 
 class ShardedOptimizer(TorchOptimizer):
-    """Optimizer that `shard` returns beside the model. All ranks call every method in the same order.
+    """Optimizer that `shard` returns with the model. All ranks call every method in the same order.
 
     Attributes:
         engine: for checkpoints, memory and metrics.
@@ -83,7 +83,7 @@ class ShardedOptimizer(TorchOptimizer):
         self.engine.pipeline.drop_any()
 
     def scalars(self) -> dict[str, Any]:
-        """Return the state beside the tensors, as JSON-compatible values."""
+        """Return the state without the tensors, as JSON-compatible values."""
         return self.engine.optimizer.scalars()
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:

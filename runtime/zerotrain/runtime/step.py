@@ -69,8 +69,8 @@ class StepResult:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of this rank by phase since the previous step, without saves and loads: forward, backward,
     reduce, optimizer (time that the main thread spent on updates or waited for them), gather, wait (for
-    collectives, within those); and beside them optimizer_background: time that a thread spent on updates that
-    were waited for since."""
+    collectives, within those); and, apart from them, optimizer_background: time that a thread spent on
+    updates that were waited for since."""
     rank_seconds: tuple[float, ...] = ()
     """Seconds from the end of the previous step to this one's record, per rank; without saves and loads."""
     rank_wait_seconds: tuple[float, ...] = ()
@@ -163,11 +163,11 @@ class StepPipeline:
             self._core.writes.settle()
         began = perf_counter()
         loss_scale = self.scaler.scale
-        verdict = self.decide(rows)
-        norm = verdict.sum_squares**0.5 / self._core.gradient_scale()
+        decision = self.decide(rows)
+        norm = decision.sum_squares**0.5 / self._core.gradient_scale()
         if self._optimizer.is_local:
             norm /= len(rows) ** 0.5
-        overflow = verdict.overflow
+        overflow = decision.overflow
         skipped = overflow and self._skips_non_finite
         lr = self._optimizer.lr
         gathering = 0.0 if skipped else self.updating.start(self.grad_scale(norm))
@@ -191,7 +191,7 @@ class StepPipeline:
         )
         return StepOutcome(
             result=result,
-            stop=verdict.stop,
+            stop=decision.stop,
             save_stages=tuple(int(row.flags) % (4 * SAVE_STAGE) // SAVE_STAGE for row in rows),
         )
 
@@ -256,7 +256,7 @@ class StepPipeline:
         return divided
 
     def decide(self, rows: list[StepRecord]) -> StepDecision:
-        """Return the ranks' common verdict, which the ranks of a model-parallel group share, too."""
+        """Return the ranks' common decision, which the ranks of a model-parallel group share, too."""
         total = sum(row.sum_squares for row in rows)
         overflow = any(row.not_finite for row in rows)
         stop = any(int(row.flags) & STOP for row in rows)
@@ -277,10 +277,10 @@ class StepPipeline:
                 f"ranks {changed} changed requires_grad of parameters since the last step and rank "
                 f"{self._comm.rank} did not; freeze and unfreeze the same parameters on every rank"
             )
-        odd = [rank for rank, row in enumerate(rows) if row.sequence != rows[0].sequence]
-        if odd:
+        mismatched = [rank for rank, row in enumerate(rows) if row.sequence != rows[0].sequence]
+        if mismatched:
             raise CommError(
-                f"ranks {odd} issued other collectives than rank 0 since the last step; "
+                f"ranks {mismatched} issued other collectives than rank 0 since the last step; "
                 "the model must call the same modules in the same order on every rank (where ranks visit "
                 "different experts at stage 3, name the module that holds them in "
                 "zero_optimization.leaf_module)"

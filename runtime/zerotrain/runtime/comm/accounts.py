@@ -47,7 +47,7 @@ class Accounts:
     def issue(self, start: Callable[[], Any]) -> Any:
         """Call `start`, which issues a collective, and return its handle.
 
-        Raises CommError with the watchdog's verdict if that has ended the group: NCCL then accepts no further
+        Raises CommError with the watchdog's error if that has ended the group: NCCL then accepts no further
         collective, and its own error does not give the reason.
         """
         if self._watchdog is not None:

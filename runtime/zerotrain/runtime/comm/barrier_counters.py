@@ -27,9 +27,9 @@ GATHERS, EXCHANGES = 0, 1
 _CHANNELS = 2
 _CLOSED = _CHANNELS
 _HEAD = 8
-BOARD_BYTES = 8 * (_HEAD + _CHANNELS * 2 * RING)
-"""Size of a rank's board in bytes: a head with the number of started collectives per channel and the closed
-flag, then per channel a ring of buffer offsets and a ring of finished collectives."""
+COUNTERS_BYTES = 8 * (_HEAD + _CHANNELS * 2 * RING)
+"""Size of a rank's counters in bytes: a head with the number of started collectives per channel and the
+closed flag, then per channel a ring of buffer offsets and a ring of finished collectives."""
 
 _SPINS = 32
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
@@ -37,7 +37,7 @@ _LIVENESS_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class PeerCounters:
     """Counters of another rank."""
 
     words: memoryview
@@ -49,7 +49,7 @@ class BarrierCounters:
     """Counters of this rank and of all other ranks."""
 
     def __init__(
-        self, rank: int, mine: memoryview, others: dict[int, Reader], *, timeout_seconds: float
+        self, rank: int, mine: memoryview, others: dict[int, PeerCounters], *, timeout_seconds: float
     ) -> None:
         self.rank = rank
         self.words = mine
@@ -143,7 +143,7 @@ class BarrierCounters:
         if has_left and late_rank() == late:  # it may have announced this collective just before it left
             raise CommError(f"{what} failed, because another rank ended or left: rank {late}")
         if waited > self._timeout:
-            raise CommError(f"{what} failed: rank {late} did not get there within {waited:.0f} s")
+            raise CommError(f"{what} failed: rank {late} did not reach it within {waited:.0f} s")
         self.on_long_wait()
 
 
@@ -151,7 +151,7 @@ def _ring(channel: int, which: int) -> int:
     return _HEAD + (2 * channel + which) * RING
 
 
-def _ended(other: Reader) -> bool:
+def _ended(other: PeerCounters) -> bool:
     if other.pidfd is None:
         return False
     poll = select.poll()

@@ -68,32 +68,32 @@ class FdExchange:
         its pid."""
         return _FACTS.pack(host_key(), self._name, self._token, os.getpid())
 
-    def trade(self, rank: int, group: Sequence[Neighbour], fd: int) -> dict[int, PeerFd]:
-        """Give `fd` to every other rank and return theirs by rank. Raises OSError, also on a timeout."""
+    def run(self, rank: int, group: Sequence[Neighbour], fd: int) -> dict[int, PeerFd]:
+        """Send `fd` to every other rank and return theirs by rank. Raises OSError, also on a timeout."""
         for peer, neighbour in enumerate(group):
             if peer != rank:
-                self._give(neighbour, rank, fd, token=group[0].token)
-        taken: dict[int, PeerFd] = {}
+                self._send(neighbour, rank, fd, token=group[0].token)
+        received: dict[int, PeerFd] = {}
         self._socket.settimeout(HANDSHAKE_SECONDS)
-        while len(taken) < len(group) - 1:
-            peer, visitor = self._take(group)
-            taken[peer] = visitor
-        return taken
+        while len(received) < len(group) - 1:
+            peer, peer_fd = self._receive(group)
+            received[peer] = peer_fd
+        return received
 
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
 
     @staticmethod
-    def _give(to: Neighbour, rank: int, fd: int, *, token: bytes) -> None:
+    def _send(to: Neighbour, rank: int, fd: int, *, token: bytes) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.settimeout(HANDSHAKE_SECONDS)
             peer.connect(_address(to.name))
-            _check_process(peer, to, "listens under its name")
+            _check_process(peer, to, "that listens on its socket")
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
             peer.sendmsg([_HELLO.pack(token, rank)], rights)
 
-    def _take(self, group: Sequence[Neighbour]) -> tuple[int, PeerFd]:
+    def _receive(self, group: Sequence[Neighbour]) -> tuple[int, PeerFd]:
         connection, _ = self._socket.accept()
         with connection:
             connection.settimeout(HANDSHAKE_SECONDS)
@@ -101,8 +101,8 @@ class FdExchange:
             token, peer = _HELLO.unpack(message)
             try:
                 if not secrets.compare_digest(token, group[0].token) or not 0 <= peer < len(group):
-                    raise OSError("a process knocked that is not of this group")
-                pid = _check_process(connection, group[peer], "knocked in its place")
+                    raise OSError("a process that is not a member of this process group connected")
+                pid = _check_process(connection, group[peer], "that connected")
             except OSError:
                 os.close(fd)
                 raise
@@ -115,8 +115,8 @@ def _check_process(connection: socket.socket, expected: Neighbour, what: str) ->
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     if uid != os.getuid() or pid != expected.pid:
         raise OSError(
-            f"process {pid} of user {uid} {what}, where process {expected.pid} of user {os.getuid()} "
-            "is the rank"
+            f"the process {what} is {pid} of user {uid}, but the rank is process {expected.pid} of user "
+            f"{os.getuid()}"
         )
     return int(pid)
 
@@ -136,7 +136,7 @@ def receive_descriptor(connection: socket.socket, num_bytes: int) -> tuple[bytes
     if len(message) != num_bytes or len(descriptors) != 1:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise OSError("another rank's memory did not arrive whole")
+        raise OSError("the message with another rank's memory file is incomplete")
     return message, descriptors[0]
 
 

@@ -81,7 +81,7 @@ class Comm(Accounts):
         self.nodes = NodeMap.of(self.global_ranks, local_world_size=self._agree(options))
         self._exchanges = self._second_group(timeout) if self.world_size > 1 else None
         self.subgroups: list[Any] = []
-        """Process groups of some of the ranks. `SubGroup` adds its group here, so that a verdict aborts its
+        """Process groups of some of the ranks. `SubGroup` adds its group here, so that a failure aborts its
         collectives too, and removes it before leaving the group."""
         self._delays = Delays(options.delay_seconds, seed=self.rank)
         self.meet = Meetings(self, store_name=f"zerotrain/{self._serial}/{self.global_ranks[0]}/meetings")
@@ -250,16 +250,16 @@ class Comm(Accounts):
             world_size=self.world_size,
             bound_seconds=bound_seconds,
             device=self.device,
-            on_verdict=abort,
+            on_failure=abort,
         )
 
     def _share(self, transport: str, timeout: timedelta) -> tuple[SharedGroup | None, str]:
         if self.world_size == 1:
             return None, "there is one rank"
         if self._members is not None:
-            return None, "the data-parallel ranks are a part of the program's"
+            return None, "the data-parallel group has only some of the ranks"
         if self.device.type != "cpu" or transport == "gloo":
-            return None, "NCCL" if self.device.type != "cpu" else "asked for gloo"
+            return None, "NCCL" if self.device.type != "cpu" else "gloo was requested"
         if self.nodes.num_nodes > 1:
             return None, f"the ranks are on {self.nodes.num_nodes} nodes"
         shared, reason = share_memory(
@@ -269,10 +269,10 @@ class Comm(Accounts):
             probe=transport == "auto",
         )
         if shared is not None and self._watchdog is not None:
-            shared.board.on_long_wait = self._watchdog.check
+            shared.counters.on_long_wait = self._watchdog.check
         return shared, reason
 
-    def _abort(self, verdict: str) -> None:
+    def _abort(self, failure: str) -> None:
         """Abort the NCCL groups, because NCCL waits on the device, where no exception reaches it."""
         for group in (self.group, self._exchanges, *self.subgroups):
             backend: Any = dist.distributed_c10d._get_default_group() if group is None else group

@@ -37,8 +37,8 @@ class SharedMemory:
     """Buffers in this rank's arena, either lent repeatedly or kept. Only `map_shards` involves other
     ranks."""
 
-    def __init__(self, board: BarrierCounters, arena: Arena, peers: dict[int, PeerArena]) -> None:
-        self._board = board
+    def __init__(self, counters: BarrierCounters, arena: Arena, peers: dict[int, PeerArena]) -> None:
+        self._counters = counters
         self.arena = arena
         self.peers = peers
         self._slots: list[_Slot] = []
@@ -90,18 +90,18 @@ class SharedMemory:
             return None
         mine = self.arena.offset_of(shard)
         assert mine is not None  # from `keep`
-        number = self._board.start(GATHERS, mine)
-        self._board.arrive(GATHERS, number, "the mapping of shards")
-        parts = [(self._fd(rank), self._board.offset(GATHERS, number, rank)) for rank in range(world_size)]
+        number = self._counters.start(GATHERS, mine)
+        self._counters.arrive(GATHERS, number, "the mapping of shards")
+        parts = [(self._fd(rank), self._counters.offset(GATHERS, number, rank)) for rank in range(world_size)]
         pages = None
         if (len(self._mapped) + 1) * world_size <= most_mappings():
             with suppress(OSError):
                 pages = map_in_a_row(parts, shard.nbytes)
-        self._board.finish(GATHERS, number)
-        vote = self._board.start(GATHERS, int(pages is not None))
-        self._board.arrive(GATHERS, vote, "the mapping of shards")
-        agreed = all(self._board.offset(GATHERS, vote, rank) for rank in range(world_size))
-        self._board.finish(GATHERS, vote)
+        self._counters.finish(GATHERS, number)
+        vote = self._counters.start(GATHERS, int(pages is not None))
+        self._counters.arrive(GATHERS, vote, "the mapping of shards")
+        agreed = all(self._counters.offset(GATHERS, vote, rank) for rank in range(world_size))
+        self._counters.finish(GATHERS, vote)
         if pages is None or not agreed:
             return None
         self._mapped[torch.frombuffer(pages, dtype=torch.uint8).data_ptr()] = pages
@@ -119,7 +119,7 @@ class SharedMemory:
             slot.last = (channel, number)
 
     def _fd(self, rank: int) -> int:
-        return self.arena.fd if rank == self._board.rank else self.peers[rank].fd
+        return self.arena.fd if rank == self._counters.rank else self.peers[rank].fd
 
     def _slot_of(self, tensor: torch.Tensor) -> _Slot | None:
         address = tensor.data_ptr()
@@ -134,7 +134,7 @@ class SharedMemory:
         return None
 
     def _is_read(self, slot: _Slot, *, seconds: float) -> bool:
-        return slot.last is None or self._board.wait_for_readers(*slot.last, seconds=seconds)
+        return slot.last is None or self._counters.wait_for_readers(*slot.last, seconds=seconds)
 
     def _drop_idle_slots(self) -> None:
         idle = [slot for slot in self._slots if not slot.is_lent and slot.data.numel() >= _SMALL_BYTES]

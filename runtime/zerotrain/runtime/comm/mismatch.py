@@ -73,7 +73,7 @@ NOTHING = Progress(started=0)
 """Progress of a rank that has not written any yet."""
 
 
-def judge(
+def diagnose(
     mine: Progress, others: Mapping[int, Progress], *, rank: int, waited: float, bound: float
 ) -> str | None:
     """Return what is wrong with the collective that this rank waits for; None if it may still succeed."""
@@ -81,7 +81,7 @@ def judge(
     if number is None:
         return None
     intro = f"{_name(mine, number)} on rank {rank} has waited {waited:.0f} s"
-    if (known := certain(mine, others, rank=rank)) is not None:
+    if (known := certain_failure(mine, others, rank=rank)) is not None:
         return f"{intro} and cannot end: {known}"
     if waited < bound:
         return None
@@ -92,8 +92,8 @@ def judge(
         if waited < bound * STUCK_BOUNDS:
             return None
         return (
-            f"{intro} although every rank is in it or past it: the ranks do not mean the same data (such as "
-            "different parameters of one module), or the network does not carry it"
+            f"{intro} although every rank has started it: the ranks send different data (such as different "
+            "parameters of one module), or the network does not deliver it"
         )
     named = "; ".join(f"rank {peer} {theirs.last}" for peer, theirs in culprits.items())
     return (
@@ -102,7 +102,7 @@ def judge(
     )
 
 
-def certain(mine: Progress, others: Mapping[int, Progress], *, rank: int) -> str | None:
+def certain_failure(mine: Progress, others: Mapping[int, Progress], *, rank: int) -> str | None:
     """Return why the collective that this rank waits for can never succeed; None if the other ranks may only
     be late."""
     number = mine.waiting_for

@@ -16,7 +16,7 @@ from zerotrain.runtime.comm.fd_exchange import host_key
 from zerotrain.runtime.comm.mismatch import ENDED, NOTHING, Progress
 
 
-class Notes:
+class RankRecords:
     """Progress of this rank and of the others, in the store."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int, every: float) -> None:
@@ -41,8 +41,8 @@ class Notes:
         before = self._published
         if mine == before:
             return
-        told = None if before is None else before.batches
-        ended = mine.batches is not None and mine.batches[2] and mine.batches != told
+        published = None if before is None else before.batches
+        ended = mine.batches is not None and mine.batches[2] and mine.batches != published
         if is_urgent or ended or time.monotonic() - self._published_at >= self._every:
             self.publish(mine)
 

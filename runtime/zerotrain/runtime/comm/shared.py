@@ -19,17 +19,17 @@ from zerotrain.runtime.comm.barrier_counters import EXCHANGES, GATHERS, RING, Ba
 from zerotrain.runtime.comm.memory import SharedMemory
 
 MOST_UNFINISHED = RING // 2
-"""Maximum number of gathers in flight. The board has `RING` slots, and a rank that waits for a free slot
+"""Maximum number of gathers in flight. A channel has `RING` slots, and a rank that waits for a free slot
 while all ranks wait would deadlock, so the oldest gathers are finished early instead."""
 
 
 class SharedGroup:
     """All ranks of a group that is on one host; every rank calls every method in the same order."""
 
-    def __init__(self, board: BarrierCounters, memory: SharedMemory) -> None:
-        self.board = board
+    def __init__(self, counters: BarrierCounters, memory: SharedMemory) -> None:
+        self.counters = counters
         self.memory = memory
-        self.rank = board.rank
+        self.rank = counters.rank
         self.world_size = len(memory.peers) + 1
         self._unfinished: dict[int, Callable[[], None]] = {}
         """Gathers that were not waited for on this rank, by number."""
@@ -41,7 +41,7 @@ class SharedGroup:
             next(iter(self._unfinished.values()))()
         pages = self.memory.mapping_of(full)
         if pages is not None:
-            number = self.board.start(GATHERS)
+            number = self.counters.start(GATHERS)
             return self._once(number, lambda: self._make_whole(full, pages, number, what))
         number, staged = self._announce(GATHERS, shard)
         return self._once(number, lambda: self._collect(full, shard, number, staged, what))
@@ -53,24 +53,24 @@ class SharedGroup:
 
     def parts(self, number: int, sent: torch.Tensor, what: str) -> list[torch.Tensor]:
         """Return what every rank sends to this one in an exchange, in rank order; blocks."""
-        self.board.arrive(EXCHANGES, number, what)
+        self.counters.arrive(EXCHANGES, number, what)
         numel = sent.numel() // self.world_size
         start = self.rank * numel * sent.element_size()
         return [
-            self._view(rank, self.board.offset(EXCHANGES, number, rank) + start, numel, sent.dtype)
+            self._view(rank, self.counters.offset(EXCHANGES, number, rank) + start, numel, sent.dtype)
             for rank in range(self.world_size)
         ]
 
     def finish(self, channel: int, number: int, staged: torch.Tensor | None) -> None:
         """Record that this rank has read all it needs of a collective."""
-        self.board.finish(channel, number)
+        self.counters.finish(channel, number)
         if staged is not None:
             self.memory.give_back(staged)
 
     def close(self) -> None:
         """Start no more collectives. Memory lives as long as tensors refer to it, here and on the other
         ranks."""
-        self.board.close()
+        self.counters.close()
         self.memory.arena.close()
         for peer in self.memory.peers.values():
             peer.close()
@@ -93,7 +93,7 @@ class SharedGroup:
             staged.copy_(tensor)
             offset = self.memory.arena.offset_of(staged)
             assert offset is not None  # the tensor was borrowed
-        number = self.board.start(channel, offset)
+        number = self.counters.start(channel, offset)
         self.memory.lend_to(tensor if staged is None else staged, channel, number)
         return number, staged
 
@@ -103,20 +103,20 @@ class SharedGroup:
         parts = full.view(self.world_size, -1)
         if parts[self.rank].data_ptr() != shard.data_ptr():
             parts[self.rank].copy_(shard)
-        self.board.arrive(GATHERS, number, what)
+        self.counters.arrive(GATHERS, number, what)
         for rank, part in enumerate(parts):
             if rank != self.rank:
-                offset = self.board.offset(GATHERS, number, rank)
+                offset = self.counters.offset(GATHERS, number, rank)
                 part.copy_(self._view(rank, offset, part.numel(), part.dtype))
         self.finish(GATHERS, number, staged)
 
     def _make_whole(self, mapped: torch.Tensor, pages: mmap.mmap, number: int, what: str) -> None:
         """Wait for all ranks, and drop the pages that this process wrote: the shards themselves are mapped
         already."""
-        self.board.arrive(GATHERS, number, what)
+        self.counters.arrive(GATHERS, number, what)
         if has_copies(mapped.data_ptr(), mapped.nbytes):
             pages.madvise(mmap.MADV_DONTNEED)
-        self.board.finish(GATHERS, number)
+        self.counters.finish(GATHERS, number)
 
     def _view(self, rank: int, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         arena = self.memory.arena if rank == self.rank else self.memory.peers[rank]

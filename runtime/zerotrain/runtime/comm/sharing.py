@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from zerotrain.runtime.comm.arena import Arena, PeerArena
-from zerotrain.runtime.comm.barrier_counters import BOARD_BYTES, BarrierCounters, Reader
+from zerotrain.runtime.comm.barrier_counters import COUNTERS_BYTES, BarrierCounters, PeerCounters
 from zerotrain.runtime.comm.fd_exchange import FACTS_BYTES, FdExchange, Neighbour
 from zerotrain.runtime.comm.memory import SharedMemory
 from zerotrain.runtime.comm.shared import SharedGroup
@@ -37,24 +37,24 @@ def share_memory(
 
     `probe` False uses shared memory wherever it works.
     """
-    door, arena, problem = _prepare(world_size)
+    fd_exchange, arena, problem = _prepare(world_size)
     try:
-        facts = _all_gather_bytes(door.facts() if door else bytes(FACTS_BYTES), world_size)
-        if not all(any(fact) for fact in facts) or door is None or arena is None:
+        facts = _all_gather_bytes(fd_exchange.facts() if fd_exchange else bytes(FACTS_BYTES), world_size)
+        if not all(any(fact) for fact in facts) or fd_exchange is None or arena is None:
             return None, problem or "another rank cannot share memory"
         neighbours = [Neighbour.parse(fact) for fact in facts]
         if len({neighbour.host for neighbour in neighbours}) > 1:
             return None, "the ranks are on several hosts"
-        group, problem = _join(door, arena, neighbours, rank=rank, timeout_seconds=timeout_seconds)
+        group, problem = _join(fd_exchange, arena, neighbours, rank=rank, timeout_seconds=timeout_seconds)
     finally:
-        if door is not None:
-            door.close()
+        if fd_exchange is not None:
+            fd_exchange.close()
     if not _all_agree(group is not None) or group is None:
         if group is not None:
             group.close()
         return None, problem or "another rank cannot map this one's memory"
     if not probe:
-        return group, "asked for"
+        return group, "requested"
     shared, gloo = _probe(group)
     if shared < gloo:
         return group, f"probe: {shared * 1e6:.0f} us against {gloo * 1e6:.0f} us with gloo"
@@ -66,7 +66,7 @@ def _prepare(world_size: int) -> tuple[FdExchange | None, Arena | None, str]:
     """Do all that a rank can do alone, or return the problem: the other ranks must not wait for one that
     cannot."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return None, None, f"the order of stores on {platform.machine()} is not known to be enough"
+        return None, None, f"the memory ordering of {platform.machine()} is not supported"
     if not hasattr(os, "memfd_create"):
         return None, None, "this system has no memfd"
     try:
@@ -76,24 +76,30 @@ def _prepare(world_size: int) -> tuple[FdExchange | None, Arena | None, str]:
 
 
 def _join(
-    door: FdExchange, arena: Arena, neighbours: Sequence[Neighbour], *, rank: int, timeout_seconds: float
+    fd_exchange: FdExchange,
+    arena: Arena,
+    neighbours: Sequence[Neighbour],
+    *,
+    rank: int,
+    timeout_seconds: float,
 ) -> tuple[SharedGroup | None, str]:
     try:
-        board = arena.zeros(BOARD_BYTES // 8, torch.int64)
-        assert arena.offset_of(board) == 0  # peers look for it there
-        visitors = door.trade(rank, neighbours, arena.fd)
-        peers = {peer: PeerArena(visitor.fd) for peer, visitor in visitors.items()}
+        words = arena.zeros(COUNTERS_BYTES // 8, torch.int64)
+        assert arena.offset_of(words) == 0  # peers look for it there
+        peer_fds = fd_exchange.run(rank, neighbours, arena.fd)
+        peers = {peer: PeerArena(peer_fd.fd) for peer, peer_fd in peer_fds.items()}
     except (OSError, ValueError, MemoryError) as error:
         return None, f"memory cannot be shared: {error}"
-    readers = {
-        peer: Reader(_words(arena_of.pages), _pidfd(visitors[peer].pid)) for peer, arena_of in peers.items()
+    peer_counters = {
+        peer: PeerCounters(_words(arena_of.pages), _pidfd(peer_fds[peer].pid))
+        for peer, arena_of in peers.items()
     }
-    group_board = BarrierCounters(rank, _words(arena.pages), readers, timeout_seconds=timeout_seconds)
-    return SharedGroup(group_board, SharedMemory(group_board, arena, peers)), ""
+    counters = BarrierCounters(rank, _words(arena.pages), peer_counters, timeout_seconds=timeout_seconds)
+    return SharedGroup(counters, SharedMemory(counters, arena, peers)), ""
 
 
 def _words(pages: object) -> memoryview:
-    return memoryview(pages)[:BOARD_BYTES].cast("q")  # type: ignore[arg-type]
+    return memoryview(pages)[:COUNTERS_BYTES].cast("q")  # type: ignore[arg-type]
 
 
 def _pidfd(pid: int) -> int | None:

@@ -36,8 +36,8 @@ _native = _load()
 def accumulate_(
     into: torch.Tensor, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool = False
 ) -> None:
-    """Compute `into (+)= scale * part` for every part in turn; all are 1-D of one length, the parts of one
-    dtype.
+    """Compute `into (+)= scale * part` for one part after the other; all are 1-D of one length, the parts of
+    one dtype.
 
     With `overwrite` the old contents of `into` do not count; a part may then lie in the same memory.
     """

@@ -1,12 +1,12 @@
 """Finds the rank that is missing from a collective that hangs; used by `group.py`.
 
 A thread writes to the group's store how many collectives this rank has started and the names of the last
-ones: every few seconds, and soon when the rank waits for long, or ends. Once a collective has been waited for
-two seconds (less with a short bound), it compares (`judge`). A rank that started another collective under the
-same number, that raised or ended, or whose data ended can never join this one, which is an error at once. A
-rank that has started fewer may only be slow, which becomes an error when the bound has passed. The main
-thread raises the error in its wait. On CUDA, where waits do not block the host, the group is aborted and the
-next wait raises.
+ones: every few seconds, and earlier when the rank waits for long, or ends. Once a collective has been waited
+for two seconds (less with a short bound), it compares (`diagnose`). A rank that started another collective
+under the same number, that raised or ended, or whose data ended can never join this one, which is an error at
+once. A rank that has started fewer may only be slow, which becomes an error when the bound has passed. The
+main thread raises the error in its wait. On CUDA, where waits do not block the host, the group is aborted and
+the next wait raises.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from zerotrain.runtime.comm.errors import CommError
-from zerotrain.runtime.comm.mismatch import ENDED, Progress, certain, judge
-from zerotrain.runtime.comm.rank_records import Notes
+from zerotrain.runtime.comm.mismatch import ENDED, Progress, certain_failure, diagnose
+from zerotrain.runtime.comm.rank_records import RankRecords
 
 KEPT = 64
 """Number of recent collectives that a rank remembers."""
@@ -63,11 +63,11 @@ class Watchdog:
         world_size: int,
         bound_seconds: float,
         device: torch.device | None = None,
-        on_verdict: Callable[[str], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """Start the thread.
 
-        `store` is a c10d store for this watchdog alone; `device` is the rank's. `on_verdict` is given if
+        `store` is a c10d store for this watchdog alone; `device` is the rank's. `on_failure` is given if
         waits do not block the host, and is called in the thread.
         """
         self._rank = rank
@@ -76,15 +76,15 @@ class Watchdog:
         self._device = device
         self._patience = min(bound_seconds * PATIENCE_SHARE, MAX_PATIENCE_S)
         every = min(max(bound_seconds * PATIENCE_SHARE / 2, 0.05), LONGEST_SILENCE_S)
-        self._notes = Notes(store, rank=rank, world_size=world_size, every=every)
-        self._on_verdict = on_verdict
+        self._records = RankRecords(store, rank=rank, world_size=world_size, every=every)
+        self._on_failure = on_failure
         self._recent: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._started = 0
         self._waiting: tuple[int, float] | None = None
         self._on_device: deque[tuple[int, float, Any]] = deque()
         self.advice = ""
         """Text that ends every error: a semicolon and the possible reason why ranks diverge."""
-        self._verdict: str | None = None
+        self._failure: str | None = None
         self._compared_at = 0.0
         self.batches: tuple[int, int, bool] | None = None
         """Progress of the engine's loader, which sets it; see `Progress.batches`."""
@@ -98,7 +98,7 @@ class Watchdog:
     @property
     def is_host(self) -> bool:
         """Whether waits block the host."""
-        return self._on_verdict is None
+        return self._on_failure is None
 
     def start(self, what: str, work: Any) -> int:
         """Record that a collective was issued, and return its number."""
@@ -127,14 +127,14 @@ class Watchdog:
         return 0.0 if waiting is None else time.monotonic() - waiting[1]
 
     @property
-    def has_verdict(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether `check` raises."""
-        return self._verdict is not None
+        return self._failure is not None
 
     def check(self) -> None:
         """Raise CommError if the current wait cannot succeed."""
-        if self._verdict is not None:
-            raise CommError(self._verdict + self.advice)
+        if self._failure is not None:
+            raise CommError(self._failure + self.advice)
 
     def note_error(self, error: BaseException) -> None:
         """Record an error of an engine call, which the program may still handle. Other ranks report it if
@@ -146,7 +146,7 @@ class Watchdog:
         if not self._end and os.getpid() == self._process:  # a forked process is not this rank
             self._end = what
             with suppress(RuntimeError, OSError, ValueError):
-                self._notes.publish(self._progress())
+                self._records.publish(self._progress())
 
     def close(self) -> None:
         """End the thread, and publish that this rank has closed its engine."""
@@ -164,7 +164,7 @@ class Watchdog:
         deadline = time.monotonic() + seconds
         while True:
             with suppress(RuntimeError, OSError, ValueError):
-                found = certain(self._progress(), self._notes.of_others(), rank=self._rank)
+                found = certain_failure(self._progress(), self._records.of_others(), rank=self._rank)
                 if found is not None:
                     return found
             if time.monotonic() >= deadline:
@@ -189,19 +189,19 @@ class Watchdog:
         # Write only what changed, and read the others only during a long wait.
         mine, waiting, now = self._progress(), self._waiting, time.monotonic()
         waited = 0.0 if waiting is None else now - waiting[1]
-        self._notes.keep_up(mine, is_urgent=waited >= self._patience / 2)
-        if waiting is None or self._verdict is not None or waited < self._patience:
+        self._records.keep_up(mine, is_urgent=waited >= self._patience / 2)
+        if waiting is None or self._failure is not None or waited < self._patience:
             return
         if now - self._compared_at < self._world_size / RANKS_PER_TICK_S:
             return
         self._compared_at = now
-        others = self._notes.of_others()
-        verdict = judge(mine, others, rank=self._rank, waited=waited, bound=self._bound)
-        if verdict is not None and self._waiting == waiting:
-            self._verdict = verdict
-            if self._on_verdict is not None:
-                print(verdict, file=sys.stderr, flush=True)
-                self._on_verdict(verdict)
+        others = self._records.of_others()
+        failure = diagnose(mine, others, rank=self._rank, waited=waited, bound=self._bound)
+        if failure is not None and self._waiting == waiting:
+            self._failure = failure
+            if self._on_failure is not None:
+                print(failure, file=sys.stderr, flush=True)
+                self._on_failure(failure)
 
     def _progress(self) -> Progress:
         waiting = self._waiting
@@ -234,7 +234,7 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:SHOWN]}" if lines else type(error).__name__
 
 
-def _tell_of_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+def _publish_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Publish an exception that ends the program before the process is gone, then call the previous
     `sys.excepthook`."""
     for watchdog in list(_OPEN):
@@ -242,11 +242,11 @@ def _tell_of_exception(kind: type[BaseException], error: BaseException, trace: A
     _hook_before(kind, error, trace)
 
 
-def _tell_of_exit() -> None:
+def _publish_exit() -> None:
     for watchdog in list(_OPEN):
         watchdog.end(ENDED)
 
 
 _hook_before = sys.excepthook
-sys.excepthook = _tell_of_exception
-atexit.register(_tell_of_exit)
+sys.excepthook = _publish_exception
+atexit.register(_publish_exit)

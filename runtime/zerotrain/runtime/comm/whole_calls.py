@@ -55,10 +55,10 @@ class Meeting(Ready):
                 self._check()
                 if time.monotonic() > deadline:
                     raise CommError(
-                        f"the other ranks did not come within {self._timeout.total_seconds():.0f} s"
+                        f"the other ranks did not make this call within {self._timeout.total_seconds():.0f} s"
                     ) from None
                 if time.monotonic() - asked < _LOOK_AFTER.total_seconds() / 2:
-                    raise CommError("the store of the ranks is gone, with the rank that kept it") from error
+                    raise CommError("the store is unreachable: the rank that hosts it has ended") from error
 
 
 class Meetings:

@@ -77,7 +77,7 @@ class Watched:
         except CommError as error:
             if self._watchdog is None:
                 raise
-            known = None if self._watchdog.has_verdict else self._watchdog.explain()
+            known = None if self._watchdog.has_failed else self._watchdog.explain()
             text = str(error) if known is None else f"{self._what} failed, because {known}"
             if text == str(error) and text.endswith(self._watchdog.advice):
                 raise

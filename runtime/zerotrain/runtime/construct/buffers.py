@@ -158,12 +158,12 @@ def _difference(mine: Sequence[list[Any]], theirs: Sequence[list[Any]], rank: in
     return None
 
 
-def _described(fact: list[Any] | None, beside: list[Any] | None) -> str:
+def _described(fact: list[Any] | None, other: list[Any] | None) -> str:
     if fact is None:
         return "absent"
     _, dtype, shape, first, is_persistent = fact
     text = f"{dtype} of shape {shape}"
-    if beside is not None and beside[1:3] == fact[1:3]:
+    if other is not None and other[1:3] == fact[1:3]:
         text += f", {'' if is_persistent else 'not '}persistent"
         text += ", a tensor of its own" if first == fact[0] else f", the same tensor as {first!r}"
     return text

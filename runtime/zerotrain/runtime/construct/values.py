@@ -195,7 +195,7 @@ def _swap(parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:
         torch.utils.swap_tensors(parameter, holder)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise LayoutError(
-            f"{name!r} is deferred and something holds it weakly or has hooked it ({error}); "
+            f"{name!r} is deferred, and it has a hook or a weak reference ({error}); "
             "hand the model to zerotrain.runtime.initialize first"
         ) from error
 

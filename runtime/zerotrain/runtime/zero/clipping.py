@@ -84,7 +84,7 @@ def settle(core: ShardedModel, what: str) -> bool:
     if core.reducer.keeps_local():
         raise RuntimeError(
             f"{what} is not possible: after its warm-up the 1-bit optimizer takes every rank's own gradient, "
-            "so there is no average to look at; remove the call, or use AdamW"
+            "so there is no average to read; remove the call, or use AdamW"
         )
     core.reducer.reduce_replicated()
     late = core.comm.gather_record([float(core.reducer.has_late)], label=what)

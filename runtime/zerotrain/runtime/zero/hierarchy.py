@@ -87,16 +87,18 @@ class HierarchicalReduction:
         by_place = sent.view(across.world_size, within.world_size, -1).transpose(0, 1)
         errors = self._errors_of(label, by_place)
         packer = self._quantizer
-        trip: _Trip = _PlainTrip(by_place) if packer is None else _PackedTrip(by_place, packer, errors)
-        first = within.all_to_all(trip.received_first, trip.sent_first, label=label)
+        buffers: _HopBuffers = (
+            _PlainBuffers(by_place) if packer is None else _PackedBuffers(by_place, packer, errors)
+        )
+        first = within.all_to_all(buffers.received_first, buffers.sent_first, label=label)
 
         def wait() -> None:
             first.wait()
-            trip.turn()
+            buffers.prepare_second_hop()
             if across.world_size > 1:
-                across.all_to_all(trip.received_second, trip.sent_second, label=label).wait()
+                across.all_to_all(buffers.received_second, buffers.sent_second, label=label).wait()
 
-        return Exchange(Pending(wait), parts=trip.parts, finish=_nothing, extra_bytes=trip.num_bytes)
+        return Exchange(Pending(wait), parts=buffers.parts, finish=_nothing, extra_bytes=buffers.num_bytes)
 
     def close(self) -> None:
         """Leave the groups."""
@@ -126,18 +128,19 @@ class _Errors:
         ledger.count(MemoryKind.GRADS, self.second)
         self.beta = feedback.err_beta
         self._reset_every = feedback.reset_every
-        self._turns = 0
+        self._num_reductions = 0
 
     def count(self) -> None:
         """Count a reduction of the unit that begins, and reset the errors when due."""
-        if self._reset_every and self._turns and self._turns % self._reset_every == 0:
+        if self._reset_every and self._num_reductions and self._num_reductions % self._reset_every == 0:
             self.first.zero_()
             self.second.zero_()
-        self._turns += 1
+        self._num_reductions += 1
 
 
-class _Trip(Protocol):
-    """Buffers of one reduction. `turn` sums what the first hop received and fills the second hop's buffer."""
+class _HopBuffers(Protocol):
+    """Buffers of one reduction. `prepare_second_hop` sums what the first hop received and
+    fills the second hop's buffer."""
 
     sent_first: torch.Tensor
     received_first: torch.Tensor
@@ -145,14 +148,14 @@ class _Trip(Protocol):
     received_second: torch.Tensor
     num_bytes: int
 
-    def turn(self) -> None: ...
+    def prepare_second_hop(self) -> None: ...
 
     def parts(self) -> Sequence[torch.Tensor]:
         """Return the parts after both hops, one per node."""
         ...
 
 
-class _PlainTrip:
+class _PlainBuffers:
     """Buffers in the gradients' own dtype; the sum of a node is rounded to it once."""
 
     def __init__(self, by_place: torch.Tensor) -> None:
@@ -168,7 +171,7 @@ class _PlainTrip:
         self.received_second = flat_zeros(second, dtype=dtype, device=device)
         self.num_bytes = _bytes_of(self, self._sum)
 
-    def turn(self) -> None:
+    def prepare_second_hop(self) -> None:
         accumulate_(self._sum, list(self.received_first.view(self._places, -1)), 1.0, overwrite=True)
         if self._nodes > 1:
             self.sent_second.copy_(self._sum)
@@ -177,7 +180,7 @@ class _PlainTrip:
         return list(self.received_second.view(self._nodes, -1)) if self._nodes > 1 else [self._sum]
 
 
-class _PackedTrip:
+class _PackedBuffers:
     """Buffers of quantised codes."""
 
     def __init__(self, by_place: torch.Tensor, quantizer: Quantizer, errors: _Errors | None) -> None:
@@ -195,7 +198,7 @@ class _PackedTrip:
         self.num_bytes = _bytes_of(self, self._sum, self._decoded)
         self._pack(by_place, self.sent_first, None if errors is None else errors.first)
 
-    def turn(self) -> None:
+    def prepare_second_hop(self) -> None:
         self._sum.zero_()
         for packed in self.received_first.view(self._places, -1):
             self._quantizer.unpack(packed, self._decoded)
@@ -220,8 +223,8 @@ class _PackedTrip:
             self._quantizer.pack(row.reshape(-1), packed, error=one, beta=beta)
 
 
-def _bytes_of(trip: _Trip, *more: torch.Tensor) -> int:
-    hops = (trip.sent_first, trip.received_first, trip.sent_second, trip.received_second)
+def _bytes_of(buffers: _HopBuffers, *more: torch.Tensor) -> int:
+    hops = (buffers.sent_first, buffers.received_first, buffers.sent_second, buffers.received_second)
     return sum(buffer.nbytes for buffer in (*hops, *more))
 
 

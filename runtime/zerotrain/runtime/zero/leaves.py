@@ -24,7 +24,7 @@ def mark_leaf(module: nn.Module, *, is_leaf: bool = True) -> None:
     owners = [owner_of(parameter) for parameter in module.parameters()]
     if any(isinstance(owner, ShardedModel) and not owner.is_closed for owner in owners):
         raise RuntimeError(
-            f"an engine drives this {type(module).__name__} already, and its units are cut; mark leaf "
+            f"an engine drives this {type(module).__name__} already, and its units are fixed; mark leaf "
             "modules before initialize, or name them in zero_optimization.leaf_module"
         )
     if is_leaf:

@@ -115,8 +115,8 @@ class LiveWeights:
                     between += 2 * unit.layout.padded_numel
                     if between > limits.max_reuse_numel:
                         return False
-        room = sum(unit.layout.padded_numel for unit in live) + self._largest
-        return room <= limits.max_live_numel
+        needed_numel = sum(unit.layout.padded_numel for unit in live) + self._largest
+        return needed_numel <= limits.max_live_numel
 
     def free(self, units: Iterable[Unit], *, everything: bool = False) -> None:
         """Free the units, except those that `full_parameters` holds and, unless `everything`, those that the

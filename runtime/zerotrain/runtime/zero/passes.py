@@ -97,7 +97,7 @@ class Passes:
 
     def _begin(self, first: Boundary | None) -> None:
         core, has_gradients = self._core, torch.is_grad_enabled()
-        core.drop_leftovers()
+        core.drop_previous_pass()
         for boundary, windows in self._expected:
             boundary.expected_windows = windows
         self._expected.clear()

@@ -42,7 +42,7 @@ class UpdateInterrupted(RuntimeError):
     def __init__(self) -> None:
         super().__init__(
             "an optimizer step was interrupted between two units, so the weights are of different steps; "
-            "go on from the last checkpoint"
+            "resume from the last checkpoint"
         )
 
 

@@ -256,8 +256,8 @@ class ShardedModel:
         if self.is_torn or self.in_backward:
             raise RuntimeError(
                 "step() is not possible after a backward pass that raised, as the step's gradients are "
-                "incomplete; call zero_grad() of the engine or the optimizer on every rank and go on with "
-                "another micro-batch"
+                "incomplete; call zero_grad() of the engine or the optimizer on every rank and continue "
+                "with another micro-batch"
             )
         stale = [unit.name for unit in self.holds if unit.placement.params_sharded]
         if stale:
@@ -265,7 +265,7 @@ class ShardedModel:
                 f"step() is not possible within full_parameters, which holds {stale[:5]}; leave it first"
             )
 
-    def drop_leftovers(self) -> None:
+    def drop_previous_pass(self) -> None:
         """Drop, at the begin of a pass, what an earlier one left that raised or had no backward pass."""
         if self.in_backward:  # the caller's own loss.backward() raised
             self.is_torn = True

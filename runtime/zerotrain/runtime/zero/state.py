@@ -64,8 +64,8 @@ class StateTensors(Protocol):
 class StateStream(Protocol):
     """One sequence of elements of a checkpoint, read and written piece by piece.
 
-    Callers iterate with `windows`, and process the same window of all kinds of a unit in turn: a tier that
-    stores the kinds side by side then moves each of its tiles once.
+    Callers iterate with `windows`, and process the same window of a unit's kinds one after the other: a tier
+    that stores the kinds side by side then moves each of its tiles once.
     """
 
     @property

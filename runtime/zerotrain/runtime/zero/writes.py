@@ -65,8 +65,8 @@ class Writes:
             if _is_written(unit):
                 self._is_unsettled = True
                 accept_writes(unit)
-                for listener in self._core.on_weights_written:
-                    listener(unit, unit.full.tensor)
+                for callback in self._core.on_weights_written:
+                    callback(unit, unit.full.tensor)
                 if not _has_views(unit):
                     unit.shard.copy_(unit.full.tensor[unit.start : unit.stop])
         self.take_private_pages(units)
@@ -158,12 +158,12 @@ class Writes:
         if all(row[1] == rows[0][1] for row in rows):
             return
         digests = self._core.comm.gather_record(self._digests(), label="writes from outside")
-        odd = [
+        mismatched = [
             names[place] for place, values in enumerate(zip(*digests, strict=True)) if len(set(values)) > 1
         ]
         raise OutsideWrite(
-            f"parameters {odd[:5]} hold other values on some ranks than on others, as they were written "
-            "outside of the engine since the last step; write the same on every rank (a random "
+            f"parameters {mismatched[:5]} hold other values on some ranks than on others, as they were "
+            "written outside of the engine since the last step; write the same on every rank (a random "
             f"initialisation with one seed), or {WAY_OUT}"
         )
 
