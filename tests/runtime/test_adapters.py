@@ -300,18 +300,18 @@ def detached() -> list[str]:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     engine, *_ = zt.initialize(model=model, config=config(3))
     state = model.state_dict()
-    said = [*state, str(tuple(state["0.weight"].shape)), repr(state["0.weight"])]
+    texts = [*state, str(tuple(state["0.weight"].shape)), repr(state["0.weight"])]
     try:
         state["1.bias"].sum()
     except zt.ParameterSharded as error:
-        said.append(error.fqn)
+        texts.append(error.fqn)
     engine.close()
-    return said
+    return texts
 
 
 def test_keys_of_a_sharded_state_dict_can_be_read_and_values_not() -> None:
     keys = ["0.weight", "0.bias", "1.weight", "1.bias"]
-    said = run_ranks(2, detached)[0]
-    assert said[:5] == [*keys, "(8, 8)"]
-    assert "values on other ranks" in said[5]
-    assert said[6:] == ["1.bias"]
+    texts = run_ranks(2, detached)[0]
+    assert texts[:5] == [*keys, "(8, 8)"]
+    assert "values on other ranks" in texts[5]
+    assert texts[6:] == ["1.bias"]

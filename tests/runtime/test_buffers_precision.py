@@ -376,8 +376,8 @@ def test_which_buffers_are_cast(
         assert torch.equal(as_bytes(value), as_bytes(before[name].to(dtype))), name
     assert model.get_buffer("again") is model.get_buffer("rotary.inv_freq")
     assert model.get_buffer("table.wide").stride() == (0,)
-    told = " ".join(record.getMessage() for record in caplog.records)
-    assert all((name in told) is (name in cast) for name in before if name not in ("again", "count"))
+    logged = " ".join(record.getMessage() for record in caplog.records)
+    assert all((name in logged) is (name in cast) for name in before if name not in ("again", "count"))
     engine.close()
 
 

@@ -44,15 +44,15 @@ def test_bytes_are_those_of_the_step_of_the_save(tmp_path: Path, stage: int) -> 
         assert result["waited"] is None
 
 
-@pytest.mark.parametrize("heard_by", ["step", "wait", "save", "load", "close"])
-def test_a_full_disk_in_the_background_is_heard_by_every_rank(tmp_path: Path, heard_by: str) -> None:
+@pytest.mark.parametrize("raised_by", ["step", "wait", "save", "load", "close"])
+def test_a_full_disk_in_the_background_is_raised_on_every_rank(tmp_path: Path, raised_by: str) -> None:
     expected = (
         "CheckpointNoSpace",
         int(ExitCode.CHECKPOINT_UNUSABLE),
         "['fence.json', 'fence.lock', 'latest', 'step-0000000001-attempt-1']",
     )
-    found = run_ranks(2, background_saves.fails_on_one_rank, str(tmp_path), heard_by)
-    # Rank 0 removes files before it raises; another rank may list the folder meanwhile.
+    found = run_ranks(2, background_saves.fails_on_one_rank, str(tmp_path), raised_by)
+    # Rank 0 clears up before it raises; another rank may look while it does.
     assert [item[:2] for item in found] == [expected[:2]] * 2
     assert found[0] == expected
 
@@ -62,7 +62,7 @@ def test_the_fence_holds_for_the_background(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("step-*"))
 
 
-def test_state_without_a_durable_form_is_told_at_once(tmp_path: Path) -> None:
+def test_state_without_a_durable_form_is_refused_at_once(tmp_path: Path) -> None:
     for text in run_ranks(2, background_saves.cannot_be_stored, str(tmp_path)):
         assert "client_state.rng[1].x is of type object" in text
 

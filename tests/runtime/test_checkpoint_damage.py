@@ -96,9 +96,9 @@ def test_previous_one_is_used_and_the_damage_reported(folder: Path, kind: str, w
     for rank, (result, state) in enumerate(load_at(folder, world)):
         assert result.path == folder / OLDER
         assert result.step == 10
-        ((path, told),) = result.rejected
+        ((path, message),) = result.rejected
         assert path == folder / NEWEST
-        assert reason in told
+        assert reason in message
         expected = make_state(rank, layout_for(world), salt=10)
         assert all(
             torch.equal(whole(state.streams[key]), whole(expected.streams[key])) for key in expected.streams

@@ -111,9 +111,9 @@ def test_depth_within_a_whole_manifest(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_save_goes_on(text: str | bytes, folder: Path) -> None:
     damage_commit(folder / NEWER, text)
-    beside = folder / "step-0000000009-attempt-1"
-    beside.mkdir()
-    write(beside / "COMMIT", text)
+    extra = folder / "step-0000000009-attempt-1"
+    extra.mkdir()
+    write(extra / "COMMIT", text)
     save(folder, 3)
     loaded = load(folder)
     assert loaded.path is not None
@@ -129,7 +129,7 @@ def test_a_damaged_fence_is_none(text: str | bytes, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("attempt", ["1e999", "9" * 400, "-1", "true", '"1"', "null", "1.5"])
-def test_an_attempt_that_cannot_be_one_fences_nobody_off(attempt: str, folder: Path) -> None:
+def test_an_attempt_that_cannot_be_one_fences_no_owner_off(attempt: str, folder: Path) -> None:
     write(folder / "fence.json", f'{{"attempt": {attempt}, "job_uid": ""}}')
     assert read_fence(folder) is None
 

@@ -173,9 +173,9 @@ def test_the_kernels_own_input_output_error(folder: Path) -> None:
     if reason := can_mount():
         pytest.skip(f"no private mount here: {reason}")
     script = 'mount --bind /proc/$$/mem "$1" && exec "$2" -c "$3" "$4"'
-    told = [str(folder / NEWEST / COMMIT), sys.executable, LOAD, str(folder)]
+    arguments = [str(folder / NEWEST / COMMIT), sys.executable, LOAD, str(folder)]
     result = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, "sh", *told], capture_output=True, text=True, check=False
+        ["unshare", "-rm", "sh", "-c", script, "sh", *arguments], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("85 the volume failed while")

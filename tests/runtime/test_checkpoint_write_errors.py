@@ -184,7 +184,7 @@ def test_folder_without_permission(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("in_background", [False, True])
-def test_ranks_that_do_not_share_the_folder_are_told(
+def test_ranks_that_do_not_share_the_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
 ) -> None:
     layout = layout_for(WORLD)

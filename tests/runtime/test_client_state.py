@@ -146,7 +146,7 @@ def test_what_holds_itself_is_refused() -> None:
         {TAG: ["int", "__import__('os')"]}, {TAG: ["dict", [[1]]]},
     ],
 )  # fmt: skip
-def test_what_nobody_packed_is_an_error_of_one_kind(stored: Any) -> None:
+def test_what_was_never_packed_is_an_error_of_one_kind(stored: Any) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         unpack(stored, nothing)
 

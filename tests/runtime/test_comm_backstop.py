@@ -1,7 +1,5 @@
-"""The operator's setting bounds the waits between ranks if its hang detection is on.
-
-Ranks that can never meet fail as soon as without this setting.
-"""
+"""How long ranks wait for each other is the operator's to say where it looks after hangs. Ranks that can
+never meet fail as early as without it."""
 
 from __future__ import annotations
 
@@ -46,14 +44,12 @@ def test_the_groups_timeout() -> None:
 
 
 def wait_for_rank_1(comm: Comm | None) -> str:
-    """Return the error of rank 0 in a collective that rank 1 does not join until then.
-
-    The collective is the engine's or, without a `comm`, one of the default group.
-    """
+    """The error of rank 0, which waits in a collective of the engine's or, without one, of the default group;
+    rank 1 stays away until then."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
         try:
-            store.wait(["told"], timedelta(seconds=PATIENCE_S))
+            store.wait(["passed"], timedelta(seconds=PATIENCE_S))
         except RuntimeError:
             os._exit(1)
         return ""
@@ -65,7 +61,7 @@ def wait_for_rank_1(comm: Comm | None) -> str:
     except RuntimeError as error:
         return str(error)
     finally:
-        store.set("told", "1")
+        store.set("passed", "1")
     return "it went through"
 
 
@@ -85,8 +81,8 @@ def give_up(transport: str) -> str:
 
 @pytest.mark.parametrize(("transport", "words"), [("shared", "within 3 s"), ("gloo", "imed out")])
 def test_a_collective_of_the_engine_ends_then(transport: str, words: str) -> None:
-    told, _ = run_ranks(2, give_up, transport)
-    assert words in told
+    message, _ = run_ranks(2, give_up, transport)
+    assert words in message
 
 
 def launch_of(port: int, backstop_s: float | None) -> LaunchSpec:
@@ -113,8 +109,8 @@ def meet_and_give_up(port: int) -> str:
 
 
 def test_a_collective_of_the_trainers_group_ends_then() -> None:
-    told, _ = run_ranks(2, meet_and_give_up, free_port())
-    assert "imed out" in told
+    message, _ = run_ranks(2, meet_and_give_up, free_port())
+    assert "imed out" in message
 
 
 MEETING_S, LATE_S = 3.0, 4.5
@@ -159,11 +155,11 @@ def start_by_oneself(port: int) -> str:
 
 
 def test_a_script_that_makes_the_group_itself_waits_as_long() -> None:
-    told, _ = run_ranks(2, start_by_oneself, free_port())
-    assert "imed out" in told
+    message, _ = run_ranks(2, start_by_oneself, free_port())
+    assert "imed out" in message
 
 
-def test_ranks_that_can_never_meet_are_told_as_soon_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_can_never_meet_fail_as_early_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CommEnv().watchdog_seconds * watchdog.PATIENCE_SHARE > watchdog.MAX_PATIENCE_S
     monkeypatch.setattr(watchdog, "MAX_PATIENCE_S", 0.2)
     failures: queue.Queue[str] = queue.Queue()
@@ -242,7 +238,7 @@ _ABORTED: dict[str, threading.Event] = {}
 
 
 def part_as_on_gpus(port: int, hop: str) -> str:
-    """Return the error of a rank when rank 1 continues with a collective outside of the subgroups."""
+    """The error of a rank whose rank 1 goes on to another collective than the subgroups'."""
     join_two_nodes(port)
     watchdog.MAX_PATIENCE_S = 1.0
     comm = Comm(device=torch.device("cpu"))
@@ -264,14 +260,14 @@ def part_as_on_gpus(port: int, hop: str) -> str:
         return str(error)
     finally:
         comm._watchdog.close()
-        store.add("told", 1)
-        while comm.rank == 0 and store.add("told", 0) < 4:  # rank 0 hosts the store
+        store.add("passed", 1)
+        while comm.rank == 0 and store.add("passed", 0) < 4:  # the store, which they compare by, is its own
             time.sleep(0.05)
     return "it went through"
 
 
 @pytest.mark.parametrize("hop", ["within", "across"])
-def test_a_verdict_ends_waits_in_the_groups_of_nodes_too(hop: str) -> None:
-    for rank, told in enumerate(run_ranks(4, part_as_on_gpus, free_port(), hop)):
-        assert f"on rank {rank} has waited" in told
-        assert "and cannot end: as collective 1 rank" in told
+def test_a_failure_ends_waits_in_the_groups_of_nodes_too(hop: str) -> None:
+    for rank, message in enumerate(run_ranks(4, part_as_on_gpus, free_port(), hop)):
+        assert f"on rank {rank} has waited" in message
+        assert "and cannot end: as collective 1 rank" in message

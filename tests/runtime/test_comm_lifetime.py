@@ -85,7 +85,7 @@ def close_twice() -> None:
         os.close(file)  # raises if it is closed already
 
 
-def test_the_second_close_touches_nobody_elses_files() -> None:
+def test_the_second_close_touches_no_other_files() -> None:
     run_ranks(2, close_twice)
 
 
@@ -128,7 +128,7 @@ def test_ranks_with_unequal_environments_decide_together() -> None:
         )
 
 
-def test_more_ranks_than_gpus_are_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_gpus_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     chosen: list[torch.device] = []

@@ -64,8 +64,8 @@ def every_collective(transport: str) -> list[list[float]]:
     comm = comm_by(transport)
     assert comm.shares_memory is (transport == "shared"), comm.transport_reason
     results: list[list[float]] = []
-    for turn, numel in enumerate((1, 5, 70_000, 5, 1, 70_000) * 3):
-        values = torch.arange(float(numel)) + 100 * comm.rank + turn
+    for iteration, numel in enumerate((1, 5, 70_000, 5, 1, 70_000) * 3):
+        values = torch.arange(float(numel)) + 100 * comm.rank + iteration
         full = torch.empty(comm.world_size * numel)
         sent = comm.memory.borrow(comm.world_size * numel, torch.float32)
         assert not sent.any(), "a borrowed buffer must be zeros"
@@ -81,7 +81,7 @@ def every_collective(transport: str) -> list[list[float]]:
         comm.memory.give_back(sent)
         gather.wait()
         results.append([float(full.sum()), float(full[-1]), float(part[0])])
-        results.append([value for row in comm.gather_record([turn, comm.rank]) for value in row])
+        results.append([value for row in comm.gather_record([iteration, comm.rank]) for value in row])
     comm.close()
     return results
 
@@ -101,13 +101,13 @@ def gather_mapped() -> list[list[float]]:
     assert pages is not None
     full = torch.frombuffer(pages, dtype=torch.bfloat16)
     seen = []
-    for turn in range(2):
+    for iteration in range(2):
         comm.all_gather(full, shard, label="weights").wait()
         seen.append(full[::4096].tolist())
         full.fill_(99)
         seen.append(full[::4096].tolist())
         comm.gather_record([0.0])
-        shard.add_(10 * (turn + 1))
+        shard.add_(10 * (iteration + 1))
     comm.close()
     return seen
 
@@ -118,7 +118,7 @@ def test_a_mapped_gather_sees_updates_and_drops_writes() -> None:
 
 
 def gather_many(budget: int) -> tuple[bool, list[float]]:
-    """Start more gathers than the board can hold, and map no more than the budget of rank 1."""
+    """More gathers in flight than a channel has slots for, and no mapping beyond the budget of rank 1."""
     barrier_counters.RING, shared_module.MOST_UNFINISHED = 8, 4
     memory.most_mappings = lambda: budget if dist.get_rank() else 1 << 15  # type: ignore[assignment]
     comm = comm_by("shared")

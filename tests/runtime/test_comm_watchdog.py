@@ -44,7 +44,7 @@ def failure(mine: Progress, *others: Progress, waited: float = 60.0) -> str | No
 
 
 @pytest.mark.unit
-def test_nobody_is_accused_while_all_are_in_it() -> None:
+def test_no_rank_is_accused_while_all_are_in_it() -> None:
     mine = progress(A, B, waiting=True)
     assert failure(mine, progress(A, B, waiting=True), progress(A, B, C)) is None
     assert failure(mine, progress(A), waited=49.0) is None, "a rank may be slow"
@@ -54,7 +54,7 @@ def test_nobody_is_accused_while_all_are_in_it() -> None:
 
 
 @pytest.mark.unit
-def test_a_collective_that_nobody_is_missing_from_ends_too() -> None:
+def test_a_collective_that_no_rank_is_missing_from_ends_too() -> None:
     """Ranks that read different parameters of one unit start the same collective and never meet."""
     mine = progress(A, B, waiting=True)
     found = failure(mine, progress(A, B, waiting=True), progress(A, B, C), waited=101.0)
@@ -160,7 +160,7 @@ def diverge(transport: str) -> str:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_ranks_in_different_collectives_are_named_soon(transport: str) -> None:
+def test_ranks_in_different_collectives_are_named_early(transport: str) -> None:
     for rank, message in enumerate(run_ranks(2, diverge, transport)):
         # The rank that raises first leaves; the other one may report that instead.
         assert "and cannot end: as collective 2" in message or "another rank ended" in message, message
@@ -185,10 +185,10 @@ def read_different_ones() -> str:
 
 
 @pytest.mark.ranks
-def test_ranks_that_read_different_parameters_are_told() -> None:
+def test_ranks_that_read_different_parameters_are_reported() -> None:
     found = run_ranks(2, read_different_ones)
-    told = "broadcast for '3.weight'", "broadcast for '0.weight'"
-    assert any(all(part in message for part in told) for message in found), found
+    expected = "broadcast for '3.weight'", "broadcast for '0.weight'"
+    assert any(all(part in message for part in expected) for message in found), found
     assert "nothing raised" not in found
 
 
@@ -224,7 +224,7 @@ def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
 
 
 @pytest.mark.unit
-def test_on_the_device_the_next_wait_raises_the_verdict() -> None:
+def test_on_the_device_the_next_wait_raises_the_failure() -> None:
     failures: queue.Queue[str] = queue.Queue()
     dog, store = device_watchdog(0.1, failures)
     store.set("zerotrain-watchdog/1", progress().to_json())
@@ -253,7 +253,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def after_the_failure() -> list[str]:
-    """What each collective raises when the group was ended, told while it starts and before."""
+    """What each collective raises when the group was ended, while it starts and before."""
     comm, found = comm_by("gloo"), []
     dog, part = comm._watchdog, torch.zeros(8, device=comm.device)
     assert dog is not None
@@ -280,7 +280,7 @@ def after_the_failure() -> list[str]:
 
 
 @pytest.mark.ranks
-def test_collectives_after_a_verdict_raise_it() -> None:
+def test_collectives_after_a_failure_raise_it() -> None:
     """NCCL refuses them when they are issued, where nobody waits yet."""
     for found in run_ranks(2, after_the_failure):
         assert (

@@ -86,7 +86,7 @@ def test_position_carries_over_to_another_number_of_ranks() -> None:
     assert got == expected
 
 
-def test_other_data_is_told_on_resume() -> None:
+def test_other_data_is_reported_on_resume() -> None:
     loader = loaders(1, 1, 2, corpus_of(500))[0]
     (difference,) = loader.restore(loaders(1, 1, 2, corpus_of(501))[0].state())
     assert difference.startswith("fingerprint was")

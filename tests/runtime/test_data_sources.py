@@ -87,7 +87,7 @@ def _binary_file(folder: Path) -> str:
     return str(folder / "x.o")
 
 
-def _odd_bin(folder: Path) -> str:
+def _uneven_bin(folder: Path) -> str:
     (folder / "x.uint32.bin").write_bytes(b"12345")
     return str(folder / "x.uint32.bin")
 
@@ -116,7 +116,7 @@ def _fifo(folder: Path) -> str:
         (_empty_folder, "holds no text"),
         (_only_binary, "skipped 1 binary files: x.o"),
         (_binary_file, "is not text"),
-        (_odd_bin, "no whole number of uint32"),
+        (_uneven_bin, "no whole number of uint32"),
         (_bad_json, 'x.jsonl:2 has no string under "text"'),
         (_lone_surrogate, 's.jsonl:2: "text" holds half of a surrogate pair'),
         (_fifo, "neither a file nor a folder"),
@@ -151,7 +151,7 @@ def test_too_short_and_foreign_token_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_file_that_shrinks_during_the_run_is_told(tmp_path: Path) -> None:
+def test_file_that_shrinks_during_the_run_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x" * 100)
     corpus = open_corpus(str(path))
@@ -161,7 +161,7 @@ def test_file_that_shrinks_during_the_run_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_unreadable_folder_is_told(tmp_path: Path) -> None:
+def test_unreadable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o700)
     (tmp_path / "locked" / "a.txt").write_text("text")
     tmp_path.chmod(0o755)

@@ -28,7 +28,7 @@ def test_the_table_is_that_of_the_module() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(absent.ABSENT))
-def test_a_name_that_is_not_here_says_why(name: str) -> None:
+def test_the_error_for_a_name_that_is_not_here_gives_the_reason(name: str) -> None:
     above, _, last = name.rpartition(".")
     module = ".".join(filter(None, [PACKAGE, above]))
     statements = (

@@ -130,7 +130,7 @@ def test_wrong_arguments_of_a_schedule_are_named() -> None:
         lr_schedules.WarmupLR(optimizer, warmup=3)
 
 
-def test_the_optimizer_tells_of_the_last_step() -> None:
+def test_the_optimizer_reports_the_last_step() -> None:
     engine = engine_with(fp16={"enabled": True, "initial_scale_power": 4, "hysteresis": 1})
     optimizer = engine.optimizer
     assert (optimizer.overflow, optimizer.loss_scale, optimizer.cur_scale) == (False, 16.0, 16.0)

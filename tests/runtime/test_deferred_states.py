@@ -349,7 +349,7 @@ def test_named_states_and_measured_drives_are_there_at_the_start(tmp_path: Path)
     assert run_ranks(1, masters_are_there, str(tmp_path))[0]
 
 
-def without_room(spill: str) -> None:
+def without_capacity(spill: str) -> None:
     config = Setting(stage=1, states="nvme").config(spill, named=False)
     config["zero_optimization"]["spill"] = {"max_bytes": 4096}
     zt.initialize(model=Setting(stage=1).model(), config=config)
@@ -357,4 +357,4 @@ def without_room(spill: str) -> None:
 
 def test_initialize_refuses_a_full_disk_for_states_made_later(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="DoesNotFit"):
-        run_ranks(1, without_room, str(tmp_path))
+        run_ranks(1, without_capacity, str(tmp_path))

@@ -209,7 +209,7 @@ def plain_losses(world_size: int) -> list[list[float]]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_policy_trains_beside_a_reference_and_a_reward_model(stage: int) -> None:
+def test_a_policy_trains_alongside_a_reference_and_a_reward_model(stage: int) -> None:
     expected = plain_losses(2)
     for rank, losses in enumerate(run_ranks(2, three_engines, stage)):
         assert losses == pytest.approx([row[rank] for row in expected], abs=1e-6)

@@ -69,7 +69,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def kept(folder: str, stage: int) -> list[str]:
-    odd = []
+    changed = []
     for name, state in STATES.items():
         for in_background in (False, True):
             engine = start(Net(state), stage)
@@ -79,9 +79,9 @@ def kept(folder: str, stage: int) -> list[str]:
             engine = start(model, stage)
             engine.load_checkpoint(Path(folder) / name, load_module_only=in_background)
             if not same(model.inner[0].state, state):
-                odd.append(name)
+                changed.append(name)
             engine.close()
-    return odd
+    return changed
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

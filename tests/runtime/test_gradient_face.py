@@ -179,7 +179,7 @@ def test_a_norm_that_is_not_finite() -> None:
 
 
 @pytest.mark.unit
-def test_gradients_that_nobody_averages_are_refused() -> None:
+def test_gradients_that_are_never_averaged_are_refused() -> None:
     one_bit = {"type": "OneBitAdam", "params": {"lr": 1e-3, "freeze_step": 1}}
     made, optimizer = zt.shard(model(), {**config(stage=0), "optimizer": one_bit})
     for _ in range(2):

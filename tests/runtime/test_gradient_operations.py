@@ -207,7 +207,7 @@ SCRIPTS: tuple[Script, ...] = (
     scaled_together,
     with_a_scaler,
 )
-FEW: tuple[Script, ...] = (
+BASIC: tuple[Script, ...] = (
     bound,
     bound_values,
     bound_by_hand,
@@ -308,7 +308,7 @@ def scripts_for(variant: str) -> tuple[Script, ...]:
     """Return all scripts where the stages differ most; fp16 has the engine's own loss scale."""
     if variant in ("fp32", "bf16"):
         return SCRIPTS
-    return FEW if variant == "fp16" else (*FEW, with_a_scaler)
+    return BASIC if variant == "fp16" else (*BASIC, with_a_scaler)
 
 
 @cache

@@ -68,15 +68,15 @@ def test_old_attempts_go_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_what_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_logged_once_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "history").write_text("a file in the folder's place")
-    said: list[str] = []
-    writer = HistoryWriter(tmp_path / "history", RECORD, say=said.append)
+    logged: list[str] = []
+    writer = HistoryWriter(tmp_path / "history", RECORD, say=logged.append)
     for item in points(3):
         writer.add(item)
     writer.close()
-    assert len(said) == 1
-    assert "is not kept" in said[0]
+    assert len(logged) == 1
+    assert "is not kept" in logged[0]
 
 
 @pytest.mark.unit

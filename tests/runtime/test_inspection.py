@@ -56,7 +56,7 @@ def statuses() -> list[tuple[int, int, dict[str, int], int, int, str]]:
 
 
 @pytest.mark.ranks
-def test_memory_is_shown_beside_its_formula() -> None:
+def test_memory_is_shown_with_its_formula() -> None:
     for stage, (live, planned, phases, planned_peak, peak, text) in enumerate(run_ranks(2, statuses)[0]):
         assert live == planned, f"stage {stage}"
         assert set(phases) == {"start", "forward", "backward", "step"}

@@ -127,7 +127,7 @@ class Reader(Dataset[torch.Tensor]):
 
 
 @pytest.mark.ranks
-def test_a_forked_worker_says_that_it_cannot_wait() -> None:
+def test_a_forked_worker_raises_that_it_cannot_wait() -> None:
     with engine_of(Run()) as engine:
         train_step(engine, 0)
         loader = DataLoader(Reader(engine), num_workers=1, multiprocessing_context="fork")
@@ -147,11 +147,11 @@ context = engine_of(Run(tier=sys.argv[1]))
 engine = context.__enter__()
 engine.close = lambda: None
 train_step(engine, 0)
-said = threading.Event()
-pause_of(engine, lambda: (said.wait(), time.sleep(0.1)))
+printed = threading.Event()
+pause_of(engine, lambda: (printed.wait(), time.sleep(0.1)))
 train_step(engine, 1)
 print("leaving", bool(engine.core.updates), flush=True)
-said.set()
+printed.set()
 if sys.argv[2] == "error":
     raise SystemExit(7)
 """
@@ -201,8 +201,8 @@ def test_an_interrupted_update_is_final(tmp_path: Path) -> None:
 
 
 def interrupted_publication(stage: int) -> list[str]:
-    """Return the errors of a rank whose wait for the third unit was interrupted, with gathers in flight."""
-    said = []
+    """What a rank raises whose wait for the third unit was interrupted, with gathers under way."""
+    raised = []
     with engine_of(Run(stage=stage, dtype="fp32")) as engine:
         train_step(engine, 0)
         engine.synchronize()
@@ -216,16 +216,16 @@ def interrupted_publication(stage: int) -> list[str]:
                 try:
                     call()
                 except BaseException as error:
-                    said.append(type(error).__name__)
+                    raised.append(type(error).__name__)
         updates.failure = None
         engine.synchronize()
-    return said
+    return raised
 
 
 @pytest.mark.ranks
 def test_an_interrupted_publication_is_final() -> None:
-    for said in run_ranks(2, interrupted_publication, 1):
-        assert said == ["KeyboardInterrupt", "UpdateInterrupted"]
+    for raised in run_ranks(2, interrupted_publication, 1):
+        assert raised == ["KeyboardInterrupt", "UpdateInterrupted"]
 
 
 @pytest.mark.unit

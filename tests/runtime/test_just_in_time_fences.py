@@ -209,30 +209,28 @@ def test_a_user_s_own_loop_is_fenced(tmp_path: Path) -> None:
 
 
 def reads_on_one_rank() -> list[str]:
-    """Return, per stage, the error of a read on rank 0 alone, right after a step.
-
-    The read works after `synchronize`.
-    """
-    said = []
+    """Per stage: what a read on rank 0 alone, right after a step, says; then that it works after
+    `synchronize`."""
+    results = []
     for stage in (0, 1, 2, 3):
         with engine_of(Run(stage=stage, persistence=64 if stage == 3 else 0)) as engine:
             train_step(engine, 0)
             weight = engine.module.get_parameter("blocks.1.bias" if stage == 3 else "blocks.1.weight")
             try:
-                said.append(str(weight.detach().isfinite().all().item()) if world()[0] == 0 else "")
+                results.append(str(weight.detach().isfinite().all().item()) if world()[0] == 0 else "")
             except RuntimeError as error:
-                said.append(str(error))
+                results.append(str(error))
             engine.synchronize()
             assert world()[0] != 0 or weight.detach().isfinite().all()
-    return said
+    return results
 
 
 @pytest.mark.ranks
 def test_reads_on_one_rank_say_what_they_need() -> None:
     alone, *others = run_ranks(2, reads_on_one_rank)[0]
     assert alone == "True"
-    for said in others:
-        assert "engine.synchronize() on every rank" in said
+    for results in others:
+        assert "engine.synchronize() on every rank" in results
 
 
 def read_after_evaluation() -> list[bool]:

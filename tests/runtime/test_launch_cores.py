@@ -11,7 +11,7 @@ from tests.support.launcher import launched
 from zerotrain.runtime.launch.cores import THREADS, usable_cores, with_threads
 
 CORES = len(os.sched_getaffinity(0))
-TOLD = """
+PRINTS_THREADS = """
 import torch
 from zerotrain.runtime import _native
 print(f"torch {torch.get_num_threads()}, kernels {_native.num_threads()}", flush=True)
@@ -31,7 +31,7 @@ def test_ranks_of_a_worker_share_its_cores(tmp_path: Path, monkeypatch: pytest.M
     for variable in (THREADS, "MKL_NUM_THREADS", "ZEROTRAIN_CPU_THREADS"):
         monkeypatch.delenv(variable, raising=False)
     share = max(1, usable_cores()[0] // 2)
-    with launched(tmp_path, TOLD, ranks=2) as launcher:
+    with launched(tmp_path, PRINTS_THREADS, ranks=2) as launcher:
         code, output = launcher.finish()
     assert code == 0, output
     assert output.count(f"torch {share}, kernels {share}") == 2, output
@@ -56,17 +56,17 @@ def test_every_rank_gets_the_same_and_one_at_least(ranks: int, share: int, tmp_p
 
 @pytest.mark.unit
 @pytest.mark.parametrize("given", [{}, {THREADS: ""}], ids=["absent", "empty"])
-def test_without_a_limit_the_log_says_whose_cores_these_are(
+def test_without_a_limit_the_log_names_whose_cores_these_are(
     given: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environ = with_threads({"HOME": "/tmp", **given}, 2, limited(tmp_path / "unlimited", "max"))
     assert environ == {"HOME": "/tmp", THREADS: str(max(1, CORES // 2))}
-    said = capsys.readouterr().err
+    log = capsys.readouterr().err
     assert (
         f"threads per rank: {max(1, CORES // 2)} (ranks: 2, cores: {CORES}: all, as there is no CPU limit)"
-        in said
+        in log
     )
-    assert "spec.resources.cpu" in said
+    assert "spec.resources.cpu" in log
 
 
 @pytest.mark.unit
@@ -95,5 +95,5 @@ def test_cores_follow_the_containers_limit(tmp_path: Path, quota: str, expected:
 
 
 @pytest.mark.unit
-def test_cores_where_nothing_tells_of_a_limit(tmp_path: Path) -> None:
+def test_cores_where_nothing_sets_a_limit(tmp_path: Path) -> None:
     assert usable_cores(tmp_path / "absent") == (CORES, False)

@@ -1,4 +1,4 @@
-"""A rank that announces its failure: if it then hangs, the worker ends; if it continues, it is withdrawn."""
+"""A rank that reports its failure: stuck after it, it ends the worker; going on, it retracts the failure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def at(phase: Phase, step: int) -> Progress:
 Events = Callable[[WorkerState, Supervisor, Ranks], None]
 
 
-def says(*records: Progress) -> Events:
+def reports(*records: Progress) -> Events:
     def happens(board: WorkerState, *_: object) -> None:
         for record in records:
             board.progressed(0, record)
@@ -68,7 +68,7 @@ def ends(status: int) -> Events:
 
 
 def stops(*left: int) -> Events:
-    """Request a stop; these ranks ended from it before rank 0 announced its failure."""
+    """A stop is asked for, and these ranks ended of it before rank 0 reported that it fails."""
 
     def happens(board: WorkerState, supervisor: Supervisor, ranks: Ranks) -> None:
         supervisor.request_stop()
@@ -107,13 +107,13 @@ def is_killed(
     "events",
     [
         [],
-        [says(at(Phase.STEP, 4), at(Phase.STEP, 4))],
-        [says(at(Phase.CHECKPOINT, 4), at(Phase.STEP, 4), at(Phase.DONE, 4))],
+        [reports(at(Phase.STEP, 4), at(Phase.STEP, 4))],
+        [reports(at(Phase.CHECKPOINT, 4), at(Phase.STEP, 4), at(Phase.DONE, 4))],
         [lambda board, *_: board.connected(0, FIRST)],
     ],
-    ids=["is mute", "repeats itself", "saves and comes back", "connects again"],
+    ids=["is silent", "repeats itself", "saves and comes back", "connects again"],
 )
-def test_what_a_rank_still_says_while_it_is_stuck_takes_nothing_back(
+def test_what_a_rank_still_reports_while_it_is_stuck_takes_nothing_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Events]
 ) -> None:
     assert is_killed(tmp_path, monkeypatch, *events) == (True, "MemoryError: too large")
@@ -123,9 +123,9 @@ def test_what_a_rank_still_says_while_it_is_stuck_takes_nothing_back(
 @pytest.mark.parametrize(
     "events",
     [
-        [says(at(Phase.STEP, 5))],
-        [says(at(Phase.STEP, 2))],
-        [says(at(Phase.INIT, 0))],
+        [reports(at(Phase.STEP, 5))],
+        [reports(at(Phase.STEP, 2))],
+        [reports(at(Phase.INIT, 0))],
         [lambda board, *_: board.connected(0, SECOND)],
     ],
     ids=["the next step", "an earlier step", "from the start", "over a new channel"],
@@ -138,7 +138,7 @@ def test_a_rank_that_goes_on_has_not_failed(
 
 @pytest.mark.unit
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_end_of_the_rank_is_judged_as_every_end(
+def test_the_end_of_the_rank_is_classified_as_every_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     """The peers have the same grace as after any failure."""
@@ -179,7 +179,9 @@ os._exit(7)
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", [GOES_ON, BEGINS_ANEW], ids=["goes on", "begins anew"])
-def test_a_failure_that_was_caught_is_not_told_as_the_reason_of_a_later_end(tmp_path: Path, way: str) -> None:
+def test_a_failure_that_was_caught_is_not_reported_as_the_reason_of_a_later_end(
+    tmp_path: Path, way: str
+) -> None:
     with launched(tmp_path, CAUGHT + way, ranks=1) as launcher:
         assert launcher.wait() == 7
         assert launcher.termination.exception is None
@@ -219,7 +221,7 @@ sys.exit(75)
 
 
 @pytest.mark.ranks
-def test_a_peer_that_says_why_it_ends_leaves_the_one_that_saves_its_grace(tmp_path: Path) -> None:
+def test_a_peer_that_reports_why_it_ends_leaves_the_one_that_saves_its_grace(tmp_path: Path) -> None:
     limits = FAST | {"failing_rank_s": 0.1}
     with launched(tmp_path, SAVES_FOR_ALL, ranks=3, limits=limits) as launcher:
         launcher.wait_for_ranks()

@@ -59,7 +59,7 @@ def trainer_file(folder: Path) -> Path:
 
 
 @pytest.mark.ranks
-def test_a_stopped_rank_of_a_real_training_is_told_from_the_rank_that_waits_for_it(
+def test_a_stopped_rank_of_a_real_training_is_distinguished_from_the_rank_that_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "SILENT_S", QUIET_S)
@@ -83,9 +83,9 @@ def test_a_stopped_rank_of_a_real_training_is_told_from_the_rank_that_waits_for_
         assert look.laggard is not None
         assert (look.laggard.rank, "says nothing" in look.laggard.why) == (1, True)
         assert (report.ranks[0].collective_wait_seconds or 0.0) > 0.0, "rank 0 waits for it"
-        told = stacks(launcher)
-        assert "stopped by a signal" in told[told.index("=== rank 1") :]
-        assert "runtime/comm/" in told[: told.index("=== rank 1")], "rank 0 stands in a collective"
+        output = stacks(launcher)
+        assert "stopped by a signal" in output[output.index("=== rank 1") :]
+        assert "runtime/comm/" in output[: output.index("=== rank 1")], "rank 0 stands in a collective"
         os.kill(int(pid), signal.SIGCONT)
         before = report.ranks[0].step
         eventually(lambda: report_of(launcher).ranks[0].step > before, what="the step moves again")
@@ -135,7 +135,9 @@ def test_the_answer_is_bounded_and_every_rank_has_its_share(tmp_path: Path) -> N
 
 
 @pytest.mark.ranks
-def test_a_rank_cannot_say_how_it_moves_and_one_that_never_reported_is_not_judged(tmp_path: Path) -> None:
+def test_a_rank_cannot_choose_how_it_is_timed_and_one_that_never_reported_is_not_blamed(
+    tmp_path: Path,
+) -> None:
     text = """
     from dataclasses import replace
     from zerotrain.contract.progress import Motion
@@ -195,7 +197,7 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
 
 
 @pytest.mark.unit
-def test_a_program_without_a_phase_for_its_first_step_tells_nothing_of_it() -> None:
+def test_a_program_without_a_phase_for_its_first_step_reports_nothing_of_it() -> None:
     tracker = MotionTracker(0.0)
     tracker.saw(record(Phase.STEP, 501), 400.0)
     tracker.saw(record(Phase.STEP, 502), 420.0)

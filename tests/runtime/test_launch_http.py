@@ -50,7 +50,7 @@ waiting_for_a_peer_that_never_comes()
 """
 
 
-def test_the_history_beside_the_checkpoints_is_served_by_the_first_worker(tmp_path: Path) -> None:
+def test_the_history_next_to_the_checkpoints_is_served_by_the_first_worker(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / HISTORY_DIR
     folder.mkdir(parents=True)
     for attempt, uid in ((2, "uid-1"), (3, "uid-1"), (1, "another-job")):
@@ -97,7 +97,7 @@ def test_yield_needs_the_token_and_the_attempt(tmp_path: Path) -> None:
         assert launcher.wait() == 75
 
 
-def test_without_a_token_file_nobody_may_ask_for_a_yield(tmp_path: Path) -> None:
+def test_without_a_token_file_no_request_for_a_yield_is_accepted(tmp_path: Path) -> None:
     with launched(tmp_path, TRAINING) as launcher:
         assert launcher.request("/yield", body=yield_body(3), headers=bearer(TOKEN))[0] == 403
         assert launcher.request("/yield", body=yield_body(3), headers=bearer(""))[0] == 401

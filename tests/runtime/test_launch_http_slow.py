@@ -56,7 +56,7 @@ def half_a_request(server: WorkerHttpServer, source: str = "127.0.0.1") -> socke
     return connection
 
 
-def test_requests_that_never_end_keep_nobody_out(server: WorkerHttpServer) -> None:
+def test_requests_that_never_end_block_no_other_request(server: WorkerHttpServer) -> None:
     with ExitStack() as held:
         for _ in range(2 * MAX_CONNECTIONS):
             held.enter_context(half_a_request(server))

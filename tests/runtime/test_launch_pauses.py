@@ -27,11 +27,8 @@ def record(phase: Phase, step: int) -> Progress:
     return Progress(rank=0, attempt=1, phase=phase, step=step)
 
 
-def told(reports: list[Parts], *, drops: bool) -> tuple[MotionTracker, float]:
-    """Return what a launcher receives about the work.
-
-    With `drops`, a record that another follows at once is not sent.
-    """
+def observe(reports: list[Parts], *, drops: bool) -> tuple[MotionTracker, float]:
+    """What a launcher observes of the work; `drops`: a record that another follows at once is not sent."""
     tracker, now, step = MotionTracker(0.0), 60.0, 0
     tracker.saw(record(Phase.FIRST_STEP, step), now)
     for parts in reports:
@@ -57,7 +54,7 @@ reports = st.lists(st.lists(seconds, min_size=1, max_size=4).filter(any), min_si
 @example(reports=[[400.0, 0.0]] * 20, drops=True)
 @example(reports=[[400.0, 0.0]] * 20, drops=False)
 def test_the_parts_of_a_step_before_and_after_a_pause_are_one(reports: list[Parts], drops: bool) -> None:
-    tracker, now = told(reports, drops=drops)
+    tracker, now = observe(reports, drops=drops)
     motion, (first, *later) = tracker.motion(now), [sum(parts) for parts in reports]
     assert motion.first_step_seconds == pytest.approx(first)
     assert motion.longest_step_seconds == pytest.approx(max(later))

@@ -30,7 +30,7 @@ def broken(real, name):
         return real(self, *args, **kwargs)
     return call
 
-async def unheard(serve, path, **kwargs):
+async def refused(serve, path, **kwargs):
     raise OSError(code, os.strerror(code))
 
 match step:
@@ -39,7 +39,7 @@ match step:
     case "folder":
         pathlib.Path.mkdir = broken(pathlib.Path.mkdir, "run")
     case "socket":
-        asyncio.start_unix_server = unheard
+        asyncio.start_unix_server = refused
     case "http file":
         pathlib.Path.write_text = broken(pathlib.Path.write_text, "http.partial")
     case "end":

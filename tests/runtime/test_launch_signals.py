@@ -90,7 +90,7 @@ def test_sigterm_makes_every_rank_yield(tmp_path: Path) -> None:
     assert output.count("signals 1") == 2
 
 
-def test_ranks_that_do_not_stop_in_time_are_killed_and_it_says_terminated(tmp_path: Path) -> None:
+def test_ranks_that_do_not_stop_in_time_are_killed_and_it_reports_terminated(tmp_path: Path) -> None:
     limits = FAST | {"stop_grace_s": 0.3, "exit_margin_s": 60.0}
     with launched(tmp_path, STUBBORN, limits=limits) as launcher:
         launcher.wait_for_ranks()
@@ -124,7 +124,7 @@ def test_a_peer_of_the_rank_that_sigterm_ended_does_not_undo_what_was_saved(tmp_
     assert (code, "saved" in output) == (75, True)
 
 
-def test_sigusr1_to_the_launcher_prints_the_stacks_and_nobody_dies(tmp_path: Path) -> None:
+def test_sigusr1_to_the_launcher_prints_the_stacks_and_no_rank_dies(tmp_path: Path) -> None:
     with launched(tmp_path, COOPERATIVE) as launcher:
         launcher.wait_for_ranks()
         launcher.popen.send_signal(signal.SIGUSR1)

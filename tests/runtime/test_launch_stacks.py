@@ -92,7 +92,7 @@ def test_stacks_that_move_can_be_asked_for_at_any_time(tmp_path: Path) -> None:
             program.kill()
 
 
-def test_a_rank_that_keeps_the_interpreters_lock_is_told_of_too(tmp_path: Path) -> None:
+def test_a_rank_that_keeps_the_interpreters_lock_is_reported_too(tmp_path: Path) -> None:
     with launched(tmp_path, HOLDER, token_path=token_file(tmp_path)) as launcher:
         launcher.wait_for_ranks()
         # From then on no code of rank 0 can run.

@@ -146,7 +146,7 @@ def test_all_time_of_a_process_is_progress_or_lost() -> None:
 LOST = ("startup", "replayed", "skipped", "checkpoint")
 
 
-def test_offloading_is_told_in_totals() -> None:
+def test_offloading_is_reported_in_totals() -> None:
     metrics = worker()
     metrics.set_offload(
         OffloadSample(moved_bytes={"spill_read": 10}, pass_bytes=7, io_errors=1, auth_failures=2)

@@ -91,8 +91,8 @@ def test_a_refused_read_is_counted(tmp_path: Path) -> None:
     spill_store.close()
 
 
-def told_after_a_fault(folder: str) -> dict[str, float | None]:
-    """Return the metrics of an engine whose spill file was damaged during its run."""
+def faults_after_damage(folder: str) -> dict[str, float | None]:
+    """What the metrics say of an engine whose spill file was damaged under it."""
     import zerotrain.runtime as zt
 
     block = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": folder, "just_in_time": False}}
@@ -114,6 +114,6 @@ def told_after_a_fault(folder: str) -> dict[str, float | None]:
 
 
 @pytest.mark.ranks
-def test_a_spill_that_was_lost_is_still_told_about(tmp_path: Path) -> None:
-    (found,) = run_ranks(1, told_after_a_fault, str(tmp_path))
+def test_a_spill_that_was_lost_is_still_reported(tmp_path: Path) -> None:
+    (found,) = run_ranks(1, faults_after_damage, str(tmp_path))
     assert found == {"auth_failures": 2, "io_errors": 0}

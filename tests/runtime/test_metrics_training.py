@@ -134,8 +134,8 @@ def first(folder: Path) -> Scrape:
 
 @pytest.mark.ranks
 def test_every_row_is_fed(first: Scrape) -> None:
-    """A series that starts at 0 is not enough: each family must have received a value."""
-    told = {
+    """Born at 0 is not enough: each family must have been fed a value."""
+    fed = {
         sample.name.removesuffix("_count")
         for sample in first.samples
         if sample.value == sample.value and sample.value != 0
@@ -145,7 +145,7 @@ def test_every_row_is_fed(first: Scrape) -> None:
         for spec in (*RANK_METRICS, *LAUNCHER_METRICS, *WORKER_METRICS)
         if "GPU" not in spec.only and spec.name not in ONLY_AFTER_FAULTS
     }
-    assert expected - told == set()
+    assert expected - fed == set()
 
 
 @pytest.mark.ranks

@@ -173,14 +173,14 @@ def train(stages: tuple[int, ...]) -> None:
         for name, value in model.named_parameters():
             expected = own_part(name, weights[name], mpu.part)
             assert np.allclose(zt.get_full_fp32(value), expected, rtol=0, atol=1e-5), (stage, name)
-        check_common_verdict(engine, mpu)
+        check_common_decision(engine, mpu)
         with pytest.raises(RuntimeError, match="divided over a model-parallel group"):
             engine.save_checkpoint("unused")
         engine.close()
 
 
-def check_common_verdict(engine: zt.Engine, mpu: Mpu) -> None:
-    """Check that both parts skip an overflow in one part, and that all agree on one rank's stop request."""
+def check_common_decision(engine: zt.Engine, mpu: Mpu) -> None:
+    """What overflows in one part is skipped by both; a stop that one rank asks for is agreed by all."""
     engine.backward(engine(batch(0, mpu.replica)))
     weight = engine.module.get_parameter("blocks.0.up.weight")
     if mpu.part == 1:

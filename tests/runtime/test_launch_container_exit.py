@@ -41,10 +41,10 @@ def ended(
         ([ended(0, 1, 1.0), ended(1, 1, 1.0)], 1, 0),
     ],
 )
-def test_verdict(exits: list[RankExit], code: int, culprit: int | None) -> None:
+def test_container_exit(exits: list[RankExit], code: int, culprit: int | None) -> None:
     for order in (exits, exits[::-1]):
-        verdict = decide(order)
-        assert (verdict.code, verdict.culprit.rank if verdict.culprit else None) == (code, culprit)
+        result = decide(order)
+        assert (result.code, result.culprit.rank if result.culprit else None) == (code, culprit)
 
 
 def test_the_other_ranks_that_failed_are_named_in_the_order_of_their_ends() -> None:
@@ -56,9 +56,9 @@ def test_the_other_ranks_that_failed_are_named_in_the_order_of_their_ends() -> N
         ended(4, 0, 0.1),
         ended(5, 75, 0.2),
     ]
-    verdict = decide(exits)
-    assert verdict.culprit is not None
-    assert (verdict.culprit.rank, [rank.rank for rank in verdict.also_failed]) == (2, [3, 0])
+    result = decide(exits)
+    assert result.culprit is not None
+    assert (result.culprit.rank, [rank.rank for rank in result.also_failed]) == (2, [3, 0])
 
 
 def test_ranks_that_did_not_stop_within_the_grace_were_terminated() -> None:
@@ -91,43 +91,43 @@ def test_a_rank_that_outlived_the_grace_was_terminated_whoever_saved() -> None:
     assert decide(exits, stop_requested=True, grace_ran_out=True).code == 143
 
 
-SAVED, TOLD_TO_GO = ended(0, 75, 9.0), ended(1, -15, 1.0)
+SAVED, TERMINATED = ended(0, 75, 9.0), ended(1, -15, 1.0)
 
 
 @pytest.mark.parametrize(
     ("exits", "code"),
     [
-        # The peers lost their connection to the rank that SIGTERM ended; the last one saved.
-        ([SAVED, TOLD_TO_GO, ended(2, 1, 2.0)], 75),
-        ([SAVED, TOLD_TO_GO, ended(2, -6, 2.0)], 75),
-        ([SAVED, TOLD_TO_GO, ended(2, 1, 2.0), ended(3, -15, 3.0)], 75),
-        ([SAVED, TOLD_TO_GO], 75),
+        # The peers lost their connection to the one that SIGTERM ended; the last saved.
+        ([SAVED, TERMINATED, ended(2, 1, 2.0)], 75),
+        ([SAVED, TERMINATED, ended(2, -6, 2.0)], 75),
+        ([SAVED, TERMINATED, ended(2, 1, 2.0), ended(3, -15, 3.0)], 75),
+        ([SAVED, TERMINATED], 75),
         ([SAVED, ended(1, 0, 1.0)], 75),
-        # No rank saved.
-        ([ended(0, 0, 9.0), TOLD_TO_GO, ended(2, 1, 2.0)], 143),
-        # It failed by itself: before any other rank ended, or in a way that a lost peer does not cause.
+        # Nobody saved.
+        ([ended(0, 0, 9.0), TERMINATED, ended(2, 1, 2.0)], 143),
+        # By itself: before anybody went, or in a way that no lost peer leads to.
         ([SAVED, ended(2, 1, 2.0)], 1),
-        ([SAVED, TOLD_TO_GO, ended(2, 1, 0.5)], 1),
-        ([SAVED, TOLD_TO_GO, ended(2, 1, 2.0, reported=0.5)], 1),
-        ([SAVED, TOLD_TO_GO, ended(2, -9, 2.0)], 137),
-        ([SAVED, TOLD_TO_GO, ended(2, 66, 2.0)], 66),
+        ([SAVED, TERMINATED, ended(2, 1, 0.5)], 1),
+        ([SAVED, TERMINATED, ended(2, 1, 2.0, reported=0.5)], 1),
+        ([SAVED, TERMINATED, ended(2, -9, 2.0)], 137),
+        ([SAVED, TERMINATED, ended(2, 66, 2.0)], 66),
     ],
 )
 def test_what_leaves_a_program_of_the_users_own_its_grace_is_no_failure(
     exits: list[RankExit], code: int
 ) -> None:
     for order in (exits, exits[::-1]):
-        verdict = decide(order, stop_requested=True, own_program=True)
-        assert verdict.code == code
-        assert (verdict.culprit is None) is (code == 75)
+        result = decide(order, stop_requested=True, own_program=True)
+        assert result.code == code
+        assert (result.culprit is None) is (code == 75)
         assert decide(order, own_program=True).code == decide(order).code, "nobody asked: as of the trainer"
 
 
 @pytest.mark.parametrize(("grace_ran_out", "code"), [(True, 143), (False, 137)])
 def test_a_rank_that_the_launcher_killed_did_not_stop_whoever_saved(grace_ran_out: bool, code: int) -> None:
-    exits = [SAVED, TOLD_TO_GO, ended(2, 1, 2.0), ended(3, -9, 10.0, killed=True)]
-    verdict = decide(exits, stop_requested=True, grace_ran_out=grace_ran_out, own_program=True)
-    assert (verdict.code, verdict.culprit) == (code, exits[3])
+    exits = [SAVED, TERMINATED, ended(2, 1, 2.0), ended(3, -9, 10.0, killed=True)]
+    result = decide(exits, stop_requested=True, grace_ran_out=grace_ran_out, own_program=True)
+    assert (result.code, result.culprit) == (code, exits[3])
 
 
 @pytest.mark.parametrize(
