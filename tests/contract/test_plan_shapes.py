@@ -27,7 +27,7 @@ from zerotrain.contract.planner import (
     shape_of_config,
 )
 from zerotrain.contract.train_spec import GptSpec
-from zerotrain.runtime.activation.arena import Arena
+from zerotrain.runtime.activation.arena import ActivationArena
 from zerotrain.runtime.activation.settings import Settings, _Process
 from zerotrain.runtime.models.factory import _next_token_loss
 from zerotrain.runtime.models.gpt import Gpt
@@ -179,7 +179,7 @@ def test_contiguous_checkpoints_take_whole_buffers(
     model.gradient_checkpointing_enable()  # type: ignore[operator]
     places = {"contiguous_memory_optimization": True, "cpu_checkpointing": in_host}
     config = configured(activation_checkpointing={**places, "number_checkpoints": number})
-    arena = Arena(number)
+    arena = ActivationArena(number)
     monkeypatch.setattr(_Process, "settings", Settings.of(config.activation_checkpointing, None))
     monkeypatch.setattr(_Process, "arena", arena)
     loss(model).backward()  # type: ignore[no-untyped-call]

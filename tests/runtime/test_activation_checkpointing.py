@@ -20,7 +20,7 @@ from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.contract.train_spec import GptSpec
 from zerotrain.runtime.activation import checkpoint as activation_checkpoint
-from zerotrain.runtime.activation.arena import Arena
+from zerotrain.runtime.activation.arena import ActivationArena
 from zerotrain.runtime.activation.kept import Kept, is_dense
 from zerotrain.runtime.activation.settings import Settings, adopt, current
 from zerotrain.runtime.comm.model_parallel import ModelParallel
@@ -220,7 +220,7 @@ def test_what_needs_no_gradient_is_kept_once_for_all_parts() -> None:
 
 @pytest.mark.unit
 def test_slots_lie_side_by_side_and_are_used_again() -> None:
-    arena = Arena(3)
+    arena = ActivationArena(3)
     place: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "pinned": False}
     slots = [arena.take(16, **place) for _ in range(3)]
     addresses = [slot.tensor.data_ptr() for slot in slots]
@@ -245,7 +245,7 @@ def test_slots_lie_side_by_side_and_are_used_again() -> None:
 def test_only_dense_inputs_move(tensor: torch.Tensor, dense: bool) -> None:
     assert is_dense(tensor) is dense
     if dense:
-        kept = Kept(tensor, Settings(in_host_memory=True), Arena())
+        kept = Kept(tensor, Settings(in_host_memory=True), ActivationArena())
         first, second = kept.fetch(), kept.fetch()
         assert first is tensor
         assert torch.equal(second, tensor)

@@ -1,5 +1,5 @@
 """Notices logged once at the start: effects of the ZeRO stage or of the configuration that nothing else would
-tell the user."""
+report to the user."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Relayout:
 
     def _agree(self, changed: list[str]) -> None:
         """Check that all ranks changed the same parameters. The record has the size of a step's, so that
-        ranks that went on to a step receive it and can tell."""
+        ranks that continued with a step receive it and detect the difference."""
         fingerprint = float(zlib.crc32("|".join(sorted(changed)).encode()))
         record = [RELAYOUT_MARK, fingerprint, *([0.0] * 6)]
         rows = self._core.comm.gather_record(record, label="change of requires_grad")

@@ -19,13 +19,13 @@ Key = tuple[int, torch.dtype, torch.device, bool]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Slot:
+class ActivationSlot:
     """One slot of a buffer; `tensor` is 1-D."""
 
     tensor: torch.Tensor
 
 
-class Arena:
+class ActivationArena:
     """Slots by number of elements, dtype, device and pinning."""
 
     def __init__(self, num_slots: int | None = None) -> None:
@@ -34,14 +34,14 @@ class Arena:
         self._free: dict[Key, list[torch.Tensor]] = {}
         self._num_made: dict[Key, int] = {}
 
-    def take(self, numel: int, *, dtype: torch.dtype, device: torch.device, pinned: bool) -> Slot:
+    def take(self, numel: int, *, dtype: torch.dtype, device: torch.device, pinned: bool) -> ActivationSlot:
         """Return a slot with undefined contents."""
         key = (numel, dtype, device, pinned)
         free = self._free.setdefault(key, [])
         if not free:
             free.extend(reversed(self._make(key)))
         place = free.pop()
-        slot = Slot(place)
+        slot = ActivationSlot(place)
         weakref.finalize(slot, free.append, place).atexit = False
         return slot
 

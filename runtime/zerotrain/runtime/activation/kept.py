@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from zerotrain.runtime.activation.arena import Arena, Slot
+from zerotrain.runtime.activation.arena import ActivationArena, ActivationSlot
 from zerotrain.runtime.activation.settings import Settings
 
 
@@ -37,7 +37,7 @@ class Kept:
     The first `fetch` returns the original itself, to the forward pass.
     """
 
-    def __init__(self, tensor: torch.Tensor, settings: Settings, arena: Arena) -> None:
+    def __init__(self, tensor: torch.Tensor, settings: Settings, arena: ActivationArena) -> None:
         """Move the tensor. No communication: every rank keeps its own part."""
         self._original: torch.Tensor | None = tensor
         self._shape, self._strides = tensor.shape, tensor.stride()
@@ -57,7 +57,7 @@ class Kept:
             flat = self._parallel.all_gather(flat)
         return flat[: self._shape.numel()].as_strided(self._shape, self._strides).requires_grad_()
 
-    def _put(self, flat: torch.Tensor, settings: Settings, arena: Arena) -> Slot:
+    def _put(self, flat: torch.Tensor, settings: Settings, arena: ActivationArena) -> ActivationSlot:
         part, numel = flat, flat.numel()
         if self._parallel is not None:
             numel = -(-flat.numel() // self._parallel.world_size)
@@ -68,7 +68,7 @@ class Kept:
         if settings.contiguous:
             slot = arena.take(numel, dtype=flat.dtype, device=device, pinned=pinned)
         else:
-            slot = Slot(torch.empty(numel, dtype=flat.dtype, device=device, pin_memory=pinned))
+            slot = ActivationSlot(torch.empty(numel, dtype=flat.dtype, device=device, pin_memory=pinned))
         slot.tensor[: part.numel()].copy_(part, non_blocking=True)
         return slot
 

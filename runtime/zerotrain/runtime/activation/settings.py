@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.contract.config import ActivationCheckpointingConfig, load, resolve
-from zerotrain.runtime.activation.arena import Arena
+from zerotrain.runtime.activation.arena import ActivationArena
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 
 
@@ -58,11 +58,11 @@ class Settings:
 
 class _Process:
     settings = Settings()
-    arena = Arena()
+    arena = ActivationArena()
     is_configured = False
 
 
-def current() -> tuple[Settings, Arena]:
+def current() -> tuple[Settings, ActivationArena]:
     """Return the current settings and their arena."""
     return _Process.settings, _Process.arena
 
@@ -76,7 +76,7 @@ def adopt(settings: Settings) -> None:
             "checkpoints whole",
             stacklevel=3,
         )
-    _Process.settings, _Process.arena = settings, Arena(settings.num_checkpoints)
+    _Process.settings, _Process.arena = settings, ActivationArena(settings.num_checkpoints)
     _Process.is_configured = True
 
 
@@ -124,7 +124,7 @@ def configure_checkpointing(
 
 def reset_checkpointing() -> None:
     """Drop the buffers of contiguous checkpointing; those in use stay valid. The settings stay."""
-    _Process.arena = Arena(_Process.settings.num_checkpoints)
+    _Process.arena = ActivationArena(_Process.settings.num_checkpoints)
 
 
 def checkpointing_is_configured() -> bool:

@@ -35,7 +35,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _NamedBuffer:
     """Module and key under which a buffer is registered."""
 
     name: str
@@ -53,11 +53,11 @@ class _Place:
         return self.key not in self.module._non_persistent_buffers_set
 
 
-def _places(model: nn.Module) -> list[_Place]:
+def _places(model: nn.Module) -> list[_NamedBuffer]:
     """Return every buffer under every name, sorted by name: the order of registration may differ between
     ranks."""
     found = [
-        _Place(joined(prefix, key), module, key)
+        _NamedBuffer(joined(prefix, key), module, key)
         for prefix, module in all_modules(model)
         for key, buffer in module._buffers.items()
         if buffer is not None
@@ -65,9 +65,9 @@ def _places(model: nn.Module) -> list[_Place]:
     return sorted(found, key=lambda place: place.name)
 
 
-def _distinct(places: Sequence[_Place]) -> dict[int, list[_Place]]:
+def _distinct(places: Sequence[_NamedBuffer]) -> dict[int, list[_NamedBuffer]]:
     """Group places by tensor, in the order of their first names."""
-    found: dict[int, list[_Place]] = {}
+    found: dict[int, list[_NamedBuffer]] = {}
     for place in places:
         found.setdefault(id(place.tensor), []).append(place)
     return found
@@ -100,7 +100,7 @@ def check_buffers(model: nn.Module, comm: Comm) -> None:
         raise LayoutError(found.text)
 
 
-def _problem(place: _Place, comm: Comm) -> str | None:
+def _problem(place: _NamedBuffer, comm: Comm) -> str | None:
     """Return why this buffer cannot be handled; None for nearly all."""
     buffer, name = place.tensor, place.name
     if torch.nn.parameter.is_lazy(buffer):
@@ -129,7 +129,7 @@ def _problem(place: _Place, comm: Comm) -> str | None:
     return None
 
 
-def _facts(places: Sequence[_Place]) -> Iterator[list[Any]]:
+def _facts(places: Sequence[_NamedBuffer]) -> Iterator[list[Any]]:
     """Yield what the ranks must agree on, for each buffer: name, dtype, shape, first name, whether it is
     saved."""
     first = {key: same[0].name for key, same in _distinct(places).items()}
@@ -179,7 +179,7 @@ class BufferRules:
     layout: ModelLayout
     precision: PrecisionConfig
 
-    def dtype_of(self, place: _Place) -> torch.dtype | None:
+    def dtype_of(self, place: _NamedBuffer) -> torch.dtype | None:
         """Return the dtype to cast to; None = no cast."""
         tensor = place.tensor
         if tensor.dtype not in _CAST or tensor.layout is not torch.strided:
@@ -196,7 +196,7 @@ class BufferRules:
             pattern in name or fnmatchcase(name, pattern) for pattern in self.precision.keep_in_fp32_modules
         )
 
-    def _of_weights(self, place: _Place) -> torch.dtype | None:
+    def _of_weights(self, place: _NamedBuffer) -> torch.dtype | None:
         """Return the dtype of the weights for running statistics of BatchNorm; None for other buffers.
 
         torch's BatchNorm accepts running statistics only in the dtype of its weights (InstanceNorm accepts
@@ -253,7 +253,7 @@ def _cast(model: nn.Module, rules: BufferRules, comm: Comm) -> dict[str, torch.d
     return given
 
 
-def _from_rank_0(same: Sequence[_Place], comm: Comm, *, is_whole: bool) -> None:
+def _from_rank_0(same: Sequence[_NamedBuffer], comm: Comm, *, is_whole: bool) -> None:
     """Give one tensor rank 0's values; with `is_whole` the repetitions of `expand` are sent too."""
     buffer = same[0].tensor
     part = buffer if is_whole else unexpanded(buffer)

@@ -1,4 +1,4 @@
-"""Finds the model's own code on the Python stack, to tell what uses a parameter.
+"""Finds the model's own code on the Python stack, to determine what uses a parameter.
 
 Only called when a partitioned parameter is read (`uses.py`) or a pass looks stale, so ordinary calls of
 modules pay nothing for it.

@@ -27,7 +27,7 @@ CLIP_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class GradientSlot:
     """Position of one parameter's gradient: the gradients of its unit, and its index there."""
 
     gradients: UnitGradients
@@ -48,15 +48,15 @@ class Slot:
         return own[:0]
 
 
-Owned = Mapping[ShardedModel, Sequence[Slot]]
+Owned = Mapping[ShardedModel, Sequence[GradientSlot]]
 """Slots by engine, in the order of the parameters, which is the same on every rank."""
 
 
 def split(parameters: Iterable[Any]) -> tuple[Owned, list[Any]]:
     """Split parameters into those that engines train, as slots, and others. Frozen ones have no gradient, and
     are left out of both."""
-    slots: dict[ShardedModel, dict[int, Slot]] = {}
-    owned: dict[ShardedModel, list[Slot]] = {}
+    slots: dict[ShardedModel, dict[int, GradientSlot]] = {}
+    owned: dict[ShardedModel, list[GradientSlot]] = {}
     others: list[Any] = []
     for parameter in parameters:
         core = owner_of(parameter)
@@ -93,7 +93,9 @@ def settle(core: ShardedModel, what: str) -> bool:
     return True
 
 
-def summed_norm_powers(core: ShardedModel, slots: Sequence[Slot], norm_type: float, *, what: str) -> float:
+def summed_norm_powers(
+    core: ShardedModel, slots: Sequence[GradientSlot], norm_type: float, *, what: str
+) -> float:
     """Return the sum over all ranks of |g| ** norm_type, for inf the largest |g|; without the loss scale.
     Collective."""
     parts = [part for slot in slots if (part := slot.counted(core)).numel()]
@@ -210,9 +212,9 @@ def as_tensor(norm: float, owned: Owned) -> torch.Tensor:
     return torch.tensor(norm, dtype=torch.float32, device=None if core is None else core.comm.device)
 
 
-def _slots_in(core: ShardedModel) -> dict[int, Slot]:
+def _slots_in(core: ShardedModel) -> dict[int, GradientSlot]:
     return {
-        id(parameter): Slot(part, index)
+        id(parameter): GradientSlot(part, index)
         for part in core.gradients.values()
         for index, parameter in enumerate(part.unit.parameters)
     }

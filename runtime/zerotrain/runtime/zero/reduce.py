@@ -8,7 +8,7 @@ all ranks have seen the same other order in one whole backward pass (according t
 
 [Note: late gradients] A gradient that arrives after its unit was sent (a parameter used outside of its
 module, a second backward pass of a step that was reduced already) stays in the unit's buffer. It is sent with
-the unit's next reduction. If there is none before the step boundary, the step record tells all ranks that one
+the unit's next reduction. If there is none before the step boundary, the step record shows all ranks that one
 of them has such gradients, and all units are sent once more.
 """
 

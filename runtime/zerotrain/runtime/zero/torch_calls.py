@@ -151,7 +151,7 @@ def _get_total_norm(
     items = _listed(tensors)
     known = _known_gradients()
     found = [known.get(_key_of(tensor)) for tensor in items]
-    owned: dict[ShardedModel, list[clipping.Slot]] = {}
+    owned: dict[ShardedModel, list[clipping.GradientSlot]] = {}
     for place in found:
         if place is not None:
             owned.setdefault(place[0], []).append(place[1])
@@ -224,13 +224,13 @@ def _norm_of(gradients: Sequence[torch.Tensor], norm_type: float, foreach: bool 
     return float(torch.nn.utils.get_total_norm(gradients, norm_type, False, foreach)) if gradients else 0.0
 
 
-def _known_gradients() -> dict[tuple[int, int], tuple[ShardedModel, clipping.Slot]]:
+def _known_gradients() -> dict[tuple[int, int], tuple[ShardedModel, clipping.GradientSlot]]:
     """Return all contents of `p.grad` of open engines, by `_key_of`."""
-    found: dict[tuple[int, int], tuple[ShardedModel, clipping.Slot]] = {}
+    found: dict[tuple[int, int], tuple[ShardedModel, clipping.GradientSlot]] = {}
     for core in _cores:
         for part in () if core.is_closed else core.gradients.values():
             for index, shown in enumerate(part.slots.shown or ()):
-                found[_key_of(shown)] = core, clipping.Slot(part, index)
+                found[_key_of(shown)] = core, clipping.GradientSlot(part, index)
     return found
 
 
