@@ -92,7 +92,7 @@ class Ranks:
         self.now = now
         for number, tracker in enumerate(self.trackers):
             if number != self.hung:
-                tracker.heard(now)
+                tracker.message_arrived(now)
 
     def _next(self) -> None:
         match self.phase:
@@ -120,7 +120,7 @@ class Ranks:
 
     def _say(self) -> None:
         for rank, tracker in enumerate(self.trackers):
-            tracker.saw(self.record(rank), self.now)
+            tracker.progress_arrived(self.record(rank), self.now)
 
     def record(self, rank: int) -> Progress:
         wait = 0.0 if rank == self.hung else 60.0

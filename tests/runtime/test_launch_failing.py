@@ -15,8 +15,8 @@ from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.runtime.launch import supervisor as supervising
 from zerotrain.runtime.launch.container_exit import RankExit
+from zerotrain.runtime.launch.rank_table import RankTable
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
-from zerotrain.runtime.launch.worker_state import WorkerState
 
 FIRST, SECOND = "12/1", "12/2"
 """Channels of one process."""
@@ -25,7 +25,7 @@ FIRST, SECOND = "12/1", "12/2"
 class Ranks:
     """A stand-in for the processes."""
 
-    def __init__(self, spec: LaunchSpec, board: WorkerState) -> None:
+    def __init__(self, spec: LaunchSpec, board: RankTable) -> None:
         self.ended: list[RankExit] = []
         self.killed = False
         made.append(self)
@@ -50,11 +50,11 @@ def at(phase: Phase, step: int) -> Progress:
     return Progress(rank=0, attempt=3, phase=phase, step=step, heartbeat_at=1.0)
 
 
-Events = Callable[[WorkerState, Supervisor, Ranks], None]
+Events = Callable[[RankTable, Supervisor, Ranks], None]
 
 
-def reports(*records: Progress) -> Events:
-    def happens(board: WorkerState, *_: object) -> None:
+def says(*records: Progress) -> Events:
+    def happens(board: RankTable, *_: object) -> None:
         for record in records:
             board.progressed(0, record)
 
@@ -70,7 +70,7 @@ def ends(status: int) -> Events:
 def stops(*left: int) -> Events:
     """A stop is asked for, and these ranks ended of it before rank 0 reported that it fails."""
 
-    def happens(board: WorkerState, supervisor: Supervisor, ranks: Ranks) -> None:
+    def happens(board: RankTable, supervisor: Supervisor, ranks: Ranks) -> None:
         supervisor.request_stop()
         ranks.ended += [RankExit(rank=rank, status=-signal.SIGTERM, at=0.0) for rank in left]
 
@@ -88,7 +88,7 @@ def is_killed(
 
     async def run() -> tuple[bool, str | None]:
         spec = spec_for(folder, ranks=3)
-        board = WorkerState(spec, built_in_trainer=built_in)
+        board = RankTable(spec, built_in_trainer=built_in)
         supervisor = Supervisor(spec, board, limits=Limits(failing_rank_s=0.0))
         board.connected(0, FIRST)
         board.progressed(0, at(Phase.STEP, 4))

@@ -21,7 +21,7 @@ from zerotrain.contract.worker_http import MAX_STACKS_BYTES, WorkerReport, beare
 from zerotrain.operator.reconcile import inspection
 from zerotrain.operator.reconcile.hangs import HangLimits, stands_still
 from zerotrain.runtime.launch.activity import KEPT_STEPS, MotionTracker
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 QUIET_S = 12.0
@@ -159,7 +159,7 @@ def test_a_rank_cannot_choose_how_it_is_timed_and_one_that_never_reported_is_not
 def test_a_rank_that_has_ended_is_not_silent(tmp_path: Path) -> None:
     """An operator may know of ends, or may be older and only see the silence."""
     now = [0.0]
-    board = WorkerState(spec_for(tmp_path, ranks=2), built_in_trainer=True, monotonic=lambda: now[0])
+    board = RankTable(spec_for(tmp_path, ranks=2), built_in_trainer=True, monotonic=lambda: now[0])
     for rank in (0, 1):
         board.set_running(rank, True)
         board.progressed(rank, Progress(rank=rank, attempt=3, phase=Phase.DONE, step=9))
@@ -188,8 +188,8 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
         (Phase.STEP, 5, 505.0),
     ):
         now = at
-        tracker.saw(record(phase, step), now)
-    tracker.saw(record(Phase.STEP, 5), 507.0)  # a heartbeat
+        tracker.progress_arrived(record(phase, step), now)
+    tracker.progress_arrived(record(Phase.STEP, 5), 507.0)  # a heartbeat
     motion = tracker.motion(510.0)
     assert (motion.idle_seconds, motion.silent_seconds) == (5.0, 3.0)
     assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (6.0, 6.0, 4)
@@ -199,8 +199,8 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
 @pytest.mark.unit
 def test_a_program_without_a_phase_for_its_first_step_reports_nothing_of_it() -> None:
     tracker = MotionTracker(0.0)
-    tracker.saw(record(Phase.STEP, 501), 400.0)
-    tracker.saw(record(Phase.STEP, 502), 420.0)
+    tracker.progress_arrived(record(Phase.STEP, 501), 400.0)
+    tracker.progress_arrived(record(Phase.STEP, 502), 420.0)
     motion = tracker.motion(425.0)
     assert (motion.first_step_seconds, motion.longest_step_seconds, motion.steps_seen) == (None, 20.0, 1)
 
@@ -209,7 +209,7 @@ def test_a_program_without_a_phase_for_its_first_step_reports_nothing_of_it() ->
 def test_a_program_that_reports_every_hundredth_step_stands_still_for_a_hundred() -> None:
     tracker = MotionTracker(0.0)
     for number in range(1, 4):
-        tracker.saw(record(Phase.STEP, 100 * number), 400.0 * number)
+        tracker.progress_arrived(record(Phase.STEP, 100 * number), 400.0 * number)
     motion = tracker.motion(1200.0)
     assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (4.0, 400.0, 200)
 
@@ -219,7 +219,7 @@ def test_one_slow_step_in_a_hundred_does_not_set_the_percentile_but_is_remembere
     tracker, now = MotionTracker(0.0), 0.0
     for step in range(1, KEPT_STEPS + 1):
         now += 60.0 if step == 100 else 1.0
-        tracker.saw(record(Phase.STEP, step), now)
+        tracker.progress_arrived(record(Phase.STEP, step), now)
     motion = tracker.motion(now)
     assert motion.step_p99_seconds == 1.0
     assert motion.longest_step_seconds == 60.0

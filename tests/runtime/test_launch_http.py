@@ -18,7 +18,7 @@ from zerotrain.contract import channel_token
 from zerotrain.contract.history import HISTORY_DIR, AttemptRecord, Point, file_name, read_lines, to_line
 from zerotrain.contract.worker_http import HISTORY_PATH, TOKEN_HEADER, WorkerReport, bearer, yield_body
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 
 pytestmark = pytest.mark.ranks
 
@@ -202,7 +202,7 @@ def test_without_ipv6_all_addresses_are_those_of_ipv4(
 
     monkeypatch.setattr(socket, "socket", only_ipv4)
     api = WorkerApi(
-        board=WorkerState(spec_for(tmp_path, ranks=1), built_in_trainer=False),
+        rank_table=RankTable(spec_for(tmp_path, ranks=1), built_in_trainer=False),
         attempt=1,
         token=None,
         request_stop=lambda: None,

@@ -17,7 +17,7 @@ from zerotrain.contract import channel_token
 from zerotrain.contract.worker_http import TOKEN_HEADER, bearer
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
 from zerotrain.runtime.launch.http_slots import MAX_CONNECTIONS, MAX_OF_ONE_PEER, Slots
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 
 pytestmark = pytest.mark.ranks
 
@@ -26,7 +26,7 @@ TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 
 def serving(slots: Slots[socket.socket], folder: Path) -> WorkerHttpServer:
     api = WorkerApi(
-        board=WorkerState(spec_for(folder, ranks=1), built_in_trainer=False),
+        rank_table=RankTable(spec_for(folder, ranks=1), built_in_trainer=False),
         attempt=3,
         token=TOKEN,
         request_stop=lambda: None,

@@ -14,11 +14,11 @@ from tests.support.launcher import rank_program, spec_for
 from zerotrain.contract.launch import grace_of_ranks
 from zerotrain.runtime.launch import supervisor as supervising
 from zerotrain.runtime.launch.process import RankProcess
+from zerotrain.runtime.launch.rank_table import RankTable
 from zerotrain.runtime.launch.ranks import RankGroup
 from zerotrain.runtime.launch.shutdown_budget import ShutdownBudget
 from zerotrain.runtime.launch.stacks import TIMEOUT_S
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
-from zerotrain.runtime.launch.worker_state import WorkerState
 
 NEVER_S = 86_400.0
 
@@ -31,24 +31,24 @@ def test_all_waits_of_an_end_fit_into_what_the_ranks_leave(tmp_path: Path, pod_s
     now = [0.0]
     limits = Limits.of(spec_for(tmp_path, ranks=1, grace_seconds=grace_of_ranks(pod_s)))
     patience = ShutdownBudget(lambda: now[0])
-    patience.ends_in(limits.stop_grace_s + limits.exit_margin_s)
+    patience.start(limits.stop_grace_s + limits.exit_margin_s)
     now[0] = limits.stop_grace_s + late * limits.exit_margin_s
     left = pod_s - now[0]
-    stacks_s = patience.of(TIMEOUT_S)
+    stacks_s = patience.limit(TIMEOUT_S)
     now[0] += 2 * stacks_s
     for most_s in (limits.output_s, limits.output_s):
-        now[0] += patience.of(most_s)
+        now[0] += patience.limit(most_s)
     assert pod_s - now[0] >= left / 4 - 1e-9
 
 
 @pytest.mark.unit
 def test_nothing_is_hurried_while_no_end_is_near() -> None:
     patience = ShutdownBudget(lambda: 0.0)
-    assert patience.of(NEVER_S) == NEVER_S
-    patience.ends_in(120.0)
-    assert patience.of(TIMEOUT_S) == TIMEOUT_S
-    patience.ends_in(-1.0)
-    assert patience.of(TIMEOUT_S) == 0.0
+    assert patience.limit(NEVER_S) == NEVER_S
+    patience.start(120.0)
+    assert patience.limit(TIMEOUT_S) == TIMEOUT_S
+    patience.start(-1.0)
+    assert patience.limit(TIMEOUT_S) == 0.0
 
 
 @pytest.mark.unit
@@ -73,7 +73,7 @@ def test_the_stacks_of_ranks_that_do_not_stop_are_waited_for_within_the_margin(
     async def run() -> None:
         spec = spec_for(tmp_path, ranks=1)
         limits = Limits(stop_grace_s=0.0, exit_margin_s=0.4)
-        supervisor = Supervisor(spec, WorkerState(spec, built_in_trainer=True), limits=limits)
+        supervisor = Supervisor(spec, RankTable(spec, built_in_trainer=True), limits=limits)
         others = asyncio.ensure_future(supervisor.stacks())
         await asyncio.sleep(0)
         supervisor.request_stop()

@@ -30,18 +30,18 @@ def record(phase: Phase, step: int) -> Progress:
 def observe(reports: list[Parts], *, drops: bool) -> tuple[MotionTracker, float]:
     """What a launcher observes of the work; `drops`: a record that another follows at once is not sent."""
     tracker, now, step = MotionTracker(0.0), 60.0, 0
-    tracker.saw(record(Phase.FIRST_STEP, step), now)
+    tracker.progress_arrived(record(Phase.FIRST_STEP, step), now)
     for parts in reports:
         phase = Phase.STEP if step else Phase.FIRST_STEP
         for number, seconds in enumerate(parts):
             if number:
-                tracker.saw(record(Phase.CHECKPOINT, step), now)
+                tracker.progress_arrived(record(Phase.CHECKPOINT, step), now)
                 now += PAUSE_S
                 if seconds or not drops:
-                    tracker.saw(record(phase, step), now)
+                    tracker.progress_arrived(record(phase, step), now)
             now += seconds
         step += STEPS
-        tracker.saw(record(Phase.STEP, step), now)
+        tracker.progress_arrived(record(Phase.STEP, step), now)
     return tracker, now
 
 
@@ -76,5 +76,5 @@ def test_work_before_going_back_is_no_part_of_the_next_step() -> None:
         (Phase.STEP, 2, 120.0),
         (Phase.STEP, 3, 123.0),
     ):
-        tracker.saw(record(phase, step), at)
+        tracker.progress_arrived(record(phase, step), at)
     assert tracker.motion(123.0).longest_step_seconds == 3.0

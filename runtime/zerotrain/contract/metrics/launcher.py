@@ -1,7 +1,6 @@
 """Metrics of the launcher about its ranks and its container.
 
-They exist for a program that reports nothing, too. `runtime.launch.board` and `runtime.launch.host_memory`
-build them.
+They exist for a program that reports nothing, too. `runtime.launch.rank_table` builds them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Timing of a rank's steps, by the launcher's monotonic clock: the board feeds it, the operator reads it.
+"""Timing of a rank's steps by the launcher's monotonic clock: the rank table feeds it, the operator reads it.
 
 The operator compares the age of a step with the usual duration of steps in this attempt. Both are measured
 here, beside the rank: neither the operator's polling interval nor an adjusted clock can make a step look old.
@@ -21,7 +21,7 @@ class MotionTracker:
     """Motion of one rank in one attempt. Times are monotonic seconds; the caller locks."""
 
     def __init__(self, now: float) -> None:
-        self._moved_at = self._heard_at = now
+        self._moved_at = self._last_message_at = now
         self._ended_at: float | None = None
         self._phase, self._step = Phase.INIT, 0
         self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
@@ -32,17 +32,17 @@ class MotionTracker:
         self._before: tuple[Phase, float] | None = None
         """Phase and seconds of the part of the step before a pause or a checkpoint in the middle of it."""
 
-    def heard(self, now: float) -> None:
+    def message_arrived(self, now: float) -> None:
         """Record that a message of the rank arrived."""
-        self._heard_at = now
+        self._last_message_at = now
 
     def ended(self, now: float) -> None:
         """Record that the rank's process is gone: no further message is due."""
         self._ended_at = now
 
-    def saw(self, progress: Progress, now: float) -> None:
+    def progress_arrived(self, progress: Progress, now: float) -> None:
         """Record a progress record of the rank; a repeated one is a heartbeat."""
-        self._heard_at = now
+        self._last_message_at = now
         if (progress.phase, progress.step) == (self._phase, self._step):
             return
         seconds, steps = now - self._moved_at, progress.step - self._step
@@ -58,7 +58,7 @@ class MotionTracker:
     def motion(self, now: float) -> Motion:
         return Motion(
             idle_seconds=round(now - self._moved_at, 1),
-            silent_seconds=round(now - self._heard_at, 1) if self._ended_at is None else 0.0,
+            silent_seconds=round(now - self._last_message_at, 1) if self._ended_at is None else 0.0,
             ended_seconds=None if self._ended_at is None else round(now - self._ended_at, 1),
             steps_seen=self._seen,
             step_p99_seconds=_percentile(self._steps, 0.99),

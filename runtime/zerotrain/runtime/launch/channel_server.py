@@ -1,4 +1,4 @@
-"""The launcher's end of the channel: reads the ranks' messages and stores them on the board."""
+"""The launcher's end of the channel: reads the ranks' messages and stores them in the rank table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerotrain.contract.progress import Progress
 from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.channel import MAX_MESSAGE_BYTES
 from zerotrain.runtime.launch.log import say
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +28,9 @@ class _Peer:
 class ChannelServer:
     """Listens on the worker's Unix socket; an invalid message ends that connection, never the launcher."""
 
-    def __init__(self, board: WorkerState, *, on_failure: Callable[[int], None]) -> None:
+    def __init__(self, rank_table: RankTable, *, on_failure: Callable[[int], None]) -> None:
         """`on_failure(rank)` is called in the loop when a rank announces its end."""
-        self._board = board
+        self._rank_table = rank_table
         self._on_failure = on_failure
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -78,22 +78,24 @@ class ChannelServer:
             raise ValueError("a message must be a JSON object")
         kind = message.get("kind")
         if kind == "hello":
-            said = message["rank"]
-            if said not in self._board.ranks:
-                raise ValueError(f"rank {said!r} is not one of this worker's {list(self._board.ranks)}")
-            peer = _Peer(rank=int(said), channel=f"{message.get('pid')}/{message.get('channel')}")
-            self._board.connected(peer.rank, peer.channel)
+            rank_id = message["rank"]
+            if rank_id not in self._rank_table.ranks:
+                raise ValueError(
+                    f"rank {rank_id!r} is not one of this worker's {list(self._rank_table.ranks)}"
+                )
+            peer = _Peer(rank=int(rank_id), channel=f"{message.get('pid')}/{message.get('channel')}")
+            self._rank_table.connected(peer.rank, peer.channel)
             return peer
         if peer is None:
             raise ValueError(f"{kind!r} before hello")
         rank = peer.rank
         match kind:
             case "progress":
-                self._board.progressed(rank, Progress.from_json(json.dumps(message["progress"])))
+                self._rank_table.progressed(rank, Progress.from_json(json.dumps(message["progress"])))
             case "metrics":
-                self._board.measured(rank, message["families"])
+                self._rank_table.measured(rank, message["families"])
             case "failure":
-                self._board.failing(rank, str(message["text"]), peer.channel)
+                self._rank_table.failing(rank, str(message["text"]), peer.channel)
                 self._on_failure(rank)
             case "note":
                 say(f"rank {rank}: {message['text']}")

@@ -88,7 +88,7 @@ def decide(
     grace_ran_out: bool = False,
     own_program: bool = False,
 ) -> ContainerExit:
-    """Return the verdict once every rank has ended.
+    """Return the end of the container, once every rank has ended.
 
     `stop_requested`: the launcher sent SIGTERM to the ranks. Where one of them yielded, its checkpoint serves
     all ranks, and those that just ended are not failures.

@@ -1,8 +1,8 @@
 """The HTTP server of the worker: small, threaded, and responsive also while a rank is stuck.
 
-Every answer comes from the board; the one request that waits for ranks (`/stacks`) is bounded. The paths and
-bodies are the contract's (`zerotrain.contract.worker_http`). `http_slots` decides which connections are
-served when there are too many, and for how long.
+Every answer comes from the rank table; the one request that waits for ranks (`/stacks`) is bounded. The
+paths and bodies are the contract's (`zerotrain.contract.worker_http`). `http_slots` decides which connections
+are served when there are too many, and for how long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zerotrain.contract.worker_http import (
 )
 from zerotrain.runtime.launch.http_slots import Slots
 from zerotrain.runtime.launch.log import say
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 
 MAX_BODY_BYTES = 4096
 SOCKET_TIMEOUT_S = 10.0
@@ -51,7 +51,7 @@ NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 class WorkerApi:
     """Interface of the launcher for the HTTP threads."""
 
-    board: WorkerState
+    rank_table: RankTable
     attempt: int
     token: str | None
     """Channel token of the attempt. With None, in a local run, every POST is rejected and any client may read
@@ -185,14 +185,18 @@ class _Handler(BaseHTTPRequestHandler):
             case str(path) if path == METRICS_PATH:
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._send(
-                    Answer(status=HTTPStatus.OK, body=encode(api.board.registry()), content_type=content_type)
+                    Answer(
+                        status=HTTPStatus.OK,
+                        body=encode(api.rank_table.registry()),
+                        content_type=content_type,
+                    )
                 )
             case str(path) if path == PROGRESS_PATH:
-                self._send(Answer(status=HTTPStatus.OK, body=api.board.report().to_json().encode()))
+                self._send(Answer(status=HTTPStatus.OK, body=api.rank_table.report().to_json().encode()))
             case str(path) if path == HISTORY_PATH:
                 self._send(self.server.history())
             case str(path) if path == READY_PATH:
-                self._send(_ready(api.board))
+                self._send(_ready(api.rank_table))
             case str(path) if path == STACKS_PATH:
                 self._send(self._stacks())
             case _:
@@ -256,8 +260,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the container's log belongs to the ranks, and scrapes would fill it."""
 
 
-def _ready(board: WorkerState) -> Answer:
-    report = board.report()
+def _ready(rank_table: RankTable) -> Answer:
+    report = rank_table.report()
     status = HTTPStatus.OK if report.ready else HTTPStatus.SERVICE_UNAVAILABLE
     phases = {str(rank.rank): str(rank.phase) for rank in report.ranks}
     return Answer(status=status, body=json.dumps({"ready": report.ready, "phases": phases}).encode())

@@ -19,10 +19,10 @@ from zerotrain.runtime.launch import reaper, termination
 from zerotrain.runtime.launch.channel_server import ChannelServer
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
 from zerotrain.runtime.launch.log import say
+from zerotrain.runtime.launch.rank_table import RankTable
 from zerotrain.runtime.launch.refusal import refuse
 from zerotrain.runtime.launch.rendezvous import RendezvousTimeout
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
-from zerotrain.runtime.launch.worker_state import WorkerState
 
 DEFAULT_PROGRAM = (sys.executable, "-m", "zerotrain.runtime.train")
 SOCKET_NAME = "channel.sock"
@@ -56,7 +56,7 @@ def main(
     reaper.adopt_orphans()
     worker = _Worker(
         spec=spec,
-        board=WorkerState(spec, built_in_trainer=not program),
+        rank_table=RankTable(spec, built_in_trainer=not program),
         program=program or DEFAULT_PROGRAM,
         environ=environ,
         token=token,
@@ -78,7 +78,7 @@ class _Worker:
     """Inputs and limits of one launcher."""
 
     spec: LaunchSpec
-    board: WorkerState
+    rank_table: RankTable
     program: Sequence[str]
     environ: Mapping[str, str]
     token: str | None
@@ -87,9 +87,9 @@ class _Worker:
 
     async def run(self) -> Termination:
         """Open the channel and the HTTP server, run the ranks, close everything."""
-        supervisor = Supervisor(self.spec, self.board, limits=self.limits)
+        supervisor = Supervisor(self.spec, self.rank_table, limits=self.limits)
         supervisor.install_signals()
-        channel = ChannelServer(self.board, on_failure=supervisor.rank_announced_failure)
+        channel = ChannelServer(self.rank_table, on_failure=supervisor.rank_announced_failure)
         await channel.listen(self.socket_path)
         http = WorkerHttpServer(self.spec.http_host, self.spec.http_port, self._api(supervisor))
         http.start()
@@ -117,14 +117,16 @@ class _Worker:
             return Termination(
                 attempt=self.spec.attempt, code=1, exception=f"cannot start the ranks: {error}"
             )
-        await channel.drain(supervisor.patience.of(self.limits.output_s))
-        verdict = supervisor.verdict()
+        await channel.drain(supervisor.shutdown_budget.limit(self.limits.output_s))
+        container_exit = supervisor.container_exit()
         try:
-            _replace(self.spec.run_dir / REPORT_FILE, self.board.report().to_json())
-        except OSError as error:  # the scratch volume is full or gone; the verdict stays the same
+            _replace(self.spec.run_dir / REPORT_FILE, self.rank_table.report().to_json())
+        except OSError as error:  # the scratch volume is full or gone; the exit code stays the same
             say(f"cannot write {self.spec.run_dir / REPORT_FILE}: {error.strerror}")
-        last_line = None if verdict.culprit is None else supervisor.last_line(verdict.culprit.rank)
-        return termination.compose(verdict, self.board, last_line=last_line)
+        last_line = (
+            None if container_exit.culprit is None else supervisor.last_line(container_exit.culprit.rank)
+        )
+        return termination.compose(container_exit, self.rank_table, last_line=last_line)
 
     def _api(self, supervisor: Supervisor) -> WorkerApi:
         loop = asyncio.get_running_loop()
@@ -136,7 +138,7 @@ class _Worker:
             return asyncio.run_coroutine_threadsafe(supervisor.stacks(), loop).result(STACKS_TIMEOUT_S)
 
         return WorkerApi(
-            board=self.board,
+            rank_table=self.rank_table,
             attempt=self.spec.attempt,
             token=self.token,
             request_stop=request_stop,

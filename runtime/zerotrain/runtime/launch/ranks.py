@@ -14,15 +14,15 @@ from zerotrain.runtime.launch.container_exit import RankExit
 from zerotrain.runtime.launch.cores import with_threads
 from zerotrain.runtime.launch.output import Sink
 from zerotrain.runtime.launch.process import RankProcess, start_rank
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 
 
 class RankGroup:
     """Group of a worker's ranks. Must be used from the main thread: it owns every child of the launcher."""
 
-    def __init__(self, spec: LaunchSpec, board: WorkerState) -> None:
+    def __init__(self, spec: LaunchSpec, rank_table: RankTable) -> None:
         self._spec = spec
-        self._board = board
+        self._rank_table = rank_table
         self.processes: list[RankProcess] = []
 
     @property
@@ -38,7 +38,7 @@ class RankGroup:
                 self._spec, rank, program, environ=environ, socket_path=socket_path, sink=sink
             )
             self.processes.append(process)
-            self._board.set_running(rank, True)
+            self._rank_table.set_running(rank, True)
 
     def signal(self, number: signal.Signals) -> None:
         for process in self.processes:
@@ -61,7 +61,7 @@ class RankGroup:
                 return ended
             if process := by_pid.get(pid):
                 process.reaped(os.waitstatus_to_exitcode(status), time.monotonic())
-                self._board.set_running(process.rank, False)
+                self._rank_table.set_running(process.rank, False)
                 ended.append(process)
 
     def join_output(self, timeout_s: float) -> None:
@@ -84,7 +84,7 @@ class RankGroup:
                 status=process.status,
                 at=process.ended_at,
                 killed_by_launcher=process.killed_by_launcher and process.status == -signal.SIGKILL,
-                failure_reported_at=self._board.failure_of(process.rank)[1],
+                failure_reported_at=self._rank_table.failure_of(process.rank)[1],
             )
             for process in self.processes
             if process.status is not None

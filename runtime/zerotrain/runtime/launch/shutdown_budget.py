@@ -19,9 +19,10 @@ class ShutdownBudget:
         self._clock = clock
         self._end = math.inf
 
-    def ends_in(self, seconds: float) -> None:
+    def start(self, seconds: float) -> None:
+        """Fix the end: SIGKILL comes in `seconds`."""
         self._end = self._clock() + seconds
 
-    def of(self, most_s: float) -> float:
-        """Return the part of a wait of `most_s` seconds that is possible now."""
-        return max(0.0, min(most_s, (self._end - self._clock()) / SHARE))
+    def limit(self, wanted_s: float) -> float:
+        """Return the seconds that a wait may take now, `wanted_s` at most."""
+        return max(0.0, min(wanted_s, (self._end - self._clock()) / SHARE))

@@ -51,8 +51,8 @@ async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = TIM
     for process in silent:
         process.signal(signal.SIGUSR2)
     if silent:
-        said = sum(_size(process.stacks_path) for process in silent)
-        await _until_quiet([process.stacks_path for process in silent], said, timeout_s)
+        size = sum(_size(process.stacks_path) for process in silent)
+        await _until_quiet([process.stacks_path for process in silent], size, timeout_s)
     share = MAX_STACKS_BYTES // max(len(ranks), 1) - HEADER_BYTES
     return "".join(_section(process, before[process.rank], share) for process in ranks)
 
@@ -60,9 +60,9 @@ async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = TIM
 def _holds_its_lock(process: RankProcess, before: int) -> bool:
     """Return whether a rank that runs and could dump wrote nothing. A stopped rank does not count: it would
     receive the signal when it continues, while its stacks move."""
-    told = _size(process.stacks_path) > before
+    has_written = _size(process.stacks_path) > before
     runs = process.running and _process_state(process.popen.pid) in (STATES["R"], STATES["S"])
-    return runs and not told and _can_dump(process)
+    return runs and not has_written and _can_dump(process)
 
 
 def _can_dump(process: RankProcess) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the ranks of one worker from start to verdict. Lives in the main thread's event loop.
+"""Runs the ranks of one worker, and gives the exit code of the container. Lives in the main thread's loop.
 
 asyncio's own child watchers are not used: PID 1 must reap all orphans with `waitpid(-1)`, which would take
 the children of the watchers, too.
@@ -18,11 +18,11 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.runtime.launch.container_exit import ContainerExit, RankExit, decide, spoils
 from zerotrain.runtime.launch.log import say
+from zerotrain.runtime.launch.rank_table import RankTable
 from zerotrain.runtime.launch.ranks import RankGroup
 from zerotrain.runtime.launch.rendezvous import wait_for_name
 from zerotrain.runtime.launch.shutdown_budget import ShutdownBudget
 from zerotrain.runtime.launch.stacks import TIMEOUT_S, collect_stacks
-from zerotrain.runtime.launch.worker_state import WorkerState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,18 +52,18 @@ class Limits:
 
 
 class Supervisor:
-    """Forwards signals, ends the ranks that must not go on, and gives the verdict."""
+    """Forwards signals, ends the ranks that must not go on, and determines the exit of the container."""
 
-    def __init__(self, spec: LaunchSpec, board: WorkerState, *, limits: Limits) -> None:
+    def __init__(self, spec: LaunchSpec, rank_table: RankTable, *, limits: Limits) -> None:
         self._spec = spec
-        self._board = board
+        self._rank_table = rank_table
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._ranks = RankGroup(spec, board)
+        self._ranks = RankGroup(spec, rank_table)
         self._all_ended = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._grace_ran_out = False
-        self.patience = ShutdownBudget()
+        self.shutdown_budget = ShutdownBudget()
         self._collecting: asyncio.Task[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,9 +78,11 @@ class Supervisor:
         if await self._name_resolves():
             self._ranks.start(program, environ=environ, socket_path=socket_path)
             await self._all_ended.wait()
-            await asyncio.to_thread(self._ranks.join_output, self.patience.of(self._limits.output_s))
+            await asyncio.to_thread(
+                self._ranks.join_output, self.shutdown_budget.limit(self._limits.output_s)
+            )
 
-    def verdict(self) -> ContainerExit:
+    def container_exit(self) -> ContainerExit:
         """Return, after `run`, the container's exit code and the rank to blame."""
         exits = self._ranks.exits()
         if not exits:  # a stop came before the ranks were started
@@ -89,7 +91,7 @@ class Supervisor:
             exits,
             stop_requested=self._stop_requested.is_set(),
             grace_ran_out=self._grace_ran_out,
-            own_program=not self._board.built_in_trainer,
+            own_program=not self._rank_table.built_in_trainer,
         )
 
     def request_stop(self) -> None:
@@ -97,18 +99,18 @@ class Supervisor:
         if self._stop_requested.is_set():
             return
         self._stop_requested.set()
-        self._board.set_stopping()
+        self._rank_table.set_stopping()
         self._ranks.signal(signal.SIGTERM)
-        self.patience.ends_in(self._limits.stop_grace_s + self._limits.exit_margin_s)
+        self.shutdown_budget.start(self._limits.stop_grace_s + self._limits.exit_margin_s)
         self._loop.call_later(self._limits.stop_grace_s, self._in_background, self._end_after_grace)
 
     def rank_announced_failure(self, rank: int) -> None:
         """Expect the rank to end by itself; if it hangs instead, end the ranks that its end would end."""
-        _, said_at = self._board.failure_of(rank)
+        _, reported_at = self._rank_table.failure_of(rank)
 
         def end_if_stuck() -> None:
-            if self._ranks.runs(rank) and self._board.failure_of(rank)[1] == said_at:
-                end = RankExit(rank=rank, status=1, at=time.monotonic(), failure_reported_at=said_at)
+            if self._ranks.runs(rank) and self._rank_table.failure_of(rank)[1] == reported_at:
+                end = RankExit(rank=rank, status=1, at=time.monotonic(), failure_reported_at=reported_at)
                 if self._none_can_save(end):
                     self._ranks.kill()
 
@@ -157,7 +159,7 @@ class Supervisor:
     def _none_can_save(self, *more: RankExit) -> bool:
         """Return whether a rank ended in such a way that the others are of no use any more."""
         exits = [*self._ranks.exits(), *more]
-        if self._stop_requested.is_set() and not self._board.built_in_trainer:
+        if self._stop_requested.is_set() and not self._rank_table.built_in_trainer:
             return spoils(exits)
         return any(rank.failed for rank in exits)
 
@@ -165,7 +167,7 @@ class Supervisor:
         if self._ranks.any_running:
             say(f"the ranks did not stop within {self._limits.stop_grace_s:g} s; their stacks:")
             # Not a collection for another caller: it may take longer than the time that is left.
-            say(await collect_stacks(self._ranks.processes, timeout_s=self.patience.of(TIMEOUT_S)))
+            say(await collect_stacks(self._ranks.processes, timeout_s=self.shutdown_budget.limit(TIMEOUT_S)))
             self._grace_ran_out = True
             self._ranks.kill()
 

@@ -8,30 +8,30 @@ from pathlib import Path
 from zerotrain.contract.progress import RankEnd, Termination
 from zerotrain.runtime.launch.container_exit import ContainerExit
 from zerotrain.runtime.launch.log import say
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 
 
-def compose(verdict: ContainerExit, board: WorkerState, *, last_line: str | None) -> Termination:
+def compose(container_exit: ContainerExit, rank_table: RankTable, *, last_line: str | None) -> Termination:
     """Compose the reason why the worker ended; without a culprit, the step it reached and its durable
     checkpoint."""
-    report = board.report()
-    culprit = verdict.culprit
+    report = rank_table.report()
+    culprit = container_exit.culprit
     slowest = report.slowest
     resumed = next((rank for rank in report.ranks if rank.resumed_from is not None), None)
     return Termination(
         attempt=report.attempt,
-        code=verdict.code,
+        code=container_exit.code,
         rank=None if culprit is None else culprit.rank,
         signal=None if culprit is None else culprit.signal,
-        exception=None if culprit is None else board.failure_of(culprit.rank)[0],
+        exception=None if culprit is None else rank_table.failure_of(culprit.rank)[0],
         last_line=None if culprit is None else last_line,
         step=0 if slowest is None else slowest.step,
         resumed_from=None if resumed is None else resumed.resumed_from,
         resumed_job=None if resumed is None else resumed.resumed_job,
         checkpoint=report.checkpoint,
         also_failed=tuple(
-            RankEnd(rank=item.rank, code=item.code, reason=board.failure_of(item.rank)[0] or "")
-            for item in verdict.also_failed
+            RankEnd(rank=item.rank, code=item.code, reason=rank_table.failure_of(item.rank)[0] or "")
+            for item in container_exit.also_failed
         ),
     )
 
