@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotrain.contract.unreachable import MAX_CHARS, tells_unreachable
+from zerotrain.contract.unreachable import MAX_CHARS, reports_unreachable_host
 
 pytestmark = pytest.mark.unit
 
@@ -48,15 +48,15 @@ OTHERS = [
 
 @pytest.mark.parametrize("text", UNREACHABLE)
 def test_it_is_recognised(text: str) -> None:
-    assert tells_unreachable(text)
-    assert tells_unreachable(f"exit code 1 (error): {text.upper()}")
+    assert reports_unreachable_host(text)
+    assert reports_unreachable_host(f"exit code 1 (error): {text.upper()}")
 
 
 @pytest.mark.parametrize("text", OTHERS)
 def test_other_troubles_are_not_taken_for_it(text: str) -> None:
-    assert not tells_unreachable(text)
+    assert not reports_unreachable_host(text)
 
 
 def test_only_the_end_of_a_long_text_is_looked_at() -> None:
-    assert tells_unreachable("x" * 10 * MAX_CHARS + UNREACHABLE[0])
-    assert not tells_unreachable(UNREACHABLE[0] + "x" * MAX_CHARS)
+    assert reports_unreachable_host("x" * 10 * MAX_CHARS + UNREACHABLE[0])
+    assert not reports_unreachable_host(UNREACHABLE[0] + "x" * MAX_CHARS)

@@ -19,7 +19,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.launcher import ROOT
 from tests.support.ranks import run_ranks
-from zerotrain.runtime.facade.observer import NOBODY
+from zerotrain.runtime.facade.observer import NO_OBSERVER
 
 CONFIG = {"train_batch_size": 2, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}
 
@@ -104,7 +104,7 @@ def misused(case: str) -> str:
     try:
         if case != "unwatched":
             reporter.watch(engine)
-        assert engine.observer is NOBODY
+        assert engine.observer is NO_OBSERVER
         assert "zerotrain-channel" not in {thread.name for thread in threading.enumerate()}
         loss = engine(torch.ones(1, 2)).mean()
         engine.backward(loss)

@@ -260,13 +260,13 @@ class Termination:
         Raises ValueError if the text is not a termination message of the launcher.
         """
         try:
-            said = _object(text, "termination message")
+            record = _object(text, "termination message")
         except JsonError:
             found = _cut_off(text)
             if found is None:
                 raise
-            said = found
-        data = _known(cls, said)
+            record = found
+        data = _known(cls, record)
         if data.get("checkpoint") is not None:
             data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
         ends = data.get("also_failed", [])

@@ -51,7 +51,7 @@ _UNREACHED: Final = re.compile(
 )
 
 
-def tells_unreachable(text: str) -> bool:
+def reports_unreachable_host(text: str) -> bool:
     """Return whether the text says that a host outside of the job could not be reached."""
     text = text[-MAX_CHARS:]
     return _UNREACHED.search(text) is not None and _BETWEEN_RANKS.search(text) is None

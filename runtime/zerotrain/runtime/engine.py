@@ -274,7 +274,7 @@ class Engine(
         self.clock.restart()
         self.last_step = outcome.result
         self._after_step(outcome.result)
-        self.heed_saves(outcome.save_stages)
+        self.handle_saves(outcome.save_stages)
         return outcome.result
 
     def request_stop(self) -> None:

@@ -11,7 +11,7 @@ from zerotrain.client.job import Job
 from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import Event, Pod
 from zerotrain.contract.exit_codes import EXIT_CODES, meaning_of
-from zerotrain.contract.unreachable import tells_unreachable
+from zerotrain.contract.unreachable import reports_unreachable_host
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, LABEL_JOB, MANAGER
 
 UNSEEN_S = 30.0
@@ -111,7 +111,9 @@ def _unreachable(case: Case) -> Iterator[Advice]:
     """Advise on the network if the newest failure is a program, or an init container, that could not
     connect."""
     newest = case.job.failures[0] if case.job.failures else None
-    if newest is None or not (tells_unreachable(newest.message) or tells_unreachable(newest.last_line)):
+    if newest is None or not (
+        reports_unreachable_host(newest.message) or reports_unreachable_host(newest.last_line)
+    ):
         return
     yield _egress(case, "The program could not reach the network")
 

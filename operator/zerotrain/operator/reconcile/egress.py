@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zerotrain.contract.unreachable import tells_unreachable
+from zerotrain.contract.unreachable import reports_unreachable_host
 from zerotrain.operator.api.network import is_within
 from zerotrain.operator.constants import LABEL_JOB, Reason
 from zerotrain.operator.reconcile.draft import Draft
@@ -31,7 +31,7 @@ def refusal(draft: Draft) -> tuple[str, str] | None:
 def hint(draft: Draft, texts: Iterable[str]) -> str | None:
     """Return the hint on the network policy if one of the texts reports an unreachable destination; None
     otherwise."""
-    if not any(tells_unreachable(text) for text in texts):
+    if not any(reports_unreachable_host(text) for text in texts):
         return None
     return f"it could not reach the network: {way_out(draft)}"
 

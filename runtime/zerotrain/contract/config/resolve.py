@@ -58,7 +58,7 @@ def resolve(
     _check_optimizer_params(draft)
     for rule in RULES:
         rule(draft)
-    report = tuple(_verdict(draft, draft.keys[path]) for path in draft.keys if path in draft.settled)
+    report = tuple(_key_report(draft, draft.keys[path]) for path in draft.keys if path in draft.settled)
     return build(draft, report, raw.values)
 
 
@@ -177,7 +177,7 @@ def _check_optimizer_params(draft: ConfigDraft) -> None:
         raise flattener.unknown(name, OPTIMIZER_PARAMS, f"{OPTIMIZER_PARAMS}.{name}", value)
 
 
-def _verdict(draft: ConfigDraft, key: Key) -> KeyReport:
+def _key_report(draft: ConfigDraft, key: Key) -> KeyReport:
     """Return the report's line on a value, and record a notice or refusal if one is due."""
     settled = draft.settled[key.path]
     status, effect = Status.IMPLEMENTED, key.effect
@@ -185,9 +185,9 @@ def _verdict(draft: ConfigDraft, key: Key) -> KeyReport:
     if key.needs and not draft.is_on(key.needs):
         effect = f"No effect: {key.needs} is {_shown(draft.value(key.needs))}."
     elif written_choice is not None and written_choice.status is not None:
-        status, effect = written_choice.status, _judge(draft, key, written_choice)
+        status, effect = written_choice.status, _apply_status(draft, key, written_choice)
     elif key.status is not Status.IMPLEMENTED and not key.asks_for_nothing(settled.value):
-        status, effect = key.status, _judge(draft, key, None)
+        status, effect = key.status, _apply_status(draft, key, None)
     elif written_choice is not None and written_choice.note:
         effect = written_choice.note
     return KeyReport(
@@ -198,7 +198,7 @@ def _verdict(draft: ConfigDraft, key: Key) -> KeyReport:
 def _written_choice(draft: ConfigDraft, key: Key) -> Choice | None:
     """Return the choice that the user named.
 
-    A name that stands for another one has a verdict of its own.
+    A name that stands for another one has a status of its own.
     """
     if not key.choices:
         return None
@@ -207,7 +207,7 @@ def _written_choice(draft: ConfigDraft, key: Key) -> Choice | None:
     return key.choice(given.value if given is not None and from_file else draft.value(key.path))
 
 
-def _judge(draft: ConfigDraft, key: Key, choice: Choice | None) -> str:
+def _apply_status(draft: ConfigDraft, key: Key, choice: Choice | None) -> str:
     """Record the notice or refusal, and return the effect to show."""
     source = key if choice is None else choice
     status = source.status

@@ -96,8 +96,8 @@ class _Replay:
 
     def keeps(self, numel: int, following: int) -> bool:
         """Return whether `numel` elements, beside the whole-pass ones, stay while `following` are used."""
-        room = self.whole_pass + numel + following + self.largest
-        return 0 < self.rules.max_reuse >= 2 * following and room <= self.rules.max_live
+        total = self.whole_pass + numel + following + self.largest
+        return 0 < self.rules.max_reuse >= 2 * following and total <= self.rules.max_live
 
 
 @lru_cache(maxsize=1024)

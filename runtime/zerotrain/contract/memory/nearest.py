@@ -46,9 +46,13 @@ class Needs:
     disk: int | None
     accelerator: int | None = None
 
-    def within(self, room: Needs) -> bool:
+    def within(self, capacity: Needs) -> bool:
         """Return whether all needs are within the available capacity."""
-        pairs = ((self.host, room.host), (self.disk, room.disk), (self.accelerator, room.accelerator))
+        pairs = (
+            (self.host, capacity.host),
+            (self.disk, capacity.disk),
+            (self.accelerator, capacity.accelerator),
+        )
         return all(need is None or there is None or need <= there for need, there in pairs)
 
 
@@ -86,7 +90,7 @@ def needs_of(config: EngineConfig, units: Sequence[UnitSize], hardware: Hardware
 
 
 def nearest(
-    config: EngineConfig, units: Sequence[UnitSize], room: Needs, hardware: Hardware, *, has_folder: bool
+    config: EngineConfig, units: Sequence[UnitSize], capacity: Needs, hardware: Hardware, *, has_folder: bool
 ) -> Proposal | None:
     """Return the setting that fits with the fewest and mildest changes; None if no tried one fits.
 
@@ -103,7 +107,7 @@ def nearest(
             if not _can_group(changed):
                 continue
             needs = needs_of(changed, _padded(units, config, changed), hardware)
-            if needs.within(room):
+            if needs.within(capacity):
                 return Proposal(changes=tuple(change.text for change in chosen), needs=needs)
     return None
 

@@ -52,21 +52,21 @@ class RankPart(IterableDataset[Any]):
         self.epoch, self.is_chosen = epoch, True
 
     def __iter__(self) -> Iterator[Any]:
-        tell = getattr(self.data, "set_epoch", None)
-        if callable(tell):
-            tell(self.epoch)
+        set_epoch = getattr(self.data, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self.epoch)
         return itertools.islice(self._own(), self.skipped, None)
 
     def _own(self) -> Iterator[Any]:
         first: list[Any] = []
         items = iter(self.data)
-        while turn := list(itertools.islice(items, self._world_size)):
-            missing = self._world_size - len(turn)
+        while round_items := list(itertools.islice(items, self._world_size)):
+            missing = self._world_size - len(round_items)
             if missing and self._drop_last:
                 return
-            first = first or list(turn)
-            turn += itertools.islice(itertools.cycle(first), missing)
-            yield turn[self._rank]
+            first = first or list(round_items)
+            round_items += itertools.islice(itertools.cycle(first), missing)
+            yield round_items[self._rank]
 
     def __len__(self) -> int:
         """Return the number of this rank's items. Raises TypeError for a stream of unknown length."""

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.runtime.facade.feeding import Feeding
-from zerotrain.runtime.facade.observer import NOBODY, EngineObserver
+from zerotrain.runtime.facade.observer import NO_OBSERVER, EngineObserver
 from zerotrain.runtime.offload.settings import spills
 from zerotrain.runtime.optim.members import match_stored, regrouped
 from zerotrain.runtime.optim.user_schedule import TorchSchedule
@@ -44,7 +44,7 @@ class Checkpoints(Feeding):
     `close`."""
     last_save: SaveResult | None = None
     """The newest durable checkpoint of this engine."""
-    observer: EngineObserver = NOBODY
+    observer: EngineObserver = NO_OBSERVER
     """Observer that is notified of saves and loads."""
 
     def checkpoint_state(self) -> CheckpointState:
@@ -239,7 +239,7 @@ class Checkpoints(Feeding):
         """Stage that the background save has reached on this rank; part of the step record."""
         return 0 if self._saving is None else int(self._saving.stage)
 
-    def heed_saves(self, stages: Sequence[int]) -> None:
+    def handle_saves(self, stages: Sequence[int]) -> None:
         """End the background save when it is over on all ranks; `stages` is every rank's `save_stage`, as
         they exchanged it. Raises its error."""
         if self._saving is None or not self._saving.heed(stages):

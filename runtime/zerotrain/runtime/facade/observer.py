@@ -40,4 +40,4 @@ class EngineObserver:
         stay."""
 
 
-NOBODY = EngineObserver()
+NO_OBSERVER = EngineObserver()

@@ -63,10 +63,10 @@ class StepLog:
         mean = {name: total / self._num_steps for name, total in self._seconds.items()}
         phases = " | ".join(f"{name} {_ms(mean.get(name, 0.0))}" for name in PHASES)
         background = mean.get("optimizer_background", 0.0)
-        beside = f" | updates in the background {_ms(background)}" if background else ""
+        background_text = f" | updates in the background {_ms(background)}" if background else ""
         return (
             f"zerotrain: step {step} times: {phases} | waited for collectives within them "
-            f"{_ms(mean.get('wait', 0.0))}{beside}"
+            f"{_ms(mean.get('wait', 0.0))}{background_text}"
         )
 
 

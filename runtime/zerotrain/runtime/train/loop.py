@@ -47,7 +47,7 @@ class TrainingLoop:
         and disk."""
         engine, total = self.session.engine, self.session.settings.spec.steps
         engine.train()
-        self.stop.tell(engine.request_stop)
+        self.stop.set_callback(engine.request_stop)
         while engine.global_steps < total:
             is_time_up = self._one_step()
             if engine.stop_agreed and engine.global_steps < total:

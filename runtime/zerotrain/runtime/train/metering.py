@@ -21,9 +21,9 @@ from zerotrain.runtime.train.report import StepReport
 class StepMeter:
     """Meter of one engine; `count` is its step hook."""
 
-    def __init__(self, telling: EngineEvents) -> None:
-        """`telling` knows which time belongs to no step."""
-        self._telling = telling
+    def __init__(self, events: EngineEvents) -> None:
+        """`events` knows which time belongs to no step."""
+        self._events = events
         self._since = self._paused_before = 0.0
         self._clear()
 
@@ -76,7 +76,7 @@ class StepMeter:
     def _step_seconds(self, means: Mapping[str, float]) -> float:
         """Return the mean time of the steps since the last report; `means` are those of the engine's
         phases."""
-        now, paused = perf_counter(), self._telling.paused_seconds
+        now, paused = perf_counter(), self._events.paused_seconds
         if self._since:
             seconds = max(now - self._since - (paused - self._paused_before), 0.0) / self.boundaries
         else:

@@ -77,8 +77,8 @@ class ProgressReporter:
                 "close() the first one"
             )
         self._reporter = reporter = _started(total_steps)
-        self._telling = None if reporter is None else EngineEvents(reporter)
-        self._meter = None if self._telling is None else StepMeter(self._telling)
+        self._events = None if reporter is None else EngineEvents(reporter)
+        self._meter = None if self._events is None else StepMeter(self._events)
         self._registry = CollectorRegistry() if reporter is None else reporter.metrics.registry
         self._stop: StopRequest | None = None
         self._engine: weakref.ref[Engine] | None = None
@@ -97,7 +97,7 @@ class ProgressReporter:
     def rendezvous(self) -> AbstractContextManager[None]:
         """Mark the rendezvous: put it around `initialize` (or `shard`, `init_distributed`). A rank that never
         comes is thereby distinguished from those that wait for it."""
-        return nullcontext() if self._telling is None else self._telling.during(Phase.RENDEZVOUS)
+        return nullcontext() if self._events is None else self._events.during(Phase.RENDEZVOUS)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -113,7 +113,7 @@ class ProgressReporter:
         try:
             with (
                 nullcontext() if engine is None else engine.clock.standing_still(),
-                nullcontext() if self._telling is None else self._telling.standing(),
+                nullcontext() if self._events is None else self._events.standing(),
             ):
                 yield
         finally:
@@ -137,9 +137,9 @@ class ProgressReporter:
             )
         self._engine, self._step_calls = weakref.ref(engine), engine.step_calls
         if self._stop is not None:
-            self._stop.tell(_asking(self._engine))
-        if self._reporter is not None and self._telling is not None and self._meter is not None:
-            engine.observer = self._telling
+            self._stop.set_callback(_asking(self._engine))
+        if self._reporter is not None and self._events is not None and self._meter is not None:
+            engine.observer = self._events
             engine.register_step_hook(self._meter.count)
             self._reporter.ready(engine)
             measuring.probe_spill(self._reporter.metrics, engine)
@@ -197,7 +197,7 @@ class ProgressReporter:
         )
         self._stop = StopRequest(grace_seconds=grace_seconds)
         if self._engine is not None:
-            self._stop.tell(_asking(self._engine))
+            self._stop.set_callback(_asking(self._engine))
 
     def close(self) -> None:
         """Report that all work is done or saved, and that the process is about to end. Close the engine

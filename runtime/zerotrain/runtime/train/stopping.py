@@ -27,8 +27,7 @@ GRACE_MARGIN = 0.95
 
 
 class StopRequest:
-    """SIGTERM as a request. Make it in the main thread; `tell` may set `on_request` later, which is called
-    once."""
+    """SIGTERM as a request. Make it in the main thread; `set_callback` may follow later."""
 
     def __init__(self, *, grace_seconds: float, end: Callable[[int], object] = os._exit) -> None:
         """`end` ends the process with a code; it is an argument for tests."""
@@ -38,12 +37,12 @@ class StopRequest:
         self._finished = threading.Event()
         self._lock = threading.Lock()
         self._on_request: Callable[[], object] | None = None
-        self._ear, mouth = socket.socketpair()
-        mouth.setblocking(False)
-        self._mouth = mouth
+        self._receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        self._sender = sender
         _forgotten_by_forks()
-        _mouths.add(mouth.fileno())
-        signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+        _wakeup_fds.add(sender.fileno())
+        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, _wake)
         self._thread = threading.Thread(target=self._watch, name="zerotrain-stop", daemon=True)
         self._thread.start()
@@ -53,7 +52,7 @@ class StopRequest:
         """Whether this process was asked to stop."""
         return self._requested.is_set()
 
-    def tell(self, on_request: Callable[[], object]) -> None:
+    def set_callback(self, on_request: Callable[[], object]) -> None:
         """Call `on_request` (from any thread) when the request comes, or now if it has come."""
         with self._lock:
             self._on_request = on_request
@@ -65,7 +64,7 @@ class StopRequest:
         self._finished.set()
 
     def _watch(self) -> None:
-        while data := self._ear.recv(64):
+        while data := self._receiver.recv(64):
             if signal.SIGTERM in data:
                 break
         else:
@@ -86,7 +85,7 @@ class StopRequest:
             self._end(int(ExitCode.TERMINATED))
 
 
-_mouths: set[int] = set()
+_wakeup_fds: set[int] = set()
 """Descriptors that the C-level handler of this process writes to, or wrote to earlier."""
 
 _held_back = threading.local()
@@ -115,7 +114,7 @@ def _let_through() -> None:
 def _forget() -> None:
     if signal.getsignal(signal.SIGTERM) is _wake:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    mouth = signal.set_wakeup_fd(-1)
-    if mouth not in _mouths:  # another library's descriptor
-        signal.set_wakeup_fd(mouth)
+    sender = signal.set_wakeup_fd(-1)
+    if sender not in _wakeup_fds:  # another library's descriptor
+        signal.set_wakeup_fd(sender)
     _let_through()

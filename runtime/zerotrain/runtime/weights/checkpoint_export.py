@@ -77,7 +77,7 @@ def export_checkpoint(request: Request) -> Exported:
             aliases=manifest.aliases,
             single=request.output.name if is_file else SINGLE,
         )
-        _check_room(directory, target.total_bytes)
+        _check_free_space(directory, target.total_bytes)
         try:
             target.create()
             for tensor in tensors:
@@ -142,7 +142,7 @@ def _extra_tensors(manifest: Manifest) -> dict[str, str]:
     return {name: key for name, key in keys.items() if key is not None}
 
 
-def _check_room(directory: Path, num_bytes: int) -> None:
+def _check_free_space(directory: Path, num_bytes: int) -> None:
     existing = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
     free = free_bytes(existing)
     if 0 < free < num_bytes:
