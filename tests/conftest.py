@@ -130,7 +130,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _fill_hypothesis_tables()
     for item in items:
         if "node_cluster" in _fixtures(item) and _name(item) not in NODE_FILES:
-            raise pytest.UsageError(f"{item.nodeid} uses node_cluster: name its file in handout.NODE_FILES")
+            raise pytest.UsageError(
+                f"{item.nodeid} uses node_cluster: name its file in xdist_schedule.NODE_FILES"
+            )
     config.stash[_live_files] = frozenset(item.path for item in items if _asks_for(item) & builds.CLUSTERS)
     dearest: dict[Path, int] = {}
     for item in items:

@@ -122,7 +122,7 @@ def test_progress_reaches_the_terminal(site: Site, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.unit
-def test_a_long_build_says_something_now_and_then_and_a_short_one_nothing() -> None:
+def test_a_long_build_reports_its_progress_and_a_short_one_does_not() -> None:
     now = [0.0]
     shown: list[str] = []
     progress = Progress(shown.append, lambda: now[0])

@@ -50,7 +50,7 @@ def test_good_titles_pass(tmp_path: Path, message: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "reason"),
     [
         (f"Name {'x' * 62} again\n", "it has 73 characters; at most 72 are allowed"),
         ("Added a watch for nodes\n", "it is not imperative"),
@@ -63,8 +63,8 @@ def test_good_titles_pass(tmp_path: Path, message: str) -> None:
         ("Restart all ranks\nafter a hang\n", "the line below it is not empty"),
     ],
 )
-def test_bad_titles_are_refused_with_the_reason(tmp_path: Path, message: str, told: str) -> None:
+def test_bad_titles_are_refused_with_the_reason(tmp_path: Path, message: str, reason: str) -> None:
     code, errors = run_hook(tmp_path, message)
     assert code == 1
-    assert f"commit title: {told}" in errors
+    assert f"commit title: {reason}" in errors
     assert len(errors.splitlines()) == 1

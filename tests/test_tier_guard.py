@@ -60,9 +60,9 @@ NAMES = ["subprocess", "system", "fork", "posix_spawn", "multiprocessing", "asyn
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize(("act", "says"), ACTS, ids=NAMES)
-def test_the_act_itself_fails(act: Callable[[], object], says: str) -> None:
-    with pytest.raises(NotUnit, match=f"a unit test {says} .*Mark it `ranks`"), no_outside():
+@pytest.mark.parametrize(("act", "message"), ACTS, ids=NAMES)
+def test_the_act_itself_fails(act: Callable[[], object], message: str) -> None:
+    with pytest.raises(NotUnit, match=f"a unit test {message} .*Mark it `ranks`"), no_outside():
         act()
 
 
@@ -76,7 +76,7 @@ def test_whoever_swallows_that_fails_in_the_end() -> None:
 @pytest.mark.ranks
 def test_a_thread_of_the_test_is_part_of_it() -> None:
     with pytest.raises(NotUnit, match="opens a socket"), no_outside():
-        in_a_thread(connect_to_nobody)
+        in_a_thread(connect_and_ignore_errors)
 
 
 def in_a_thread(act: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ def in_a_thread(act: Callable[[], None]) -> None:
     thread.join()
 
 
-def connect_to_nobody() -> None:
+def connect_and_ignore_errors() -> None:
     with contextlib.suppress(OSError):
         connect()
 
@@ -193,7 +193,7 @@ def test_cheap(): ...
 
 
 @pytest.mark.ranks
-def test_pytest_says_which_tests_failed_and_why(tmp_path: Path) -> None:
+def test_pytest_reports_which_tests_failed_and_why(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.tier_guard", "-o", "asyncio_mode=auto"]
     done = subprocess.run(

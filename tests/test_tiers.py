@@ -69,7 +69,7 @@ def test_a_file_without_a_tier_is_seen(source: str, named: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "fixtures", "says"),
+    ("named", "fixtures", "message"),
     [
         ([], (), "names no tier"),
         (["unit", "node"], (), "names the tiers unit and node"),
@@ -78,11 +78,11 @@ def test_a_file_without_a_tier_is_seen(source: str, named: bool) -> None:
     ],
 )
 def test_a_wrong_tier_is_named_with_the_way_out(
-    named: list[str], fixtures: tuple[str, ...], says: str
+    named: list[str], fixtures: tuple[str, ...], message: str
 ) -> None:
     fault = fault_of(named, fixtures)
     assert fault is not None
-    assert says in fault
+    assert message in fault
     assert "Write `pytestmark = pytest.mark.TIER`" in fault
 
 
@@ -98,7 +98,7 @@ def test_a_slow_test_has_a_quick_sibling() -> None:
     assert "a slow test is a unit test" in str(fault_of_slow("unit", SIBLING, ROOT))
 
 
-def test_this_session_judges_its_tests(request: pytest.FixtureRequest) -> None:
+def test_this_session_checks_its_tests(request: pytest.FixtureRequest) -> None:
     """The session makes the same check in tests/conftest.py before it runs the tests."""
     assert problems(request.session.items) == []
     request.node.add_marker("cluster")

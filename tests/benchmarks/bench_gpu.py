@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmarks.bench_step import NOTES, ratio, sizes_of, tell
+from tests.benchmarks.bench_step import NOTES, log, ratio, sizes_of
 from tests.benchmarks.contenders import LIMIT, Sizes
-from tests.benchmarks.team import MIB, ContenderFailed, Measured, Team, run_in_turn, write_json
+from tests.benchmarks.team import MIB, ContenderFailed, Measured, Team, run_alternately, write_json
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # One rank has nothing to shard: unless something is offloaded, every stage takes the path of stage 0.
@@ -57,12 +57,12 @@ def run_group(group: str, options: argparse.Namespace) -> dict[str, Measured]:
     teams: list[Team] = []
     try:
         for name in contenders_of(group, options):
-            tell(f"building {name}")
+            log(f"building {name}")
             if (team := start(name, options)) is not None:
                 teams.append(team)
         if missing := {LIMIT, PEERS[group]} - {team.name for team in teams}:
             raise ContenderFailed(f"nothing to compare with: {', '.join(missing)} failed")
-        run_in_turn(teams, rounds=options.rounds, progress=lambda _: None, in_a_row=2)
+        run_alternately(teams, rounds=options.rounds, progress=lambda _: None, in_a_row=2)
         for team in teams:
             team.finish(options.warmup + 3 * options.rounds)
         return {team.name: team.measured for team in teams}
@@ -84,12 +84,12 @@ def start(name: str, options: argparse.Namespace) -> Team | None:
     try:
         team = Team(name, sizes_of(options), python=Path(sys.executable), ranks=1, threads=threads)
     except ContenderFailed as error:
-        tell(str(error))
+        log(str(error))
         return None
     try:
         team.warm_up(options.warmup)
     except ContenderFailed as error:
-        tell(str(error))
+        log(str(error))
         team.close()
         return None
     return team
@@ -103,10 +103,10 @@ def report_group(group: str, found: Mapping[str, Measured]) -> None:
         "  note"
     )
     for name, mine in found.items():
-        beside, low, high = ratio(mine.seconds, found[peer].seconds)
+        to_peer, low, high = ratio(mine.seconds, found[peer].seconds)
         print(
             f"{name:16} {statistics.median(mine.seconds) * 1e3:8.1f}"
-            f" {ratio(mine.seconds, found[LIMIT].seconds)[0]:7.2f} {beside:16.2f} {low:5.2f}-{high:<5.2f}"
+            f" {ratio(mine.seconds, found[LIMIT].seconds)[0]:7.2f} {to_peer:16.2f} {low:5.2f}-{high:<5.2f}"
             f" {mine.facts['gpu_peak_bytes'] / MIB:13.0f}  {NOTES.get(name, '')}"
         )
     sys.stdout.flush()

@@ -30,7 +30,7 @@ import zerotrain.runtime as zt
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.comm.timing import CollectiveSample
-from zerotrain.runtime.launch.worker_state import WorkerState
+from zerotrain.runtime.launch.rank_table import RankTable
 from zerotrain.runtime.metrics import snapshot
 from zerotrain.runtime.train.report import Reporter, StepReport
 
@@ -180,17 +180,17 @@ def launch_spec(ranks: int) -> LaunchSpec:
 
 def print_launcher(ranks: int) -> None:
     """Print the cost of receiving a snapshot, and of answering a scrape with all ranks."""
-    board = WorkerState(launch_spec(ranks), built_in_trainer=True)
+    rank_table = RankTable(launch_spec(ranks), built_in_trainer=True)
     reporter = Reporter.start(
         launch_spec(ranks), RankEnv(rank=0, local_rank=0, local_world_size=ranks), RankChannel(None)
     )
     families = snapshot(reporter.metrics.registry)
     began = time.process_time()
     for rank in range(ranks):
-        board.measured(rank, families)
+        rank_table.measured(rank, families)
     taken = time.process_time() - began
     began = time.process_time()
-    text = generate_latest(board.registry())  # type: ignore[no-untyped-call]
+    text = generate_latest(rank_table.registry())  # type: ignore[no-untyped-call]
     answered = time.process_time() - began
     print(
         f"launcher of {ranks} ranks: {1e3 * taken / ranks:.2f} ms per snapshot of a rank, "

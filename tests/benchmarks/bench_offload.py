@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import deepspeed_env
-from tests.benchmarks.bench_step import ratio, tell
+from tests.benchmarks.bench_step import log, ratio
 from tests.benchmarks.contenders import Sizes
 from tests.benchmarks.team import (
     MIB,
@@ -31,7 +31,7 @@ from tests.benchmarks.team import (
     Measured,
     Team,
     drop_stale_locks,
-    run_in_turn,
+    run_alternately,
     write_json,
 )
 
@@ -83,7 +83,7 @@ def run_group(group: Group, options: argparse.Namespace, python: Path | None) ->
             is_peer = name.startswith("deepspeed")
             if is_peer and python is None:
                 continue
-            tell(f"building {name}")
+            log(f"building {name}")
             try:
                 team = Team(
                     name,
@@ -95,10 +95,10 @@ def run_group(group: Group, options: argparse.Namespace, python: Path | None) ->
                 teams.append(team)
                 team.warm_up(options.warmup)
             except ContenderFailed as error:
-                tell(str(error))
+                log(str(error))
                 teams = [other for other in teams if other.name != name]
         rounds, steps = options.rounds or group.rounds, group.steps
-        run_in_turn(teams, rounds=rounds, progress=tell, in_a_row=steps)
+        run_alternately(teams, rounds=rounds, progress=log, in_a_row=steps)
         for team in teams:
             team.finish(options.warmup + rounds * (steps + 1))
         return {team.name: team.measured for team in teams}
@@ -130,10 +130,8 @@ def report_group(name: str, group: Group, found: Mapping[str, Measured]) -> None
     for contender, mine in found.items():
         spill = mine.facts.get("spill_bytes_per_parameter") or 0.0
         if spill:
-            verdict = "met" if spill <= MOST_SPILL_BYTES else "MISSED"
-            print(
-                f"{contender}: {spill:.2f} bytes a parameter and step, target {MOST_SPILL_BYTES}: {verdict}"
-            )
+            result = "met" if spill <= MOST_SPILL_BYTES else "MISSED"
+            print(f"{contender}: {spill:.2f} bytes a parameter and step, target {MOST_SPILL_BYTES}: {result}")
 
 
 def mib(num_bytes: float | None) -> str:
@@ -156,12 +154,12 @@ def report_targets(results: Mapping[str, Mapping[str, Measured]]) -> None:
                 continue
             middle, low, high = ratio(found[mine].seconds, found[peer].seconds)
             memory = found[mine].peak_bytes / found[peer].peak_bytes
-            verdict = (
+            result = (
                 "" if target is None else f"target {target:.2f}: {'met' if middle <= target else 'MISSED'}"
             )
             print(
                 f"{group:10} {mine} / {peer:24} time {middle:5.2f} ({low:.2f}-{high:.2f})  "
-                f"memory {memory:5.2f}  {verdict}"
+                f"memory {memory:5.2f}  {result}"
             )
     for group, found in results.items():
         losses = {name: value.losses[-1] for name, value in found.items() if value.losses}
@@ -193,7 +191,7 @@ def deepspeed_python(options: argparse.Namespace) -> Path | None:
     if options.without_deepspeed:
         return None
     if not Path("/usr/include/libaio.h").exists():
-        tell(
+        log(
             "DeepSpeed's nvme needs libaio's header (Debian: apt-get install libaio-dev); it will be left out"
         )
     found = options.deepspeed_python or deepspeed_env.find_or_make()

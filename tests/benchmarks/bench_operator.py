@@ -302,7 +302,7 @@ def _contest_rows(
             target=f"<= {limit}",
             met=ratio <= limit,
         ),
-        *(_beside(size, other, ours, runs[other]) for other in (SAME, OBJECTS, SAME_BARE)),
+        *(_compared_with(size, other, ours, runs[other]) for other in (SAME, OBJECTS, SAME_BARE)),
         Row(
             what=f"{size} processor time per pod",
             measured=f"{cpu[ZEROTRAIN]:.1f} ms (" + ", ".join(f"{n} {cpu[n]:.1f}" for n in OTHERS) + ")",
@@ -324,7 +324,7 @@ def _contest_rows(
     ]
 
 
-def _beside(size: Size, other: str, ours: Sequence[Run], theirs: Sequence[Run]) -> Row:
+def _compared_with(size: Size, other: str, ours: Sequence[Run], theirs: Sequence[Run]) -> Row:
     """Return the row for the part of the difference to plain Jobs that the pods' content does not explain."""
     ratio, spread = _ratio(ours, theirs)
     what, measured = f"{size} all Running, beside {other}", f"{ratio:.2f} ({spread})"

@@ -223,12 +223,12 @@ async def _workers(bench: Bench, namespace: str) -> AsyncIterator[Callable[[], A
     )
     assert double.stdin is not None
     assert double.stdout is not None
-    said, heard = double.stdin, double.stdout
+    requests, responses = double.stdin, double.stdout
 
     async def ask(line: str) -> bytes:
-        said.write(f"{line}\n".encode())
-        await said.drain()
-        return await heard.readline()
+        requests.write(f"{line}\n".encode())
+        await requests.drain()
+        return await responses.readline()
 
     async def answered() -> int:
         return int(await ask(""))

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from tests.benchmarks.contenders import Sizes
-from tests.benchmarks.team import Team, run_in_turn
+from tests.benchmarks.team import Team, run_alternately
 
 REFERENCE = "small-ddp"
 NAMES = ("small-limit", REFERENCE, *(f"small-zerotrain-{stage}" for stage in range(4)))
@@ -34,7 +34,7 @@ def main() -> int:
             team = Team(name, Sizes(), python=Path(sys.executable), ranks=options.ranks, threads=1)
             teams.append(team)
             team.warm_up(options.warmup)
-        run_in_turn(teams, rounds=options.rounds, progress=lambda _text: None)
+        run_alternately(teams, rounds=options.rounds, progress=lambda _text: None)
     finally:
         for team in teams:
             team.close()

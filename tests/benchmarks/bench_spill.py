@@ -196,7 +196,7 @@ def fio(folder: Path, options: argparse.Namespace) -> Contender:
     return run
 
 
-def run_in_turn(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict[str, list[float]]]:
+def run_alternately(contenders: Mapping[str, Contender], rounds: int) -> dict[str, dict[str, list[float]]]:
     """Return seconds by contender and operation, one per round.
 
     Every contender writes its files once before.
@@ -205,8 +205,8 @@ def run_in_turn(contenders: Mapping[str, Contender], rounds: int) -> dict[str, d
         print(f"filling the files of {name}", file=sys.stderr, flush=True)
         contender("write")
     found: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
-    for turn in range(rounds):
-        print(f"round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
+    for round_index in range(rounds):
+        print(f"round {round_index + 1} of {rounds}", file=sys.stderr, flush=True)
         for operation in OPERATIONS:
             for name, contender in contenders.items():
                 seconds = contender(operation)
@@ -242,10 +242,10 @@ def report(found: Mapping[str, Mapping[str, Sequence[float]]], num_bytes: int) -
             continue
         ratios = sorted(a / b for a, b in zip(pair[0], pair[1], strict=True))
         middle = statistics.median(ratios)
-        verdict = "" if limit is None else f"target {limit:.2f}: {'met' if middle <= limit else 'MISSED'}"
+        result = "" if limit is None else f"target {limit:.2f}: {'met' if middle <= limit else 'MISSED'}"
         print(
             f"{mine} {my_operation:6}/ {peer} {peer_operation:6} {middle:5.2f} "
-            f"({ratios[0]:.2f}-{ratios[-1]:.2f})  {verdict}"
+            f"({ratios[0]:.2f}-{ratios[-1]:.2f})  {result}"
         )
 
 
@@ -309,7 +309,7 @@ def main() -> int:
                 return 1
         ours = [Ours(encryption, folder, options) for encryption in (Encryption.NONE, Encryption.AEAD)]
         contenders |= {"zerotrain None": ours[0], "zerotrain AEAD": ours[1]}
-        found = run_in_turn(contenders, options.rounds)
+        found = run_alternately(contenders, options.rounds)
         report(found, ours[0].record.num_bytes)
         report_ours(ours)
         if options.json:

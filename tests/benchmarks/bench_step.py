@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.benchmarks import deepspeed_env
 from tests.benchmarks.contenders import ACTIVATIONS, LIMIT, Sizes
-from tests.benchmarks.team import MIB, Measured, Team, drop_stale_locks, run_in_turn, write_json
+from tests.benchmarks.team import MIB, Measured, Team, drop_stale_locks, run_alternately, write_json
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "ddp": (LIMIT, "ddp-autocast", "ddp-bf16", "zerotrain-1", "zerotrain-2"),
@@ -53,11 +53,11 @@ def run_group(names: Sequence[str], options: argparse.Namespace, python: Path | 
             if name.startswith("deepspeed") and python is None:
                 continue
             chosen = python if name.startswith("deepspeed") and python else Path(sys.executable)
-            tell(f"building {name}")
+            log(f"building {name}")
             team = Team(name, sizes, python=chosen, ranks=options.ranks, threads=options.threads)
             teams.append(team)
             team.warm_up(options.warmup)
-        run_in_turn(teams, rounds=options.rounds, progress=tell)
+        run_alternately(teams, rounds=options.rounds, progress=log)
         for team in teams:
             team.finish(options.warmup + options.rounds)
         return {team.name: team.measured for team in teams}
@@ -70,7 +70,7 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
     return Sizes(**{item.name: getattr(options, item.name) for item in fields(Sizes)})
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -123,10 +123,8 @@ def report_targets(results: Mapping[str, Mapping[str, Measured]]) -> None:
             continue
         middle, low, high = ratio(found[mine].seconds, found[peer].seconds)
         memory = found[mine].peak_bytes / found[peer].peak_bytes
-        verdict = "" if target is None else f"target {target:.2f}: {'met' if middle <= target else 'MISSED'}"
-        print(
-            f"{mine} / {peer:13} time {middle:5.2f} ({low:.2f}-{high:.2f})  memory {memory:5.2f}  {verdict}"
-        )
+        result = "" if target is None else f"target {target:.2f}: {'met' if middle <= target else 'MISSED'}"
+        print(f"{mine} / {peer:13} time {middle:5.2f} ({low:.2f}-{high:.2f})  memory {memory:5.2f}  {result}")
 
 
 def parse() -> argparse.Namespace:

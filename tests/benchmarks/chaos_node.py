@@ -286,12 +286,12 @@ def problems(strike: Strike, outcome: Outcome, wanted: dict[int, float]) -> list
         found.append(f"other losses than undisturbed at steps {different[:5]} (of {len(different)})")
     most_s, took_s, until = MAX_RECOVERY_S, outcome.recovery_s, "the next step"
     if strike.found_within_s is not None:
-        most_s, took_s, until = strike.found_within_s, outcome.found_s, "the status tells of it"
+        most_s, took_s, until = strike.found_within_s, outcome.found_s, "the status reports it"
     if took_s is not None and took_s > most_s:
         found.append(f"{took_s:.1f} s until {until}, at most {most_s:.0f} are allowed")
-    told = [(item.get("reason"), item.get("rank")) for item in status.get("failures", ())]
-    if strike.reason and told != [(strike.reason, 1)]:
-        found.append(f"failures {told}, expected {strike.reason} of rank 1")
+    recorded = [(item.get("reason"), item.get("rank")) for item in status.get("failures", ())]
+    if strike.reason and recorded != [(strike.reason, 1)]:
+        found.append(f"failures {recorded}, expected {strike.reason} of rank 1")
     if strike.reason and STOPPED not in outcome.stacks:
         found.append(f"no kept stacks say {STOPPED!r}: {outcome.stacks[:200]!r}")
     return found
@@ -324,10 +324,10 @@ def main() -> int:
             wanted = wanted or outcome.losses
             restarts = outcome.status.get("restarts", {}).get("total", 0)
             recovery = f"{outcome.recovery_s:.1f} s" if outcome.recovery_s is not None else "-"
-            told = f"{outcome.found_s:.1f} s" if outcome.found_s is not None else "-"
+            found_after = f"{outcome.found_s:.1f} s" if outcome.found_s is not None else "-"
             print(
                 f"{strike.name:13} attempts {outcome.status.get('attempt')} restarts {restarts} "
-                f"steps {len(outcome.losses)} told after {told} next step after {recovery} "
+                f"steps {len(outcome.losses)} reported after {found_after} next step after {recovery} "
                 f"{time.monotonic() - started:5.0f} s  {'; '.join(wrong) or 'ok'}",
                 flush=True,
             )

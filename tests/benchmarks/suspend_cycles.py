@@ -132,7 +132,7 @@ def condition(status: dict[str, Any], kind: str) -> str:
     return next((item["status"] for item in status["conditions"] if item["type"] == kind), "")
 
 
-class Witness(KubeletDouble):
+class CheckedKubelet(KubeletDouble):
     """A kubelet double that checks the job's status when a pod is deleted: it must contain the checkpoint."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -153,7 +153,7 @@ def with_doubles(count: int, *, jobs: int) -> Series:
     series = Series(name="protocol doubles", wanted=count)
     with Devcluster().lease("control-plane") as found, found.namespace() as namespace:
         api, folder = KubeJson(found), Path(tempfile.mkdtemp(prefix="suspend-"))
-        with operator(install(found, folder), folder), witness(api, namespace) as double:
+        with operator(install(found, folder), folder), checked_kubelet(api, namespace) as double:
             names = [f"gpt-{number}" for number in range(jobs)]
             rounds = [count // jobs + (number < count % jobs) for number in range(jobs)]
             with ThreadPoolExecutor(jobs) as pool:
@@ -166,8 +166,8 @@ def with_doubles(count: int, *, jobs: int) -> Series:
 
 
 @contextmanager
-def witness(api: KubeJson, namespace: str) -> Iterator[Witness]:
-    double = Witness(api, namespace, KEY, steps=STEPS, step_s=0.05)
+def checked_kubelet(api: KubeJson, namespace: str) -> Iterator[CheckedKubelet]:
+    double = CheckedKubelet(api, namespace, KEY, steps=STEPS, step_s=0.05)
     double.start()
     try:
         yield double

@@ -191,7 +191,7 @@ def loopback_bytes() -> int:
     return 0
 
 
-def run_in_turn(
+def run_alternately(
     teams: Sequence[Team], *, rounds: int, progress: Callable[[str], None], in_a_row: int = 0
 ) -> None:
     """Run the teams in turn (A B C A B C ...), each turn one step or several in a row."""

@@ -158,7 +158,7 @@ def test_link_replaces_what_was_there(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("profile", list(modules.Profile))
-def test_every_module_of_a_profile_says_what_it_needs(profile: modules.Profile) -> None:
+def test_every_module_of_a_profile_names_what_it_needs(profile: modules.Profile) -> None:
     for module in modules.MODULES_OF[profile]:
         assert modules.required_go(DEVCLUSTER / module.folder) >= (1, 26)
         assert module.programs
@@ -166,7 +166,7 @@ def test_every_module_of_a_profile_says_what_it_needs(profile: modules.Profile) 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("tool", list(modules.Tool))
-def test_every_module_of_a_tool_says_what_it_needs(tool: modules.Tool) -> None:
+def test_every_module_of_a_tool_names_what_it_needs(tool: modules.Tool) -> None:
     for module in modules.MODULES_OF_TOOL[tool]:
         folder = DEVCLUSTER / module.folder
         assert modules.required_go(folder) >= (1, 26)

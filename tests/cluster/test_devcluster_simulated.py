@@ -60,7 +60,7 @@ def test_gpus_are_counted(cluster: Cluster, space: str) -> None:
     def refusal() -> str:
         pods = cluster.get("pods", "-n", space)["items"]
         (waiting,) = [pod["status"] for pod in pods if pod["status"]["phase"] == "Pending"]
-        return " ".join(said.get("message", "") for said in waiting.get("conditions", ()))
+        return " ".join(item.get("message", "") for item in waiting.get("conditions", ()))
 
     assert "Insufficient nvidia.com/gpu" in wait_until(refusal, "the scheduler's refusal of the fifth")
 

@@ -40,7 +40,7 @@ def place() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def as_nobody(command: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+def as_unprivileged_user(command: list[str], place: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         user=NOBODY,
@@ -61,7 +61,7 @@ def program(place: Path, devcluster: Devcluster, node_tools: None) -> Devcluster
 
 
 def test_pods_run_without_root(place: Path, program: Devcluster) -> None:
-    up = as_nobody(program.command("up", "--profile", "node", name="user"), place)
+    up = as_unprivileged_user(program.command("up", "--profile", "node", name="user"), place)
     if up.returncode == 3:
         pytest.skip(up.stderr.strip())
     try:
@@ -91,7 +91,7 @@ def test_pods_run_without_root(place: Path, program: Devcluster) -> None:
         cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "small"}, "spec": spec})
         wait_until(lambda: cluster.get("pod", "small")["status"]["phase"] == "Running", "the pod to run")
     finally:
-        down = as_nobody(program.command("down", name="user"), place)
+        down = as_unprivileged_user(program.command("down", name="user"), place)
     assert down.returncode == 0, down.stderr
     assert list(program.root.iterdir()) == []
 

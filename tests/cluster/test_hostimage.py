@@ -234,7 +234,7 @@ def test_nothing_is_written_when_nothing_changed_and_equal_input_gives_equal_byt
 
 
 @pytest.mark.ranks
-def test_a_layer_is_not_taken_over_from_an_archive_that_somebody_replaced(clone: Paths) -> None:
+def test_a_layer_is_not_taken_over_from_a_replaced_archive(clone: Paths) -> None:
     archive = build(clone)
     before = layers(archive)
     archive.write_bytes(b"not an image")

@@ -95,7 +95,7 @@ def test_otherwise_it_is_installed_into_the_environment(
     assert not log.exists()
 
 
-def test_an_install_that_brings_nothing_usable_says_what_to_do(paths: Paths, tmp_path: Path) -> None:
+def test_an_install_that_brings_nothing_usable_explains_what_to_do(paths: Paths, tmp_path: Path) -> None:
     can_install(paths, tmp_path, "1.20")
     with pytest.raises(BuildError, match=r"install Go 1\.26\.8 or newer"):
         find(paths)

@@ -97,8 +97,8 @@ def test_nothing_known() -> None:
     assert config.optimizer is not None
     assert config.optimizer.lr == 1e-3
     assert config.precision.compute_dtype == "fp32"
-    said = {notice.path: notice.message for notice in config.notices}
-    assert "hidden size" in said["zero_optimization.stage3_prefetch_bucket_size"]
+    notices = {notice.path: notice.message for notice in config.notices}
+    assert "hidden size" in notices["zero_optimization.stage3_prefetch_bucket_size"]
     assert [item.path for item in config.unsupported] == ["scheduler.params.total_num_steps"]
     assert origins(config)["zero_optimization.reduce_bucket_size"] == "default"
 

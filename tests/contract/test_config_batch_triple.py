@@ -72,7 +72,7 @@ def test_no_ranks() -> None:
         resolve(load({}), world_size=0)
 
 
-def test_no_size_at_all_is_said() -> None:
+def test_no_size_at_all_is_reported() -> None:
     config = resolve(load({"gradient_accumulation_steps": 2}), world_size=4)
     assert config.batch.train_batch_size == 8
     assert any(notice.path == "train_micro_batch_size_per_gpu" for notice in config.notices)

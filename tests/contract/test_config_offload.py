@@ -130,7 +130,7 @@ def test_spills_that_contradict_themselves(zero: dict[str, Any], words: str) -> 
         resolved(zero=zero)
 
 
-def test_a_spill_without_nvme_has_no_effect_and_says_so() -> None:
+def test_a_spill_without_nvme_has_no_effect_and_is_reported() -> None:
     found = resolved(zero={**CPU, "spill": {"encryption": "None", "max_bytes": 5}}).notices
     assert [notice.path for notice in found if "nothing is offloaded" in notice.message] == [
         "zero_optimization.spill.encryption",

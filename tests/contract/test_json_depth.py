@@ -86,7 +86,7 @@ def test_it_is_exact(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("piece", [3, json_depth._PIECE])
-def test_no_text_takes_a_parser_deeper_than_is_said(piece: int) -> None:
+def test_no_text_takes_a_parser_deeper_than_its_limit(piece: int) -> None:
     @settings(max_examples=60)
     @given(st.text(alphabet='[]{}"\\,:a1 \n'))
     def check(text: str) -> None:

@@ -225,7 +225,7 @@ def test_all_ranks_of_a_worker_fit_with_their_codes(
     assert (read.code, read.rank) == (1, 7)
 
 
-def test_a_failure_of_eight_ranks_fits_beside_five_containers_with_what_each_said() -> None:
+def test_a_failure_of_eight_ranks_fits_with_the_last_lines_of_five_containers() -> None:
     failed = tuple(RankEnd(rank=rank, code=1, reason="DistError:" + " lost" * 6) for rank in range(1, 8))
     saved = CheckpointProgress(step=120_000, path="/checkpoints/llama-70b/step-120000", time=1.7e9)
     message = Termination(
@@ -245,7 +245,7 @@ def test_a_failure_of_eight_ranks_fits_beside_five_containers_with_what_each_sai
     assert (read.step, read.checkpoint, len(read.also_failed)) == (120_047, saved, 7)
 
 
-TOLD = Termination(
+MESSAGE = Termination(
     attempt=3,
     code=134,
     rank=7,
@@ -259,38 +259,38 @@ TOLD = Termination(
 """Termination message whose texts contain the delimiters of its fields."""
 
 
-def test_a_message_that_kubelet_cut_tells_what_is_whole() -> None:
-    text = TOLD.to_json()
+def test_a_message_cut_by_kubelet_keeps_what_is_complete() -> None:
+    text = MESSAGE.to_json()
     facts = text.index(',"exception"')
     assert facts < 256, "what decides stands first"
     for end in range(facts + 1, len(text)):
         read = Termination.from_json(text[:end])
         texts: dict[str, Any] = {
-            "exception": TOLD.exception,
-            "last_line": TOLD.last_line,
-            "also_failed": TOLD.also_failed,
+            "exception": MESSAGE.exception,
+            "last_line": MESSAGE.last_line,
+            "also_failed": MESSAGE.also_failed,
         }
-        assert replace(read, **texts) == TOLD
-        assert TOLD.also_failed[: len(read.also_failed)] == read.also_failed
-        for part, of in ((read.exception, TOLD.exception), (read.last_line, TOLD.last_line)):
+        assert replace(read, **texts) == MESSAGE
+        assert MESSAGE.also_failed[: len(read.also_failed)] == read.also_failed
+        for part, of in ((read.exception, MESSAGE.exception), (read.last_line, MESSAGE.last_line)):
             # A partial character at the cut is dropped.
             assert part is None or (of or "").startswith(part.rstrip("?"))
-    told = Termination.from_json(text[: text.index(',"also_failed"', facts) + 300])
-    assert (told.exception, told.last_line) == (TOLD.exception, TOLD.last_line)
-    assert len(told.also_failed) > 1
+    parsed = Termination.from_json(text[: text.index(',"also_failed"', facts) + 300])
+    assert (parsed.exception, parsed.last_line) == (MESSAGE.exception, MESSAGE.last_line)
+    assert len(parsed.also_failed) > 1
 
 
 def test_of_an_older_launchers_the_beginning_too_and_no_number_without_its_end() -> None:
     """Older launchers wrote the texts before step and checkpoint."""
-    parts = json.loads(TOLD.to_json())
+    parts = json.loads(MESSAGE.to_json())
     late = {name: parts.pop(name) for name in ("step", "checkpoint", "also_failed")}
     text = json.dumps(parts | late, separators=(",", ":"))
-    assert Termination.from_json(text) == TOLD
+    assert Termination.from_json(text) == MESSAGE
     for end in range(text.index(',"exception"') + 1, len(text)):
         read = Termination.from_json(text[:end])
         assert (read.attempt, read.code, read.rank, read.signal) == (3, 134, 7, 6)
-        assert read.step in (0, TOLD.step)
-        assert read.checkpoint in (None, TOLD.checkpoint)
+        assert read.step in (0, MESSAGE.step)
+        assert read.checkpoint in (None, MESSAGE.checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def units(ranks: int) -> list[UnitSize]:
     ]
 
 
-def room_for(config: dict[str, Any], ranks: int) -> Needs:
+def capacity_for(config: dict[str, Any], ranks: int) -> Needs:
     """Return the memory that one of `ranks` ranks needs: enough for that number, too little for half of
     it.
     """
@@ -46,11 +46,11 @@ def room_for(config: dict[str, Any], ranks: int) -> Needs:
     return Needs(host=needs.host, disk=0)
 
 
-def proposed(config: dict[str, Any], *, ranks_of_room: int) -> tuple[EngineConfig, Proposal | None]:
+def proposed(config: dict[str, Any], *, fitting_ranks: int) -> tuple[EngineConfig, Proposal | None]:
     read = resolve(load(config), world_size=RANKS)
-    room = room_for(config, ranks_of_room)
-    assert not needs_of(read, units(RANKS), HOST).within(room)
-    return read, nearest(read, units(RANKS), room, HOST, has_folder=True)
+    capacity = capacity_for(config, fitting_ranks)
+    assert not needs_of(read, units(RANKS), HOST).within(capacity)
+    return read, nearest(read, units(RANKS), capacity, HOST, has_folder=True)
 
 
 def done_by_hand(config: dict[str, Any], change: str) -> tuple[dict[str, Any], int]:
@@ -81,7 +81,7 @@ BATCHES: list[tuple[dict[str, Any], str | None]] = [
 @pytest.mark.parametrize(("batch", "words"), BATCHES, ids=str)
 def test_twice_the_ranks(batch: dict[str, Any], words: str | None) -> None:
     given = file(**batch)
-    read, found = proposed(given, ranks_of_room=8)
+    read, found = proposed(given, fitting_ranks=8)
     assert (None if found is None else found.changes) == (None if words is None else (words,))
     if found is None:
         with pytest.raises(ConfigError):
@@ -99,10 +99,10 @@ SIZES: list[int | None] = [None, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("train", [None, 8, 12, 16, 24, 48, 64, 96])
-@pytest.mark.parametrize("room", [8, 16, 32])
-def test_so_are_all_others(train: int | None, room: int) -> None:
+@pytest.mark.parametrize("ranks_that_fit", [8, 16, 32])
+def test_so_are_all_others(train: int | None, ranks_that_fit: int) -> None:
     """All batches of small numbers, wherever the next sufficient number of ranks is."""
-    told = 0
+    num_proposals = 0
     for micro, steps in itertools.product(SIZES, SIZES):
         given = {TRAIN: train, MICRO: micro, STEPS: steps}
         config = file(**{key: value for key, value in given.items() if value is not None})
@@ -110,14 +110,14 @@ def test_so_are_all_others(train: int | None, room: int) -> None:
             resolve(load(config), world_size=RANKS)
         except ConfigError:
             continue
-        _, found = proposed(config, ranks_of_room=room)
+        _, found = proposed(config, fitting_ranks=ranks_that_fit)
         if found is not None:
             changed, ranks = done_by_hand(config, found.changes[0])
             after = needs_of(resolve(load(changed), world_size=ranks), units(ranks), HOST)
-            assert after.within(room_for(config, room))
-            told += 1
+            assert after.within(capacity_for(config, ranks_that_fit))
+            num_proposals += 1
     # More ranks can share a batch of their multiples, and any batch whose size is not given.
-    assert (told > 0) == (train is None or train % room == 0)
+    assert (num_proposals > 0) == (train is None or train % ranks_that_fit == 0)
 
 
 @pytest.mark.parametrize(("group", "words"), [(4, '"zero_optimization": {"stage": 3}'), (3, None)])
@@ -128,6 +128,6 @@ def test_stage_3_only_where_the_ranks_form_groups(group: int, words: str | None)
     layers = units(RANKS)[1:] * 20
     needs = needs_of(read, layers, Hardware())
     assert needs.accelerator is not None
-    room = replace(needs, accelerator=needs.accelerator - 1)
-    found = nearest(read, layers, room, Hardware(), has_folder=True)
+    capacity = replace(needs, accelerator=needs.accelerator - 1)
+    found = nearest(read, layers, capacity, Hardware(), has_folder=True)
     assert (None if found is None else found.changes) == (None if words is None else (words,))

@@ -166,7 +166,7 @@ def test_verdicts() -> None:
         assert bytes_text(gpu.total_bytes) in summary(found)
 
 
-def test_pinned_memory_is_told_and_not_enforced() -> None:
+def test_pinned_memory_is_reported_and_not_enforced() -> None:
     offloads = {"offload_optimizer": {"device": "cpu"}}
     found = demand(workload(limits={**ROOMY, Tier.PINNED: GIB}, zero_optimization=zero(2, **offloads)))
     assert verdicts(found) == {"gpu": "Fits", "host": "Fits", "pinned": "Tight"}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.chaos.awaits import Gate, place_of
-from tests.cluster.chaos.operator_run import unheard_deaths
-from tests.cluster.chaos.scenario import heard_errors
+from tests.cluster.chaos.operator_run import ignore_unraisable_errors
+from tests.cluster.chaos.scenario import collect_errors
 from zerotrain.operator.cluster import rate as rate_module
 from zerotrain.operator.cluster.rate import TokenBucket
 from zerotrain.operator.controller.work_queue import WorkQueue
@@ -59,7 +59,7 @@ def test_no_step_is_taken_after_the_crash(monkeypatch: pytest.MonkeyPatch) -> No
         return len(places) == 3
 
     gate = Gate(third, loop.stop)
-    with unheard_deaths():
+    with ignore_unraisable_errors():
         run(work(), gate, loop)
         assert done == ["first"], "code ran after the crash"
         assert len(places) == 3
@@ -81,11 +81,11 @@ def test_what_the_dead_say_while_they_are_buried_is_not_heard(monkeypatch: pytes
             log.error("unwound")
 
     gate = Gate(lambda place, in_pass: True, loop.stop)
-    with unheard_deaths(), heard_errors() as errors:
+    with ignore_unraisable_errors(), collect_errors() as errors:
         log.error("alive")
         run(work(), gate, loop)
         loop.close()
-        gate.bury()
+        gate.close_coroutines()
         log.error("alive again")
     assert errors == ["alive", "alive again"]
 

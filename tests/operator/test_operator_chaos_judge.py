@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.chaos.judge import Promises
+from tests.cluster.chaos.invariants import Invariants
 from tests.cluster.chaos.orphans import hung_attempts, orphans
 from tests.cluster.chaos.watch_recorder import Seen
 
@@ -86,7 +86,7 @@ UNWRITTEN_FAILED = (
 
 
 def complaints(*history: Seen) -> list[str]:
-    promises = Promises()
+    promises = Invariants()
     promises.read(sorted(history, key=lambda seen: seen.revision))
     return promises.complaints
 

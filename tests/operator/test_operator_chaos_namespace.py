@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.chaos.crashes import immortal
-from tests.cluster.chaos.operator_run import OperatorRun, Setup, unheard_deaths
-from tests.cluster.chaos.scenario import heard_errors
+from tests.cluster.chaos.operator_run import OperatorRun, Setup, ignore_unraisable_errors
+from tests.cluster.chaos.scenario import collect_errors
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob
@@ -29,7 +29,7 @@ def test_a_namespace_goes_without_its_operator(
     setup = Setup(kubeconfig=operator_kubeconfig, key_file=key)
     doomed = f"doomed-{secrets.token_hex(3)}"
     control_plane.kubectl("create", "namespace", doomed)
-    with heard_errors() as errors, unheard_deaths():
+    with collect_errors() as errors, ignore_unraisable_errors():
         with kubelet(api, doomed, KEY, steps=1000) as double:
             first = _leading(setup)
             LiveJob(control_plane, doomed)

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.cluster.chaos.proxy import CALM, FaultProxy, Faults
+from tests.cluster.chaos.proxy import CALM, FaultProxy, FaultRates
 from tests.cluster.chaos.scenario import through
 from tests.operator.kube_json import KubeJson
 from tests.support.devcluster import Cluster
@@ -48,14 +48,14 @@ async def test_requests_are_refused_lost_or_carried_out_in_silence(
         await client.call(Request(method="POST", path=path, kind="secrets", body=secret(name)))
 
     async with Api(await connect(kubeconfig), ONCE, Telemetry()) as client:
-        proxy.weather = CALM
+        proxy.fault_rates = CALM
         await create("made")
         for weather, name in (
-            (Faults(refused=1.0), "refused"),
-            (Faults(vanished=1.0), "vanished"),
-            (Faults(unanswered=1.0), "unanswered"),
+            (FaultRates(refused=1.0), "refused"),
+            (FaultRates(vanished=1.0), "vanished"),
+            (FaultRates(unanswered=1.0), "unanswered"),
         ):
-            proxy.weather = weather
+            proxy.fault_rates = weather
             with pytest.raises(Unavailable):
                 await create(name)
     there = {item["metadata"]["name"] for item in api.get(path)["items"]}
@@ -80,13 +80,13 @@ async def test_watches_expire_and_end(proxy: FaultProxy, kubeconfig: Path, names
                 raise error_of("WATCH", event["object"]["code"], b"")
 
     async with Api(await connect(kubeconfig), ONCE, Telemetry()) as client:
-        proxy.weather = Faults(expired=1.0)
+        proxy.fault_rates = FaultRates(expired=1.0)
         with pytest.raises(Gone):
             await watch()
-        proxy.weather = Faults(failing=1.0)
+        proxy.fault_rates = FaultRates(failing=1.0)
         with pytest.raises(Unavailable):
             await watch()
-        proxy.weather = Faults(dropped=1.0, watch_s=0.2)
+        proxy.fault_rates = FaultRates(dropped=1.0, watch_s=0.2)
         with pytest.raises(aiohttp.ClientError):
             await watch()
 
@@ -98,7 +98,7 @@ async def test_somebody_writes_first_and_answers_are_old(
     meta = {"name": "gpt", "namespace": namespace}
     job = api.post(jobs, job_json({"metadata": meta, "spec.managedBy": "example.com/nobody"}))
     async with Api(await connect(kubeconfig), ONCE, Telemetry()) as client:
-        proxy.weather = Faults(conflict=1.0)
+        proxy.fault_rates = FaultRates(conflict=1.0)
         status = Request(
             method="PUT",
             path=f"{jobs}/gpt/status",
@@ -108,12 +108,12 @@ async def test_somebody_writes_first_and_answers_are_old(
         with pytest.raises(Conflict):
             await client.call(status)
         read = Request(method="GET", path=f"{jobs}/gpt", kind="jobs")
-        proxy.weather = CALM
+        proxy.fault_rates = CALM
         first = await client.call(read)
         api.patch(f"{jobs}/gpt", {"metadata": {"labels": {"seen": "late"}}})
-        proxy.weather = Faults(stale=1.0)
+        proxy.fault_rates = FaultRates(stale=1.0)
         assert await client.call(read) == first
-        proxy.weather = CALM
+        proxy.fault_rates = CALM
         assert (await client.call(read))["metadata"]["labels"] == {"seen": "late"}
 
 
@@ -131,5 +131,5 @@ async def test_lists_are_never_old_whatever_their_size(
     async with Api(await connect(kubeconfig), ONCE, Telemetry()) as client:
         for number in range(3):  # an API server compresses from 128 KiB on
             add(f"gpt-{number}")
-            proxy.weather = Faults(stale=1.0)
+            proxy.fault_rates = FaultRates(stale=1.0)
             assert len((await client.call(everything))["items"]) == number + 1

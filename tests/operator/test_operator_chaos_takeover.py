@@ -8,9 +8,9 @@ import pytest
 
 from tests.cluster.chaos.fault_injector import Temper
 from tests.cluster.chaos.frozen import freeze_and_thaw
-from tests.cluster.chaos.operator_run import unheard_deaths
+from tests.cluster.chaos.operator_run import ignore_unraisable_errors
 from tests.cluster.chaos.proxy import CALM
-from tests.cluster.chaos.scenario import heard_errors, season
+from tests.cluster.chaos.scenario import collect_errors, open_scenario
 from tests.support.devcluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -21,12 +21,12 @@ def test_a_leader_that_was_frozen_writes_nothing_after_its_lease(
 ) -> None:
     temper = Temper(jobs=3)
     with (
-        season(
-            control_plane, operator_kubeconfig, tmp_path, seed=7, weather=CALM, temper=temper, steps=40
+        open_scenario(
+            control_plane, operator_kubeconfig, tmp_path, seed=7, fault_rates=CALM, temper=temper, steps=40
         ) as here,
-        heard_errors() as errors,
-        unheard_deaths(),
+        collect_errors() as errors,
+        ignore_unraisable_errors(),
     ):
         places = freeze_and_thaw(here, [4])
         assert len(places) == 1, places
-        assert [*errors, *here.judge().complaints] == []
+        assert [*errors, *here.check().complaints] == []

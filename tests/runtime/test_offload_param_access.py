@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.offloaded_params import Where, use_all_in_odd_ways
+from tests.support.offloaded_params import Where, access_outside_training_everywhere
 from tests.support.ranks import run_ranks
 from tests.support.training import Case
 
@@ -31,6 +31,6 @@ def test_every_other_use_sees_the_same_bits(ranks: int, tmp_path: Path) -> None:
     for number, places in enumerate((whole, split)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        for found in run_ranks(ranks, use_all_in_odd_ways, case, places, str(folder)):
+        for found in run_ranks(ranks, access_outside_training_everywhere, case, places, str(folder)):
             for where, seen in zip(places, found, strict=True):
                 assert seen == found[0], where

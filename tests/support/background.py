@@ -18,15 +18,15 @@ class ThreadDied(AssertionError):
 
 def listen() -> None:
     """Record threads that end with an exception from now on, and still call the previous hook."""
-    told = threading.excepthook
+    previous = threading.excepthook
 
-    def hear(args: threading.ExceptHookArgs) -> None:
+    def record(args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread is not None else "gone"
         trace = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
         _dead.append(f"thread {name}:\n{trace}")
-        told(args)
+        previous(args)
 
-    threading.excepthook = hear
+    threading.excepthook = record
 
 
 def forget() -> None:

@@ -105,8 +105,8 @@ def saved_while_training(folder: str, stage: int) -> dict[str, Any]:
     }
 
 
-def fails_on_one_rank(folder: str, raised_by: str) -> tuple[str, int, str]:
-    """The disk of the last rank is full; where every rank hears of it, and what it is told."""
+def fails_on_one_rank(folder: str, ending: str) -> tuple[str, int, str]:
+    """Fill the disk of the last rank; return the error that this rank gets, and the folder's content."""
     rank, world = dist.get_rank(), dist.get_world_size()
     engine = make_engine(world_size=world)
     train(engine, 1)
@@ -125,7 +125,7 @@ def fails_on_one_rank(folder: str, raised_by: str) -> tuple[str, int, str]:
         "close": engine.close,
     }
     try:
-        endings[raised_by]()
+        endings[ending]()
     except CheckpointError as error:
         left = sorted(path.name for path in Path(folder).iterdir())
         return type(error).__name__, int(error.exit_code), str(left)

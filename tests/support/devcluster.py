@@ -154,8 +154,10 @@ class Devcluster:
         owner = ["--owner-pid", str(os.getpid())]
         # Instances choose free ports at random and bind them seconds later. All ports of a node but one are
         # in its own network, and a node takes long to start.
-        turn = nullcontext() if profile == "node" else locked(INSTANCES.parent / ".up.lock", lambda: None)
-        with turn:
+        start_lock = (
+            nullcontext() if profile == "node" else locked(INSTANCES.parent / ".up.lock", lambda: None)
+        )
+        with start_lock:
             checked(
                 self.command("up", "--profile", profile, "--bin-dir", str(BIN), *owner, *args, name=name),
                 timeout_s=timeout_s,

@@ -66,9 +66,9 @@ def make(case: Case, where: Where, spill: str, *, frozen: bool = False) -> Engin
     model = case.model()
     if frozen:
         freeze(model)
-    as_beside_an_accelerator = {"is_resident": _nothing_is, "may_spill": True}
+    on_an_accelerator = {"is_resident": _nothing_is, "may_spill": True}
     with ExitStack() as stack:
-        for name, value in as_beside_an_accelerator.items() if where.params == "host" else ():
+        for name, value in on_an_accelerator.items() if where.params == "host" else ():
             stack.enter_context(patch.object(OffloadedParams, name, value))
         engine, *_ = zt.initialize(model=model, config=config_of(case, where, spill))
     kept = [unit.keeps_shard for unit in engine.core.units if unit.placement.params_sharded]
@@ -134,7 +134,7 @@ def run_all(jobs: list[tuple[Case, Where, bool]], spill: str) -> list[Trained]:
     return [run(case, where, spill, frozen) for case, where, frozen in jobs]
 
 
-def use_in_odd_ways(case: Case, where: Where, folder: str) -> dict[str, Any]:
+def access_outside_training(case: Case, where: Where, folder: str) -> dict[str, Any]:
     """Read and write weights in every way besides training; return the results."""
     root = Path(folder)
     engine = make(case, where, folder, frozen=True)
@@ -170,11 +170,11 @@ def use_in_odd_ways(case: Case, where: Where, folder: str) -> dict[str, Any]:
     return seen
 
 
-def use_all_in_odd_ways(case: Case, places: list[Where], folder: str) -> list[dict[str, Any]]:
-    """Call `use_in_odd_ways` for each place, in a folder of its own."""
+def access_outside_training_everywhere(case: Case, places: list[Where], folder: str) -> list[dict[str, Any]]:
+    """Call `access_outside_training` for each place, in a folder of its own."""
     found = []
     for index, where in enumerate(places):
         own = Path(folder) / str(index)
         own.mkdir(exist_ok=True)
-        found.append(use_in_odd_ways(case, where, str(own)))
+        found.append(access_outside_training(case, where, str(own)))
     return found

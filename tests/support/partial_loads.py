@@ -88,7 +88,7 @@ def without_frozen(folder: str) -> dict[str, Any]:
     }
 
 
-def odd_moments(folder: str) -> dict[str, Any]:
+def saves_between_steps(folder: str) -> dict[str, Any]:
     """Save before the first step, right after a load, between backward and step, and without `latest`."""
     engine = make("AdamW", 1)
     initial = weights(engine)

@@ -20,8 +20,8 @@ from pathlib import Path
 from tests.cluster.chaos.crashes import crash, sigkill
 from tests.cluster.chaos.fault_injector import Temper
 from tests.cluster.chaos.frozen import freeze_and_thaw
-from tests.cluster.chaos.operator_run import unheard_deaths
-from tests.cluster.chaos.scenario import Scenario, heard_errors, season
+from tests.cluster.chaos.operator_run import ignore_unraisable_errors
+from tests.cluster.chaos.scenario import Scenario, collect_errors, open_scenario
 from tests.operator.operator_process import install
 from tests.operator.test_reconcile_days import live_through
 from tests.support.devcluster import Devcluster, build_tools, existing
@@ -67,27 +67,27 @@ def main() -> int:
             if count:
                 started = time.monotonic()
                 temper = Temper(workers=WORKERS)
-                with season(cluster, kubeconfig, folder, seed=seed, temper=temper) as here:
-                    broken += tell(here, name, act(here, count), time.monotonic() - started)
+                with open_scenario(cluster, kubeconfig, folder, seed=seed, temper=temper) as here:
+                    broken += print_result(here, name, act(here, count), time.monotonic() - started)
     return 1 if broken else 0
 
 
 def crashes(here: Scenario, count: int) -> list[str]:
-    with heard_errors() as errors, unheard_deaths():
-        record = crash(here, count, told=say)
+    with collect_errors() as errors, ignore_unraisable_errors():
+        record = crash(here, count, log=say)
     say(record.report())
     return [*record.problems, *errors]
 
 
 def sigkills(here: Scenario, count: int) -> list[str]:
-    sigkill(here, count, told=say)
+    sigkill(here, count, log=say)
     log = (here.folder / "operator.log").read_text()
     return [f"the operator's log holds a traceback:\n{log[-3000:]}"] if "Traceback" in log else []
 
 
 def freezes(here: Scenario, count: int) -> list[str]:
     nths = [here.chance.randint(1, 30) for _ in range(count)]
-    with heard_errors() as errors, unheard_deaths():
+    with collect_errors() as errors, ignore_unraisable_errors():
         places = freeze_and_thaw(here, nths)
     say("leaders froze at " + ", ".join(sorted(set(places))))
     return list(errors)
@@ -105,13 +105,13 @@ def live_through_days(seed: int, count: int) -> int:
     return broken
 
 
-def tell(here: Scenario, name: str, problems: list[str], seconds: float) -> int:
-    promises = here.judge()
-    complaints = [*problems, *promises.complaints]
-    did = {"ended": here.gremlin.ended, "acts": here.gremlin.acts, "faults": here.proxy.faults}
-    did["told"] = promises.told()
+def print_result(here: Scenario, name: str, problems: list[str], seconds: float) -> int:
+    invariants = here.check()
+    complaints = [*problems, *invariants.complaints]
+    did = {"ended": here.fault_injector.ended, "acts": here.fault_injector.acts, "faults": here.proxy.faults}
+    did["results"] = invariants.summary()
     say(
-        f"{name}: {len(promises.jobs)} jobs, {promises.pods} pods, {seconds:.0f} s; "
+        f"{name}: {len(invariants.jobs)} jobs, {invariants.pods} pods, {seconds:.0f} s; "
         + "; ".join(f"{what} {dict(counted)}" for what, counted in did.items())
     )
     for complaint in complaints:
@@ -126,7 +126,7 @@ def keep(here: Scenario, name: str) -> Path:
     path = BUILD / f"chaos-{name}-{here.namespace}.jsonl"
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as lines:
-        for seen in here.witness.history():
+        for seen in here.recorder.history():
             print(json.dumps({"change": seen.change, "kind": seen.kind, **seen.body}), file=lines)
     return path
 

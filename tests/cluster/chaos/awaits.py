@@ -1,7 +1,7 @@
 """A stop of an event loop at one chosen await point: nothing after it happens, as after SIGKILL.
 
 `Gate.tasks` is a task factory. Every coroutine of the loop runs inside a `Watched` one that reports each of
-its suspensions; once the gate is shut no coroutine of the loop is ever resumed. Used by `incarnation`.
+its suspensions; once the gate is shut no coroutine of the loop is ever resumed. Used by `operator_run`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_FINALLY = 10
 _in_pass: ContextVar[bool] = ContextVar("in_pass", default=False)
 """True in the tasks that take keys from the queue, and in all tasks that they start."""
 
-is_burying: ContextVar[bool] = ContextVar("is_burying", default=False)
+is_closing: ContextVar[bool] = ContextVar("is_closing", default=False)
 """True in a thread that unwinds a dead loop's coroutines: their log messages then are not the operator's."""
 
 
@@ -47,13 +47,13 @@ class Gate:
     def ended(self, watched: Watched) -> None:
         self._living.discard(watched)
 
-    def bury(self) -> None:
+    def close_coroutines(self) -> None:
         """Unwind suspended coroutines while no loop runs.
 
         Otherwise the garbage collector would do it at any moment in the middle of another loop, where a
         `finally` that awaits would do the dead loop's work.
         """
-        burial = is_burying.set(True)
+        token = is_closing.set(True)
         for watched in self._living:
             for _ in range(MAX_FINALLY):
                 try:
@@ -62,7 +62,7 @@ class Gate:
                 except Exception:
                     continue
         self._living.clear()
-        is_burying.reset(burial)
+        is_closing.reset(token)
 
     def close(self) -> None:
         """Shut the gate: no coroutine of the loop takes another step."""

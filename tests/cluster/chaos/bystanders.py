@@ -1,6 +1,6 @@
 """Programs on which jobs depend beside the operator: a queue that admits, and pods that read checkpoints.
 
-They work in every weather and until the end: jobs that wait for them must get what they need.
+They work in spite of all faults and until the end: jobs that wait for them must get what they need.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import random
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.cluster.chaos.judge import is_true
+from tests.cluster.chaos.invariants import is_true
 from tests.operator.kube_json import KubeJson
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.constants import LABEL_HELPER
@@ -68,10 +68,10 @@ class Queue:
     def _write(self, item: Json, fields: Json, *conditions: Json) -> None:
         """Write the status unless another client has written since the object was read."""
         known = {each["type"]: each for each in item.get("status", {}).get("conditions", ())}
-        told = list({**known, **{each["type"]: each for each in conditions}}.values())
+        merged = list({**known, **{each["type"]: each for each in conditions}}.values())
         meta = {"resourceVersion": item["metadata"]["resourceVersion"]}
         path = f"{self._path}/{item['metadata']['name']}/status"
-        self._api.patch(path, {"metadata": meta, "status": {**fields, "conditions": told}})
+        self._api.patch(path, {"metadata": meta, "status": {**fields, "conditions": merged}})
 
 
 class Readers:
@@ -102,5 +102,5 @@ class Readers:
 def condition(kind: str, value: bool, reason: str) -> Json:
     """Return a condition as Kueue writes it."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    told = {"type": kind, "status": str(value), "reason": reason, "message": "said by the script"}
-    return {**told, "lastTransitionTime": now}
+    fields = {"type": kind, "status": str(value), "reason": reason, "message": "written by the test"}
+    return {**fields, "lastTransitionTime": now}

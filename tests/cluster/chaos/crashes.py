@@ -95,70 +95,70 @@ def immortal(place: str, in_pass: bool) -> bool:
     return False
 
 
-def crash(season: Scenario, count: int, *, told: Callable[[str], None] = lambda _text: None) -> Record:
+def crash(scenario: Scenario, count: int, *, log: Callable[[str], None] = lambda _text: None) -> Record:
     """Run lives in this process until so many ended at an await point, and one that sees all jobs end.
 
     The problems of the returned record contain what the run fell short of.
     """
-    record, setup = Record(), season.setup()
+    record, setup = Record(), scenario.setup()
     for number in range(1, LIVES_PER_CRASH * count + 1):
-        _live(season, setup, record)
+        _live(scenario, setup, record)
         if number % 50 == 0:
-            told(f"{record.crashed.total()} crashes in {number} lives, {dict(season.gremlin.ended)}")
+            log(f"{record.crashed.total()} crashes in {number} lives, {dict(scenario.fault_injector.ended)}")
         if record.crashed.total() >= count:
             break
     life = OperatorRun(setup, immortal)
     life.start()
     try:
-        season.finish()
+        scenario.finish()
     finally:
         life.retire()
-        _bury(life, record)
+        _end(life, record)
     record.problems += record.shortcomings(count)
     return record
 
 
-def _live(season: Scenario, setup: Setup, record: Record) -> None:
+def _live(scenario: Scenario, setup: Setup, record: Record) -> None:
     """Run one life until its doom or the end of its time."""
-    machine = replace(setup, clock_off_s=season.chance.choice(CLOCKS_OFF_S))
-    life = OperatorRun(machine, Doom(season.chance, record))
+    machine = replace(setup, clock_off_s=scenario.chance.choice(CLOCKS_OFF_S))
+    life = OperatorRun(machine, Doom(scenario.chance, record))
     life.start()
-    length_s = season.chance.choice(LIVES_S)
+    length_s = scenario.chance.choice(LIVES_S)
     end = time.monotonic() + length_s
-    season.while_(
+    scenario.while_(
         lambda: not life.dead.is_set() and time.monotonic() < end,
         timeout_s=length_s + PATIENCE_S,
         what="a life does not end",
     )
     record.by_clock += not life.dead.is_set()
-    _bury(life, record)
+    _end(life, record)
 
 
-def _bury(life: OperatorRun, record: Record) -> None:
+def _end(life: OperatorRun, record: Record) -> None:
     life.kill()
     if life.error is not None:
         record.problems.append(f"the operator ended by itself: {life.error!r}")
     record.problems += life.ended
 
 
-def sigkill(season: Scenario, count: int, *, told: Callable[[str], None] = lambda _text: None) -> None:
+def sigkill(scenario: Scenario, count: int, *, log: Callable[[str], None] = lambda _text: None) -> None:
     """Kill so many real processes: while they start, right after they lead, or later."""
-    process = OperatorProcess(season.kubeconfig, season.folder)
+    process = OperatorProcess(scenario.kubeconfig, scenario.folder)
     try:
         for number in range(count):
             process.start(wait=False)
             if number % 4:
-                season.while_(
+                scenario.while_(
                     lambda: not process.leads(),
                     timeout_s=PATIENCE_S,
                     what=lambda: f"no leader:\n{process.tail()}",
                 )
-            season.pass_time(season.chance.uniform(0.0, 1.5))
+            scenario.pass_time(scenario.chance.uniform(0.0, 1.5))
             process.kill()
             if number % 10 == 9:
-                told(f"{number + 1} SIGKILLs, {dict(season.gremlin.ended)}")
+                log(f"{number + 1} SIGKILLs, {dict(scenario.fault_injector.ended)}")
         process.start()
-        season.finish()
+        scenario.finish()
         process.terminate()
     finally:
         process.kill()

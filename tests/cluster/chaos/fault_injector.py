@@ -42,7 +42,7 @@ SLEEPERS = 2
 
 @dataclass(slots=True)
 class Life:
-    """One incarnation of a job."""
+    """One creation of a job, which may be deleted and made again."""
 
     uid: str
     name: str
@@ -137,7 +137,7 @@ class FaultInjector:
             self._queue.tick(patience=patience)
             self._readers.tick()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Undo all faults and resume all suspended jobs."""
         self._nodes.heal(math.inf)
         for life in self.lives.values():
@@ -258,7 +258,7 @@ class FaultInjector:
     def _hang(self, life: Life) -> bool:
         """Stop one rank as by SIGSTOP if the job has hang detection."""
         running = [training for training in self._double.trainings() if training.job_uid == life.uid]
-        if not life.traits.judged or not running or not running[-1].can_stop:
+        if not life.traits.detects_hangs or not running or not running[-1].can_stop:
             return False
         running[-1].stopped_rank = 0
         return True

@@ -54,32 +54,32 @@ class Freeze:
         return False
 
 
-def freeze_and_thaw(season: Scenario, nths: Iterable[int]) -> list[str]:
+def freeze_and_thaw(scenario: Scenario, nths: Iterable[int]) -> list[str]:
     """Do one takeover per number; return the places of the freezes, and tasks of the operator that ended."""
     froze: list[str] = []
     with short_lease():
         for nth in nths:
-            froze += _takeover(season, nth)
-        last = _start(season, "last", immortal)
+            froze += _takeover(scenario, nth)
+        last = _start(scenario, "last", immortal)
         try:
-            season.finish()
+            scenario.finish()
         finally:
             last.retire()
     return froze
 
 
-def _takeover(season: Scenario, nth: int) -> list[str]:
+def _takeover(scenario: Scenario, nth: int) -> list[str]:
     """Freeze the leader, let the other one take over, and thaw the first; both run for a moment."""
     freeze = Freeze(nth)
-    leader = _start(season, "one", freeze)
-    season.while_(lambda: not leader.leads(), timeout_s=PATIENCE_S, what="the first replica does not lead")
-    other = _start(season, "two", immortal)
+    leader = _start(scenario, "one", freeze)
+    scenario.while_(lambda: not leader.leads(), timeout_s=PATIENCE_S, what="the first replica does not lead")
+    other = _start(scenario, "two", immortal)
     try:
-        season.while_(lambda: not freeze.at, timeout_s=PATIENCE_S, what="the leader never froze")
-        season.while_(lambda: not other.leads(), timeout_s=PATIENCE_S, what="nobody takes over")
+        scenario.while_(lambda: not freeze.at, timeout_s=PATIENCE_S, what="the leader never froze")
+        scenario.while_(lambda: not other.leads(), timeout_s=PATIENCE_S, what="nobody takes over")
         freeze.thaw.set()
-        season.while_(lambda: not freeze.thawed, timeout_s=PATIENCE_S, what="the leader stays frozen")
-        season.pass_time(1.0)
+        scenario.while_(lambda: not freeze.thawed, timeout_s=PATIENCE_S, what="the leader stays frozen")
+        scenario.pass_time(1.0)
     finally:
         freeze.thaw.set()
         leader.retire()
@@ -87,7 +87,7 @@ def _takeover(season: Scenario, nth: int) -> list[str]:
     return [freeze.at, *leader.ended, *other.ended]
 
 
-def _start(season: Scenario, identity: str, doom: Callable[[str, bool], bool]) -> OperatorRun:
-    life = OperatorRun(season.setup(identity), doom)
+def _start(scenario: Scenario, identity: str, doom: Callable[[str, bool], bool]) -> OperatorRun:
+    life = OperatorRun(scenario.setup(identity), doom)
     life.start()
     return life

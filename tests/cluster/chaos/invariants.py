@@ -1,7 +1,7 @@
 """Rules that hold for every history, whatever crashed in it.
 
-The module has no I/O: it takes the witness's records and returns complaints. Each rule names the promise that
-it guards. `Promises` walks the history once, oldest version first.
+The module has no I/O: it takes the recorder's records and returns complaints. `Invariants` walks the history
+once, oldest version first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORKER = {LABEL_JOB_UID, LABEL_ATTEMPT, LABEL_RANK}
 
 @dataclass(slots=True)
 class _Job:
-    """One incarnation of a job, as known from the history so far."""
+    """One job, from its creation to its deletion, as known from the history so far."""
 
     name: str
     attempt: int = 0
@@ -60,7 +60,7 @@ class _Job:
     """Existing pods that verify a checkpoint, by UID."""
 
 
-class Promises:
+class Invariants:
     """Checker of a history: call `read`, then use `complaints`."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Promises:
             elif LABEL_HELPER in seen.body["metadata"].get("labels", {}):
                 self._reader(seen)
 
-    def told(self) -> Counter[str]:
+    def summary(self) -> Counter[str]:
         """Return counts of what the operator did, by the last status of every job.
 
         They are failures by reason and action, outcomes of verifications, admissions and gangs.
@@ -141,22 +141,22 @@ class Promises:
         charged = [item["attempt"] for item in now.get("recent", ())]
         if len(charged) != len(set(charged)):
             self._complain(job, seen, f"an attempt was charged twice: {charged}")
-        told = [item["attempt"] for item in new.get("failures", ())]
-        if len(told) != len(set(told)):
-            self._complain(job, seen, f"a failure was recorded twice: {told}")
+        recorded = [item["attempt"] for item in new.get("failures", ())]
+        if len(recorded) != len(set(recorded)):
+            self._complain(job, seen, f"a failure was recorded twice: {recorded}")
         if now.get("total", 0) == old.get("total", 0) + 1:
             # The first attempt of a small job may have failed before it is written.
             failed = job.attempt or 1
             last = now["recent"][-1] if now.get("recent") else {}
             if last.get("attempt") != failed:
                 self._complain(job, seen, f"a restart of attempt {last.get('attempt')} was charged late")
-            if last.get("cause") != "preemption" and failed not in told:
+            if last.get("cause") != "preemption" and failed not in recorded:
                 self._complain(job, seen, f"attempt {failed} was restarted without a failure")
             self._replaced(job, seen, new, failed)
 
     def _replaced(self, job: _Job, seen: Seen, new: Json, attempt: int) -> None:
-        told: list[Json] = [item for item in new.get("failures", ()) if item["attempt"] == attempt]
-        failure = told[0] if told else {}
+        recorded: list[Json] = [item for item in new.get("failures", ()) if item["attempt"] == attempt]
+        failure = recorded[0] if recorded else {}
         away = {item["name"] for item in new.get("excludedNodes", ())}
         if failure.get("action") == "ReplaceNodeAndRestart" and failure.get("node", "") not in {"", *away}:
             self._complain(job, seen, f"node {failure['node']} was to be replaced and may be used")

@@ -1,4 +1,4 @@
-"""Kinds of jobs of a season: each is drawn with some of the product's features, and records which."""
+"""Kinds of jobs of a scenario: each is drawn with some of the product's features, and records which."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Traits:
     """Whether Kueue admits it."""
     verified: bool = False
     """Whether its checkpoint is read once it has completed."""
-    judged: bool = False
+    detects_hangs: bool = False
     """Whether it has hang detection, so that it may hang."""
 
 
@@ -46,7 +46,7 @@ def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]
         elastic=chance.random() < 0.5 and count <= MAX_ELASTIC,
         queued=place == "queue",
         verified=chance.random() < 0.4,
-        judged=chance.random() < 0.3,
+        detects_hangs=chance.random() < 0.3,
     )
     changes: Json = {
         "spec.workers": count,
@@ -62,7 +62,7 @@ def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]
     if traits.verified:
         changes["spec.checkpoint.verify"] = "OnCompletion"
         changes["spec.runPolicy.cleanPodPolicy"] = chance.choice(("All", "Running", "None"))
-    if traits.judged:
+    if traits.detects_hangs:
         changes["spec.hangPolicy"] = {"minTimeoutSeconds": HANG_S, "stepTimeoutFactor": 2}
     if place == "gang":
         changes["spec.scheduling.gang"] = "Auto"

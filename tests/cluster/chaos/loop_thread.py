@@ -1,4 +1,4 @@
-"""An event loop in its own thread: the proxy and the witness run beside the operator that they watch."""
+"""An event loop in its own thread: the proxy and the recorder run alongside the operator that they watch."""
 
 from __future__ import annotations
 

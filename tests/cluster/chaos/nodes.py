@@ -1,4 +1,4 @@
-"""Temporary faults of the nodes of a season."""
+"""Temporary faults of the nodes of a scenario."""
 
 from __future__ import annotations
 

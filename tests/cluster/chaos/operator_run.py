@@ -116,7 +116,7 @@ class OperatorRun:
             self._loop.create_task(self._operate())
             self._loop.run_forever()
             self.ended = [] if self.runtime is None else dead_tasks(self.runtime._tasks)
-            self._bury()
+            self._close()
         except BaseException as error:
             self.error = error
         finally:
@@ -136,7 +136,7 @@ class OperatorRun:
             self.error = error
             self._gate.close()
 
-    def _bury(self) -> None:
+    def _close(self) -> None:
         """Close the sockets, as the kernel does for a dead process; no coroutine runs any more."""
         self._gate.shut = True
         transports = getattr(self._loop, "_transports", {})
@@ -147,17 +147,17 @@ class OperatorRun:
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
-        self._gate.bury()
+        self._gate.close_coroutines()
 
 
 @contextmanager
-def unheard_deaths() -> Iterator[None]:
+def ignore_unraisable_errors() -> Iterator[None]:
     """Suppress Python's messages about the coroutines of dead lives, which are collected in thousands."""
-    spoken = sys.unraisablehook
+    previous = sys.unraisablehook
 
     def hook(problem: Any) -> None:
         if not hasattr(problem.object, "cr_frame") and "coroutine" not in repr(problem.object):
-            spoken(problem)
+            previous(problem)
 
     sys.unraisablehook = hook
     try:
@@ -166,4 +166,4 @@ def unheard_deaths() -> Iterator[None]:
             yield
             gc.collect()
     finally:
-        sys.unraisablehook = spoken
+        sys.unraisablehook = previous

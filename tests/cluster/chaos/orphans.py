@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from tests.cluster.chaos.judge import FINISHED, is_true
+from tests.cluster.chaos.invariants import FINISHED, is_true
 from tests.cluster.chaos.watch_recorder import Seen
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_HELPER
 
@@ -36,9 +36,9 @@ def orphans(jobs: Iterable[Json], objects: Iterable[Json], hung: Hung = ()) -> l
             job = alive.get(owner["uid"])
             if job is not None and (owner["uid"], item["metadata"]["name"]) in hung:
                 continue
-            said = f"outlived its job {owner['name']}" if job is None else _outlived(item, job)
-            if said:
-                found.append(f"{item['kind']} {item['metadata']['name']} {said}")
+            problem = f"outlived its job {owner['name']}" if job is None else _outlived(item, job)
+            if problem:
+                found.append(f"{item['kind']} {item['metadata']['name']} {problem}")
     return found
 
 
@@ -57,7 +57,9 @@ def _outlived(item: Json, job: Json) -> str:
         return ""  # of the job and not of an attempt
     if kind == "ConfigMap":
         return (
-            "" if item["metadata"]["name"] in _told_stacks(status) else "is named nowhere in the job's status"
+            ""
+            if item["metadata"]["name"] in _referenced_stacks(status)
+            else "is named nowhere in the job's status"
         )
     if kind in ("Pod", "PodDisruptionBudget", "PodGroup") and int(own) != attempt:
         return f"outlived its attempt; the job is at {attempt}"
@@ -88,7 +90,7 @@ def hung_attempts(history: Iterable[Seen]) -> set[tuple[str, str]]:
     return found
 
 
-def _told_stacks(status: Json) -> set[str]:
+def _referenced_stacks(status: Json) -> set[str]:
     """Return the ConfigMaps with stacks that the status names."""
     places = [status.get("hang") or {}, *status.get("failures", ())]
     return {str(place["stacks"]) for place in places if place.get("stacks")}

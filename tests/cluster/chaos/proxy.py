@@ -1,8 +1,8 @@
 """An unreliable connection to the API server: faults between an operator and a control plane.
 
 The proxy is plain HTTP on loopback in front of the API server's TLS. The caller's own token passes through,
-so its rights are the shipped ones. `weather` gives the probability of each fault and may be changed at any
-moment.
+so its rights are the shipped ones. `fault_rates` gives the probability of each fault and may be changed at
+any moment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Faults:
+class FaultRates:
     """Probability of each fault, from 0 to 1, per request or watch."""
 
     refused: float = 0.0
@@ -59,8 +59,8 @@ class Faults:
     lag_s: float = 1.0
 
 
-CALM = Faults()
-ROUGH = Faults(
+CALM = FaultRates()
+ROUGH = FaultRates(
     refused=0.05,
     vanished=0.03,
     unanswered=0.05,
@@ -82,7 +82,7 @@ class FaultProxy:
         self._ca = cluster.ca
         self._chance = chance
         self._earlier: dict[str, list[tuple[float, bytes]]] = {}
-        self.weather = CALM
+        self.fault_rates = CALM
         self.faults: Counter[str] = Counter()
         """Number of requests by fault."""
         self.answers: Counter[int] = Counter()
@@ -115,7 +115,7 @@ class FaultProxy:
         await self._session.close()
 
     def _strikes(self, fault: str) -> bool:
-        likely = float(getattr(self.weather, fault))
+        likely = float(getattr(self.fault_rates, fault))
         if likely == 0.0 or self._chance.random() >= likely:
             return False
         self.faults[fault] += 1
@@ -124,7 +124,7 @@ class FaultProxy:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if self._strikes("slow"):
-            await asyncio.sleep(self._chance.uniform(0, self.weather.slow_s))
+            await asyncio.sleep(self._chance.uniform(0, self.fault_rates.slow_s))
         if self._strikes("vanished"):
             return _broken(request)
         if self._strikes("refused"):
@@ -138,40 +138,42 @@ class FaultProxy:
 
     async def _pass_on(self, request: web.Request, body: bytes) -> web.StreamResponse:
         if request.method == "PUT" and request.path.endswith("/status") and self._strikes("conflict"):
-            await self._meddle(request.path.removesuffix("/status"))
+            await self._write_concurrently(request.path.removesuffix("/status"))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         # Lists are recognised by their content, and from 128 KiB on an API server would compress them.
         headers["Accept-Encoding"] = "identity"
         url = self._server + request.path_qs
         async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
-            told = await answer.read()
+            content = await answer.read()
         self.answers[answer.status] += 1
         if answer.status == 403:
-            self.forbidden.append(f"{request.method} {request.path}: {told[:300].decode(errors='replace')}")
+            self.forbidden.append(
+                f"{request.method} {request.path}: {content[:300].decode(errors='replace')}"
+            )
         if request.method != "GET" and self._strikes("unanswered"):
             return _broken(request)
         if request.method == "GET" and answer.status == 200:
-            told = self._remembered(request, told)
+            content = self._remembered(request, content)
         kept = ("Content-Type", "Retry-After", "Date")
         passed = {name: answer.headers[name] for name in kept if name in answer.headers}
-        return web.Response(status=answer.status, body=told, headers=passed)
+        return web.Response(status=answer.status, body=content, headers=passed)
 
-    def _remembered(self, request: web.Request, told: bytes) -> bytes:
+    def _remembered(self, request: web.Request, content: bytes) -> bytes:
         """Return the answer, or an earlier one to the same request where an API server may give it.
 
         Lists are read by quorum unless they ask for less, and so are leases (see ADR 0024).
         """
-        listed = b'"items":' in told and request.query.get("resourceVersion") != "0"
+        listed = b'"items":' in content and request.query.get("resourceVersion") != "0"
         if "/leases/" in request.path or listed:
-            return told
+            return content
         now, key = time.monotonic(), request.path_qs
         earlier = [item for item in self._earlier.get(key, ()) if now - item[0] < MAX_STALE_S]
-        self._earlier[key] = [*earlier, (now, told)][-8:]
+        self._earlier[key] = [*earlier, (now, content)][-8:]
         if earlier and self._strikes("stale"):
             return self._chance.choice(earlier)[1]
-        return told
+        return content
 
-    async def _meddle(self, path: str) -> None:
+    async def _write_concurrently(self, path: str) -> None:
         """Write to the object as another client, as `kubectl annotate` does."""
         note = {"metadata": {"annotations": {"chaos/touched": str(self._chance.randrange(1 << 30))}}}
         headers = {**self._admin, "Content-Type": "application/merge-patch+json"}
@@ -185,8 +187,8 @@ class FaultProxy:
             return await _ended(request, *self._chance.choice(ERRORS))
         dies_at = None
         if self._strikes("dropped"):
-            dies_at = time.monotonic() + self._chance.uniform(0, self.weather.watch_s)
-        lag_s = self._chance.uniform(0, self.weather.lag_s) if self._strikes("lagging") else 0.0
+            dies_at = time.monotonic() + self._chance.uniform(0, self.fault_rates.watch_s)
+        lag_s = self._chance.uniform(0, self.fault_rates.lag_s) if self._strikes("lagging") else 0.0
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         timeout = aiohttp.ClientTimeout(total=None)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -208,8 +210,8 @@ class FaultProxy:
         return response
 
     def settle(self, **changes: float) -> None:
-        """Change parts of the weather."""
-        self.weather = replace(self.weather, **changes)
+        """Change some of the rates."""
+        self.fault_rates = replace(self.fault_rates, **changes)
 
 
 def _broken(request: web.Request) -> web.Response:

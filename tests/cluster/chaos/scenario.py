@@ -1,4 +1,4 @@
-"""A namespace full of jobs in bad weather: connects all parts of the harness, and checks at the end.
+"""A namespace full of jobs under injected faults: connects all parts of the harness, and checks at the end.
 
 Used by the command (`python -m tests.cluster.chaos`) and by the tests; both add their own ways to crash.
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.chaos.awaits import is_burying
+from tests.cluster.chaos.awaits import is_closing
 from tests.cluster.chaos.fault_injector import FaultInjector, Temper, is_unread
-from tests.cluster.chaos.judge import FINISHED, Promises
+from tests.cluster.chaos.invariants import FINISHED, Invariants
 from tests.cluster.chaos.operator_run import Setup
 from tests.cluster.chaos.orphans import hung_attempts, orphans
-from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, Faults
+from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, FaultRates
 from tests.cluster.chaos.watch_recorder import WatchRecorder
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, ensure_node, kubelet
@@ -65,9 +65,9 @@ class Scenario:
     chance: random.Random
     api: KubeJson
     proxy: FaultProxy
-    witness: WatchRecorder
+    recorder: WatchRecorder
     double: KubeletDouble
-    gremlin: FaultInjector
+    fault_injector: FaultInjector
     kubeconfig: Path
     """Kubeconfig with the operator's own rights, through the proxy."""
 
@@ -79,13 +79,13 @@ class Scenario:
     def while_(
         self, condition: Callable[[], bool], *, timeout_s: float, what: str | Callable[[], str]
     ) -> None:
-        """Run the season for as long as the condition holds. `what` is the error's text, or returns it."""
+        """Run the scenario for as long as the condition holds. `what` is the error's text, or returns it."""
         deadline = time.monotonic() + timeout_s
         while condition():
-            self.gremlin.tick()
+            self.fault_injector.tick()
             if time.monotonic() > deadline:
-                said = what if isinstance(what, str) else what()
-                raise TimeoutError(f"after {timeout_s:.0f} s: {said}")
+                text = what if isinstance(what, str) else what()
+                raise TimeoutError(f"after {timeout_s:.0f} s: {text}")
             time.sleep(0.01)
 
     def pass_time(self, seconds: float) -> None:
@@ -94,40 +94,40 @@ class Scenario:
 
     def finish(self, *, timeout_s: float = 2 * PATIENCE_S) -> None:
         """Run without faults until every job has ended. An operator must be alive."""
-        self.proxy.weather = CALM
-        self.gremlin.rest()
+        self.proxy.fault_rates = CALM
+        self.fault_injector.pause()
         deadline = time.monotonic() + timeout_s
-        while open_ := [job for job in self.gremlin.live_jobs() if not self._rests(job)]:
+        while open_ := [job for job in self.fault_injector.live_jobs() if not self._rests(job)]:
             if time.monotonic() > deadline:
-                told = "\n".join(_told(job) + self._pods_of(job) for job in open_)
-                raise TimeoutError(f"{len(open_)} jobs do not end:\n{told}")
-            self.gremlin.attend(patience=0)
+                status_lines = "\n".join(_status_line(job) + self._pods_of(job) for job in open_)
+                raise TimeoutError(f"{len(open_)} jobs do not end:\n{status_lines}")
+            self.fault_injector.attend(patience=0)
             time.sleep(0.2)
-        for job in self.gremlin.live_jobs():
+        for job in self.fault_injector.live_jobs():
             if _phase(job) in FINISHED:
-                self.gremlin.note_end(self.gremlin.lives[job["metadata"]["uid"]], _phase(job))
+                self.fault_injector.note_end(self.fault_injector.lives[job["metadata"]["uid"]], _phase(job))
 
-    def judge(self, *, settle_s: float = PATIENCE_S) -> Promises:
-        """Return all complaints about this season."""
+    def check(self, *, settle_s: float = PATIENCE_S) -> Invariants:
+        """Return all complaints about this scenario."""
         deadline = time.monotonic() + settle_s
         while (left := self._orphans()) and time.monotonic() < deadline:
             time.sleep(0.2)  # the garbage collector needs some time
-        self.witness.catch_up()
-        promises = Promises()
-        promises.read(self.witness.history())
-        promises.complaints += left
-        promises.complaints += [
+        self.recorder.catch_up()
+        invariants = Invariants()
+        invariants.read(self.recorder.history())
+        invariants.complaints += left
+        invariants.complaints += [
             f"not allowed by the role: {text}"
             for text in self.proxy.forbidden
             if not any(words in text for words in ENTITLED)
         ]
-        wrong = [phase for phase in self.gremlin.ended if phase not in FINISHED]
-        promises.complaints += [f"a job ended as {phase} for no reason" for phase in wrong]
-        return promises
+        wrong = [phase for phase in self.fault_injector.ended if phase not in FINISHED]
+        invariants.complaints += [f"a job ended as {phase} for no reason" for phase in wrong]
+        return invariants
 
     def _rests(self, job: Json) -> bool:
         """Return whether a job has reached the state in which it is checked."""
-        sleeps = self.gremlin.lives[job["metadata"]["uid"]].sleeps
+        sleeps = self.fault_injector.lives[job["metadata"]["uid"]].sleeps
         if is_unread(job) or job.get("status", {}).get("protectedAttempt") is not None:
             return False  # its end is written before its budget is deleted
         return _phase(job) in (FINISHED | {"Suspended"} if sleeps else FINISHED)
@@ -146,7 +146,7 @@ class Scenario:
             listed = self.api.get(path.format(self.namespace))
             kind = listed["kind"].removesuffix("List")
             objects += [{"kind": kind, **item} for item in listed["items"]]
-        return orphans(self.gremlin.live_jobs(), objects, hung_attempts(self.witness.history()))
+        return orphans(self.fault_injector.live_jobs(), objects, hung_attempts(self.recorder.history()))
 
 
 def _served(api: KubeJson) -> list[str]:
@@ -160,11 +160,11 @@ def _served(api: KubeJson) -> list[str]:
     return found
 
 
-def _told(job: Json) -> str:
+def _status_line(job: Json) -> str:
     """Return one line about a job that should have ended."""
     status = job.get("status", {})
-    said = [item for item in status.get("conditions", ()) if item["type"] in ("Reconciling", "PodsScheduled")]
-    words = "; ".join(f"{item['reason']} {item['message']}" for item in said)
+    text = [item for item in status.get("conditions", ()) if item["type"] in ("Reconciling", "PodsScheduled")]
+    words = "; ".join(f"{item['reason']} {item['message']}" for item in text)
     what = {name: status.get(name) for name in ("phase", "attempt", "podsCreated", "yieldRequest")}
     return f"{job['metadata']['name']}: {what} {words}"
 
@@ -174,13 +174,13 @@ def _phase(job: Json) -> str:
 
 
 @contextmanager
-def season(
+def open_scenario(
     cluster: Cluster,
     operator_kubeconfig: Path,
     folder: Path,
     *,
     seed: int,
-    weather: Faults = ROUGH,
+    fault_rates: FaultRates = ROUGH,
     temper: Temper | None = None,
     steps: int = 60,
 ) -> Iterator[Scenario]:
@@ -194,9 +194,9 @@ def season(
         double.nodes = _nodes(api)
         proxy = FaultProxy(cluster, random.Random(chance.random()))
         stack.callback(proxy.stop)
-        witness = WatchRecorder(cluster, namespace)
-        stack.callback(witness.stop)
-        proxy.weather = weather
+        recorder = WatchRecorder(cluster, namespace)
+        stack.callback(recorder.stop)
+        proxy.fault_rates = fault_rates
         yield Scenario(
             cluster=cluster,
             namespace=namespace,
@@ -204,19 +204,21 @@ def season(
             chance=chance,
             api=api,
             proxy=proxy,
-            witness=witness,
+            recorder=recorder,
             double=double,
-            gremlin=FaultInjector(api, namespace, double, random.Random(chance.random()), temper or Temper()),
+            fault_injector=FaultInjector(
+                api, namespace, double, random.Random(chance.random()), temper or Temper()
+            ),
             kubeconfig=through(proxy, cluster, operator_kubeconfig, folder),
         )
 
 
 def _nodes(api: KubeJson) -> tuple[str, ...]:
     """Create two nodes with capacity for all jobs, so that one can be drained."""
-    room = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "ephemeral-storage": "4Ti"}
+    capacity = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "ephemeral-storage": "4Ti"}
     for name in NODES:
         ensure_node(api, name)
-        api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": room, "capacity": room}})
+        api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": capacity, "capacity": capacity}})
         api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": False}})
     return NODES
 
@@ -239,18 +241,18 @@ class Errors(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not is_burying.get():
+        if not is_closing.get():
             self.texts.append(self.format(record))
 
 
 @contextmanager
-def heard_errors() -> Iterator[list[str]]:
+def collect_errors() -> Iterator[list[str]]:
     """Collect the messages of this process's operator at ERROR within the block, without printing them."""
-    heard, logger = Errors(), logging.getLogger("zerotrain.operator")
-    logger.addHandler(heard)
+    handler, logger = Errors(), logging.getLogger("zerotrain.operator")
+    logger.addHandler(handler)
     spreads, logger.propagate = logger.propagate, False
     try:
-        yield heard.texts
+        yield handler.texts
     finally:
         logger.propagate = spreads
-        logger.removeHandler(heard)
+        logger.removeHandler(handler)

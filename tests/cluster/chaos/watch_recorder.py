@@ -55,7 +55,7 @@ class WatchRecorder:
         }
         self._versions: dict[str, int] = {}
         self._marks = 0
-        self._thread = LoopThread("witness")
+        self._thread = LoopThread("watch recorder")
         self._thread.call(self._start())
 
     def history(self) -> list[Seen]:
@@ -75,7 +75,7 @@ class WatchRecorder:
         """Wait until everything is recorded that happened before this call."""
         self._thread.call(self._catch_up(timeout_s), timeout_s=timeout_s + 5)
         if self.broken:
-            raise RuntimeError(f"the witness has not seen everything: {self.broken[0]!r}")
+            raise RuntimeError(f"the watch recorder has not seen everything: {self.broken[0]!r}")
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -89,7 +89,7 @@ class WatchRecorder:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls), headers=headers, trust_env=False
         )
-        self._heard, self._tasks = asyncio.Condition(), []
+        self._versions_changed, self._tasks = asyncio.Condition(), []
         for kind, path in self._paths.items():
             listed = await self._first(path)
             self._take(kind, (("ADDED", item) for item in listed["items"]))
@@ -136,8 +136,8 @@ class WatchRecorder:
                     if event["type"] != "BOOKMARK":
                         self._take(kind, [(event["type"], event["object"])])
                     self._versions[kind] = int(event["object"]["metadata"]["resourceVersion"])
-                async with self._heard:
-                    self._heard.notify_all()
+                async with self._versions_changed:
+                    self._versions_changed.notify_all()
 
     def _take(self, kind: str, changes: Iterable[tuple[str, Json]]) -> None:
         for change, body in changes:
@@ -164,15 +164,15 @@ class WatchRecorder:
             await self._send("DELETE", f"{self._paths['Pod']}/{meta['name']}", {"gracePeriodSeconds": 0})
 
     async def _until(self, kind: str, revision: int) -> None:
-        async with self._heard:
-            await self._heard.wait_for(lambda: self._versions[kind] >= revision)
+        async with self._versions_changed:
+            await self._versions_changed.wait_for(lambda: self._versions[kind] >= revision)
 
     async def _send(self, method: str, path: str, body: Json | None = None) -> Json:
         content = "application/merge-patch+json" if method == "PATCH" else "application/json"
         async with self._session.request(
             method, self._cluster.api_url + path, json=body, headers={"Content-Type": content}
         ) as answer:
-            told = await answer.read()
+            answered = await answer.read()
             if answer.status >= 300:
-                raise RuntimeError(f"{method} {path}: {answer.status} {told[:300]!r}")
-            return dict(json.loads(told))
+                raise RuntimeError(f"{method} {path}: {answer.status} {answered[:300]!r}")
+            return dict(json.loads(answered))

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.cluster.hostile.bodies import COLLECTIONS, Post, job, nested_objects
 from tests.cluster.hostile.cases import Bystander, Case
-from tests.cluster.hostile.judge import operator_complaints, statuses, stored_complaints
+from tests.cluster.hostile.complaints import operator_complaints, statuses, stored_complaints
 from tests.cluster.hostile.report import MIB, Report, Row, summed
 from tests.cluster.hostile.tenant import Answer, Client, Tenant
 from tests.operator.kube_json import Json, KubeJson
@@ -30,7 +30,7 @@ ENCRYPTED: Json = {
 }
 """Storage class that `requireEncryptedVolume` of a hostile job names."""
 
-MOST_TOLD = 15
+MAX_SHOWN_COMPLAINTS = 15
 """Largest number of complaints in the message of a failure."""
 
 MOST_GROWTH = 64 * MIB
@@ -113,7 +113,7 @@ class Arena:
                 self.tenant.touch(post, number)
         return answers
 
-    def wait_until_judged(self, posts: Sequence[Post]) -> None:
+    def wait_for_conditions(self, posts: Sequence[Post]) -> None:
         """Wait until the operator has written conditions of each of these jobs that exists.
 
         Jobs that the API server rejected, or that are deleted, do not count. Raises TimeoutError.
@@ -122,8 +122,8 @@ class Arena:
 
         def silent() -> list[str]:
             found = statuses(self.cluster, "-n", self.tenant.namespace)
-            told = {name.partition("/")[2]: status.get("conditions") for name, status in found.items()}
-            return sorted(name for name in names & told.keys() if not told[name])
+            conditions = {name.partition("/")[2]: status.get("conditions") for name, status in found.items()}
+            return sorted(name for name in names & conditions.keys() if not conditions[name])
 
         try:
             wait_until(lambda: not silent(), "conditions of every job", timeout_s=PATIENCE_S, every_s=0.3)
@@ -131,11 +131,11 @@ class Arena:
             raise TimeoutError(f"{silent()} have no condition\n{self.operator.tail(30)}") from None
 
     def note(self, name: str, answers: Sequence[Answer], waited_s: float) -> None:
-        said = summed([str(answer) for answer in answers])
-        self.report.rows.append(Row(name=name, answers=said, waited_s=waited_s, resident=self.resident()))
+        summary = summed([str(answer) for answer in answers])
+        self.report.rows.append(Row(name=name, answers=summary, waited_s=waited_s, resident=self.resident()))
 
     def complaints(self, *, may_say: str = "") -> list[str]:
-        """Return what is wrong now apart from the case itself: see `judge`."""
+        """Return what is wrong now apart from the case itself: see `complaints.py`."""
         found = operator_complaints(self.operator, may_say=may_say)
         found += stored_complaints(self.cluster, self.api, self.tenant.namespace)
         grown = self.peak() - self.baseline
@@ -190,8 +190,8 @@ class Arena:
 
     def expect(self, wrong: Sequence[str]) -> None:
         """Fail with these complaints if there are any."""
-        more = f"\nand {len(wrong) - MOST_TOLD} more" if len(wrong) > MOST_TOLD else ""
-        assert not wrong, "\n".join(wrong[:MOST_TOLD]) + more
+        more = f"\nand {len(wrong) - MAX_SHOWN_COMPLAINTS} more" if len(wrong) > MAX_SHOWN_COMPLAINTS else ""
+        assert not wrong, "\n".join(wrong[:MAX_SHOWN_COMPLAINTS]) + more
 
     def clean(self) -> None:
         """Delete the objects of tenant and neighbour, and the events about them."""

@@ -11,7 +11,7 @@ from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_HELPER, LABEL_JOB,
 FAT = filled(DIRT, 140_000)
 """Text of nearly the limit of all annotations, 256 KiB; with escapes more than twice that as JSON."""
 
-NOBODY = "00000000-0000-0000-0000-000000000000"
+UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 PORTS = {"ports": [{"port": 80}]}
 PAIR = {"spec.workers": 2}
 
@@ -72,10 +72,16 @@ def _forged_worker(bystander: Bystander) -> list[Post]:
 
 @case("forged-numbers", alone=False)
 def _forged_numbers(bystander: Bystander) -> list[Post]:
-    odd = ("-1", "x", "999999999999999999999999", "1e9", "0x1", "", "01")
+    malformed = ("-1", "x", "999999999999999999999999", "1e9", "0x1", "", "01")
     return [
-        *(pod(f"forged-attempt-{at}", labels=labels_of("x", NOBODY, odd[at])) for at in range(len(odd))),
-        *(pod(f"forged-rank-{at}", labels=labels_of("x", NOBODY, "1", odd[at])) for at in range(len(odd))),
+        *(
+            pod(f"forged-attempt-{at}", labels=labels_of("x", UNKNOWN_UID, text))
+            for at, text in enumerate(malformed)
+        ),
+        *(
+            pod(f"forged-rank-{at}", labels=labels_of("x", UNKNOWN_UID, "1", text))
+            for at, text in enumerate(malformed)
+        ),
         pod("forged-no-uid", labels={LABEL_JOB: "x"}),
     ]
 
@@ -84,7 +90,7 @@ def _forged_numbers(bystander: Bystander) -> list[Post]:
 def _forged_fat(bystander: Bystander) -> list[Post]:
     """Post large pods with the label by which the operator watches pods, as every user may set it."""
     fat = {"annotations": {"x": FAT}}
-    return [pod(f"forged-fat-{number}", labels=labels_of("x", NOBODY), **fat) for number in range(30)]
+    return [pod(f"forged-fat-{number}", labels=labels_of("x", UNKNOWN_UID), **fat) for number in range(30)]
 
 
 @case("forged-many", alone=False)

@@ -44,8 +44,8 @@ def stored_complaints(cluster: Cluster, api: KubeJson, namespace: str) -> list[s
     ]
     for event in api.get("/apis/events.k8s.io/v1/events")["items"]:
         if event.get("regarding", {}).get("kind") == "ZeroTrainingJob":
-            told = {key: event.get(key) for key in ("note", "reason", "action", "reportingInstance")}
-            found += [f"event {event['metadata']['name']}: {wrong}" for wrong in raw_texts(told)]
+            texts = {key: event.get(key) for key in ("note", "reason", "action", "reportingInstance")}
+            found += [f"event {event['metadata']['name']}: {wrong}" for wrong in raw_texts(texts)]
     for item in api.get(f"/api/v1/namespaces/{namespace}/configmaps")["items"]:
         if _is_ours(item):
             found += [f"{item['metadata']['name']}: {wrong}" for wrong in raw_texts(item.get("data", {}))]
@@ -65,11 +65,13 @@ def operator_complaints(operator: OperatorProcess, *, may_say: str = "") -> list
 
     Further lines of /readyz may contain `may_say`, as the operator is ready all the same.
     """
-    said = {path: operator.get(path).strip() for path in ("/healthz", "/readyz")}
+    responses = {path: operator.get(path).strip() for path in ("/healthz", "/readyz")}
     if may_say:
-        lines = said["/readyz"].split("\n")
-        said["/readyz"] = "\n".join([lines[0], *(line for line in lines[1:] if may_say not in line)])
-    found = [f"{path} says {words[:300] or 'nothing'!r}" for path, words in said.items() if words != "ok"]
+        lines = responses["/readyz"].split("\n")
+        responses["/readyz"] = "\n".join([lines[0], *(line for line in lines[1:] if may_say not in line)])
+    found = [
+        f"{path} says {words[:300] or 'nothing'!r}" for path, words in responses.items() if words != "ok"
+    ]
     log = operator.log.read_text(errors="replace")
     found += [f"log: {line[0]}" for line in _TASK_ENDED.finditer(log)]
     found += list(metrics_complaints(operator.get("/metrics")))
@@ -92,12 +94,12 @@ def metrics_complaints(text: str) -> Iterator[str]:
 def command_complaints(cluster: Cluster, names: list[str], *args: str) -> list[str]:
     """Return complaints unless the command ends with 0, prints all `names` and nothing raw."""
     done = zerotrain(*args, kubeconfig=cluster.kubeconfig)
-    said = " ".join(args)
-    found = [f"zerotrain {said}: exit {done.code}, {done.err[-600:]}"] if done.code else []
+    command = " ".join(args)
+    found = [f"zerotrain {command}: exit {done.code}, {done.err[-600:]}"] if done.code else []
     missing = [name for name in names if name not in done.out]
     if missing and not done.code:
-        found.append(f"zerotrain {said} lists all but {missing[:5]}")
-    found += [f"zerotrain {said} prints {wrong}" for wrong in raw_characters(done.out + done.err)]
+        found.append(f"zerotrain {command} lists all but {missing[:5]}")
+    found += [f"zerotrain {command} prints {wrong}" for wrong in raw_characters(done.out + done.err)]
     if any(line.startswith(FORGED) for line in done.out.split("\n")):
-        found.append(f"zerotrain {said} prints a forged line")
+        found.append(f"zerotrain {command} prints a forged line")
     return found

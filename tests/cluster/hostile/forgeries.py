@@ -35,7 +35,7 @@ def ended(message: str, code: int = 1, reason: str = "Error", **more: Any) -> Js
     return {"phase": "Failed", "containerStatuses": [container(state)]}
 
 
-def said(**words: Any) -> Json:
+def ended_with_record(**words: Any) -> Json:
     """Return the same with a termination message in the launcher's own form."""
     record = {"attempt": 1, "code": 1, "rank": 0, **words}
     return ended(json.dumps(record))
@@ -63,8 +63,8 @@ TWICE = [container({"running": {}}), container({})]
 
 STATUSES: Mapping[str, Json] = {
     "words-dirty": ended(DIRT),
-    "words-of-the-launcher": said(exception=DIRT, last_line=DIRT, also_failed=OTHER_RANK),
-    "words-checkpoint": said(checkpoint={"step": 3, "path": f"/c/{DIRT}", "time": 1.0}),
+    "words-of-the-launcher": ended_with_record(exception=DIRT, last_line=DIRT, also_failed=OTHER_RANK),
+    "words-checkpoint": ended_with_record(checkpoint={"step": 3, "path": f"/c/{DIRT}", "time": 1.0}),
     "words-megabyte": ended(filled(DIRT, MEGABYTE // 6)),
     "words-deep": ended(nested_lists(100_000)),
     "words-numbers": ended('{"attempt": 1, "code": ' + "9" * 5000 + ', "step": 1e400}'),

@@ -38,8 +38,8 @@ def report(ranks: list[Any] | None = None, **changes: Any) -> Answer:
         now = time.time()
         record = {"rank": 0, "attempt": 1, "phase": "step", "step": 5, "heartbeat_at": now, "step_at": now}
         known = {"job": job, "job_uid": uid, "attempt": 1, "node_rank": 0, "world_size": 1, "ready": True}
-        told = [{**record, **rank} if isinstance(rank, dict) else rank for rank in ranks or [{}]]
-        return page(json.dumps({**known, "ranks": told, **changes}).encode())
+        records = [{**record, **rank} if isinstance(rank, dict) else rank for rank in ranks or [{}]]
+        return page(json.dumps({**known, "ranks": records, **changes}).encode())
 
     return answer
 

@@ -14,7 +14,7 @@ from tests.cluster.hostile import case_names, case_sizes, case_texts
 from tests.cluster.hostile.arena import Arena, all_at_once
 from tests.cluster.hostile.bodies import Post
 from tests.cluster.hostile.cases import CASES, Bystander, Case, batches
-from tests.cluster.hostile.judge import command_complaints
+from tests.cluster.hostile.complaints import command_complaints
 from tests.cluster.hostile.tenant import Answer
 
 pytestmark = pytest.mark.cluster
@@ -56,15 +56,15 @@ def attack(stage: Arena, cases: Sequence[Case], mode: str) -> None:
             answers = stage.attack(case, victim)
             posts += [post for post, answer in answered(case, victim, answers) if answer.accepted]
             stage.note(f"{case.name} {mode}", answers, stage.work())
-        stage.wait_until_judged([post for post in posts if not post.name.startswith(UNSEEN)])
-        stage.expect(judged(stage, cases))
+        stage.wait_for_conditions([post for post in posts if not post.name.startswith(UNSEEN)])
+        stage.expect(problems(stage, cases))
 
 
 def answered(case: Case, victim: Bystander, answers: list[Answer]) -> list[tuple[Post, Answer]]:
     return list(zip(case.posts(victim), answers, strict=True))
 
 
-def judged(stage: Arena, cases: Sequence[Case]) -> list[str]:
+def problems(stage: Arena, cases: Sequence[Case]) -> list[str]:
     """Return what is wrong now."""
     wrong = stage.complaints()
     for case in cases:
@@ -95,10 +95,10 @@ def test_all_at_once_and_then_stored_before_the_operator_starts(stage: Arena) ->
         all_at_once([*(partial(post, case) for case in CASES), *[work] * 5])
         waits.append(stage.work())
         stage.note("all at once", answers, max(waits))
-        stage.expect(judged(stage, CASES))
+        stage.expect(problems(stage, CASES))
         stage.restart()
         stage.note("stored", [], stage.work())
-        stage.expect(judged(stage, CASES))
+        stage.expect(problems(stage, CASES))
 
 
 @pytest.mark.slow(cheaper=ALONE)
@@ -110,4 +110,4 @@ def test_behind_the_policy(stage: Arena) -> None:
         for case in CASES:
             answers = stage.attack(case, victim)
             stage.note(f"{case.name} behind the policy", answers, stage.work())
-        stage.expect(judged(stage, CASES))
+        stage.expect(problems(stage, CASES))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.hostile.arena import Arena, arena
 from tests.cluster.hostile.bodies import job
-from tests.cluster.hostile.judge import statuses
+from tests.cluster.hostile.complaints import statuses
 from tests.cluster.hostile.surroundings import quota
 from tests.support.devcluster import Cluster, wait_until
 from zerotrain.operator.api.crd import openapi_schema
@@ -52,12 +52,12 @@ def test_a_quota_of_zero_keeps_no_node(stage: Arena, gang: str) -> None:
         wait_until(lambda: placed(stage, first.name) == 2, "two nodes to be taken")
         hog = job(f"hog-{gang.lower()}", {"spec.workers": NODES, **nodes})
         answer = stage.tenant.create(hog)
-        stage.wait_until_judged([hog])
+        stage.wait_for_conditions([hog])
         second, waited = stage.bystander(2, nodes)
         stage.note(f"quota of zero, gang {gang}", [answer], waited)
         wait_until(lambda: placed(stage, second.name) == 2, "the two nodes that are left to be used")
-        told = json.dumps(statuses(stage.cluster, "-n", stage.neighbour))
-        assert "hog-" not in told, "a neighbour reads names of this tenant's jobs"
+        shown = json.dumps(statuses(stage.cluster, "-n", stage.neighbour))
+        assert "hog-" not in shown, "a neighbour reads names of this tenant's jobs"
         stage.expect(stage.complaints())
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cluster.hostile.arena import Arena
 from tests.cluster.hostile.bodies import COLLECTIONS, job
+from tests.cluster.hostile.complaints import command_complaints, statuses
 from tests.cluster.hostile.forgeries import STATUSES, container
-from tests.cluster.hostile.judge import command_complaints, statuses
 from tests.cluster.hostile.liars import LIARS, Liar
 from tests.cluster.hostile.texts import DIRT
 from tests.support.devcluster import wait_until
@@ -44,7 +44,7 @@ def forge(stage: Arena, pod: Json, status: Json) -> None:
     stage.api.patch(path, {"status": status})
 
 
-def tell_of(stage: Arena, pod: Json) -> None:
+def post_events(stage: Arena, pod: Json) -> None:
     """Write events as a kubelet does."""
     meta = pod["metadata"]
     regarding = {"kind": "Pod", "name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]}
@@ -60,7 +60,7 @@ def tell_of(stage: Arena, pod: Json) -> None:
         stage.api.post(f"/api/v1/namespaces/{meta['namespace']}/events", body)
 
 
-def judge(stage: Arena, names: Sequence[str]) -> None:
+def check(stage: Arena, names: Sequence[str]) -> None:
     wrong = stage.complaints()
     wrong += command_complaints(stage.cluster, list(names), "get", "-A")
     for name in names:
@@ -73,7 +73,7 @@ def test_statuses_that_nodes_forge(stage: Arena) -> None:
     with stage.round():
         pods = started(stage, list(STATUSES))
         for name, status in STATUSES.items():
-            tell_of(stage, pods[name])
+            post_events(stage, pods[name])
             try:
                 forge(stage, pods[name], status)
             except RuntimeError:
@@ -81,11 +81,11 @@ def test_statuses_that_nodes_forge(stage: Arena) -> None:
             stage.note(name, [], stage.work())
         assert len(refused) <= len(STATUSES) // 4, f"the API server takes too few of them: not {refused}"
         ends = {name for name, status in STATUSES.items() if status.get("phase") == "Failed"}
-        wait_until(lambda: heard(stage, ends - refused), "the operator to hear of what ended")
-        judge(stage, list(STATUSES))
+        wait_until(lambda: have_failures(stage, ends - refused), "the operator to hear of what ended")
+        check(stage, list(STATUSES))
 
 
-def heard(stage: Arena, names: set[str]) -> bool:
+def have_failures(stage: Arena, names: set[str]) -> bool:
     """Return whether all these jobs have a recorded failure."""
     found = statuses(stage.cluster, "-n", stage.tenant.namespace)
     return names <= {name.partition("/")[2] for name, status in found.items() if status.get("failures")}
@@ -110,7 +110,7 @@ def test_workers_that_lie(stage: Arena, liars: dict[str, Liar]) -> None:
             stage.note(name, [], stage.work())
         wait_until(lambda: all(liar.asked for liar in liars.values()), "every liar to be asked", every_s=1)
         stage.note("all liars asked", [], stage.work())
-        judge(stage, list(LIARS))
+        check(stage, list(LIARS))
 
 
 def runs_at(address: str) -> Json:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.hostile.arena import Arena
 from tests.cluster.hostile.bodies import Post, job
-from tests.cluster.hostile.judge import command_complaints
+from tests.cluster.hostile.complaints import command_complaints
 from tests.cluster.hostile.schema_values import Variant, variants
 from tests.cluster.hostile.schema_walk import places, spec_with
 from tests.cluster.hostile.tenant import Answer

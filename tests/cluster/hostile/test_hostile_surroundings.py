@@ -23,7 +23,7 @@ ROWS = tuple(surroundings("x"))
 SILENT = ("policy-of-status", "webhook-dead")
 """Surroundings in which the tenant's own jobs have no condition for a long time."""
 
-TOLD = {"policy-of-status": "jobs cannot be written"}
+READINESS_MESSAGES = {"policy-of-status": "jobs cannot be written"}
 """Part of the further line of /readyz that is right in these surroundings."""
 
 
@@ -65,8 +65,8 @@ def test_a_namespace_with(stage: Arena, name: str) -> None:
         assert all(answer.accepted for answer in answers)
         stage.note(name, answers, max(stage.work() for _ in range(3)))
         if name not in SILENT:
-            stage.wait_until_judged(posts)
-        stage.expect(stage.complaints(may_say=TOLD.get(name, "")))
+            stage.wait_for_conditions(posts)
+        stage.expect(stage.complaints(may_say=READINESS_MESSAGES.get(name, "")))
 
 
 class Silent:
