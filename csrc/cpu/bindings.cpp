@@ -89,7 +89,7 @@ void bind_kernels(nb::module_& m) {
   m.def("isas", &isas, "Instruction sets that this processor can run, best first.");
   m.def(
       "num_threads", [] { return ThreadPool::shared().size(); },
-      "Threads of the native pool that a call uses unless it says otherwise.");
+      "Threads of the native pool that a call uses unless it passes another number.");
   m.def("num_usable_threads", &num_usable_threads, nb::arg("root") = "",
         "Threads that this process may use by affinity, control groups and its share of the node's ranks.\n"
         "`root` stands for '/'.");

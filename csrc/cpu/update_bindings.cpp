@@ -18,7 +18,7 @@ using namespace zerotrain;
 
 namespace {
 
-// From this size on the weights of one update exceed what the caches keep until the weights are read.
+// From here on the weights of one update are more than the caches keep until they are read again.
 constexpr std::size_t kStreamsFrom = std::size_t{1} << 21;
 
 struct PySegment {

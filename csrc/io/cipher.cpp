@@ -28,7 +28,7 @@ namespace {
 #ifdef ZEROTRAIN_OPENSSL_STATIC
 
 // A cipher context holds the expanded key, whose first bytes are the key. While a context is made, this copy of
-// libcrypto allocates from KeyMemory. The copy is linked in statically with hidden symbols, so no other code uses it.
+// libcrypto (linked in statically, its symbols hidden, so that no other library uses it) allocates from KeyMemory.
 thread_local bool in_key_memory = false;
 
 void* crypto_malloc(std::size_t bytes, const char*, int) {

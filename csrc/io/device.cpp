@@ -30,7 +30,7 @@ std::string random_name() {
   return name;
 }
 
-// Without O_DIRECT a write only reaches the page cache, and the drive's error would be lost.
+// Without O_DIRECT a write only reaches the page cache, and the drive's error would never be reported.
 constexpr int kBuffered = O_DSYNC;
 
 // Below, `flags` is O_DIRECT or kBuffered. Both functions return -1 and set errno.
@@ -132,7 +132,7 @@ void Device::try_direct(const std::string& folder) {
 }
 
 void Device::use(std::unique_ptr<Engine> engine) {
-  // This engine does not report requests for which the last one could not wait.
+  // What the last one could not wait for will not be reported by this one.
   in_flight_ = 0;
   pending_.clear();
   engine_ = std::move(engine);
@@ -196,8 +196,7 @@ void Device::start(Part& part) {
     request.part = &part;
     pending_.push_back(&request);
   }
-  // Requests that have ended meanwhile free places in the queue. Not while another thread waits in the kernel for
-  // exactly that.
+  // What has ended meanwhile frees slots. Not while another thread waits in the kernel for exactly that.
   if (reaping_) {
     pump();
   } else {
@@ -237,7 +236,7 @@ void Device::reap_one(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-// Takes the ended requests and fills their places in the queue.
+// Takes what has ended and fills the slots it leaves.
 void Device::collect() {
   completions_.clear();
   engine_->reap(completions_);

@@ -51,7 +51,7 @@ class LibaioEngine final : public Engine {
         usleep(1000);
         continue;
       }
-      refused.push_back({requests[taken++], -error});  // the error is the first one's; the others are tried again
+      refused.push_back({requests[taken++], -error});  // the error is the first one's; the others are submitted later
     }
   }
 
@@ -65,7 +65,7 @@ class LibaioEngine final : public Engine {
   void reap(std::vector<Completion>& completed) override {
     timespec now{};
     do {
-      // The waiting thread reports errors: thrown here, an error would lose the events taken before.
+      // An error is for the waiting thread to report: thrown here it would lose what was taken before.
       if (ready_ == 0 && take(0, &now) != 0) break;
       for (std::size_t i = 0; i < ready_; ++i) {
         completed.push_back({reinterpret_cast<Request*>(events_[i].data), events_[i].res});

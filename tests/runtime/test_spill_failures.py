@@ -163,7 +163,7 @@ def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
     released."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 3)
-    wait, interrupts = spill_store._port.wait, [KeyboardInterrupt(), KeyboardInterrupt()]
+    wait, interrupts = spill_store._chunk_io.wait, [KeyboardInterrupt(), KeyboardInterrupt()]
 
     def interrupted(ticket: int, ref: TileRef) -> None:
         if is_late:
@@ -174,7 +174,7 @@ def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
 
     def leave_early() -> None:
         with (
-            mock.patch.object(spill_store._port, "wait", side_effect=wait) as waiting,
+            mock.patch.object(spill_store._chunk_io, "wait", side_effect=wait) as waiting,
             spill_store.sweep(all_tiles(pairs), writes=writes) as sweep,
         ):
             tile = next(iter(sweep))
@@ -213,13 +213,13 @@ def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> 
         def close(self) -> None:
             raise OSError(errno.ENOMEM, "wait")
 
-    file, spill_store._port.file = spill_store._port.file, Stuck()  # type: ignore[assignment]
+    file, spill_store._chunk_io.file = spill_store._chunk_io.file, Stuck()  # type: ignore[assignment]
     with pytest.raises(OSError):
         spill_store.close()
     assert limit.used_bytes == 0
     ref = all_tiles(pairs)[0]
     with pytest.raises(RuntimeError, match="closed"):
-        spill_store._port.sealer.seal(ref.batch(aligned_buffer(ref.num_bytes)))
+        spill_store._chunk_io.sealer.seal(ref.batch(aligned_buffer(ref.num_bytes)))
     assert file is not None
     file.close()
 

@@ -9,7 +9,7 @@ import torch
 
 from zerotrain.runtime import _native
 from zerotrain.runtime.spill.seal import ChunkBatch, SealedRecord, Sealer, SpillIdentity
-from zerotrain.runtime.spill.sealer_cryptography import WheelSealer
+from zerotrain.runtime.spill.sealer_cryptography import CryptographySealer
 
 IDENTITY = SpillIdentity(job="job-1", rank=3, world_size=8)
 KEY = bytes(range(32))
@@ -17,7 +17,7 @@ CHUNK, LAST = 4096 * 5, 4096 * 3
 NUM_CHUNKS = 6
 KeyedSealer = Callable[..., Sealer]
 
-BACKENDS: dict[str, KeyedSealer] = {"cryptography": WheelSealer}
+BACKENDS: dict[str, KeyedSealer] = {"cryptography": CryptographySealer}
 if _native.openssl_version():
     from zerotrain.runtime.spill.sealer_openssl import OpenSslSealer
 

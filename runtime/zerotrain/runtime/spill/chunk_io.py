@@ -34,7 +34,7 @@ class SpillFaults:
     """Number of reads whose bytes failed authentication, the first and the second ones of a chunk."""
 
 
-class Port:
+class ChunkIO:
     """Reads and writes of chunks, by ticket. Thread-safe."""
 
     def __init__(self, sealer: Sealer, identity: SpillIdentity) -> None:

@@ -1,4 +1,4 @@
-"""The spill file's folders and limits around the native `SpillFile`; made by the spill store's store.
+"""The spill file's folders and limits around the native `SpillFile`; made by `SpillStore`.
 
 Every failure that can be foreseen is checked here before a byte is allocated. The file has no name after it
 was opened: nothing is left to clean up.
@@ -211,8 +211,8 @@ def _refusal(error: OSError, place: SpillPlace, num_bytes: int, identity: SpillI
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return SpillDoesNotFit(
             f"the spill file of rank {identity.rank} needs {num_bytes} bytes in {where}, and the system "
-            f"refused them: {error.strerror}; make room, raise the quota or the file size limit, or give "
-            f"other disks in zero_optimization.spill.paths"
+            f"refused them: {error.strerror}; free some space, raise the quota or the file size limit, or "
+            "give other disks in zero_optimization.spill.paths"
         )
     return SpillError(
         f"the spill file of rank {identity.rank} cannot be made in {where}: {error.strerror}; {OTHER_FOLDER}"

@@ -1,8 +1,9 @@
 """Sealing of the spill store's chunks: the interface, its records, and the sealer that encrypts nothing.
 
-The spill store's store calls `seal` before it writes and `open` after it has read; the optimizer's step over
-the spill store calls `update`, which does both around the arithmetic. Encrypting sealers: `openssl` (OpenSSL
-through `csrc/io`) and `wheel` (the `cryptography` package); `sealers.create_sealer` chooses.
+The spill store calls `seal` before it writes and `open` after it has read; the optimizer's step over the
+spill store calls `update`, which does both around the arithmetic. Encrypting sealers: `OpenSslSealer`
+(OpenSSL through `csrc/io`) and `CryptographySealer` (the `cryptography` package); `sealers.create_sealer`
+chooses.
 `docs/spill-encryption.md` states the guarantees.
 """
 

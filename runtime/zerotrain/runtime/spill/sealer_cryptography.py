@@ -1,4 +1,4 @@
-"""The sealer on the `cryptography` package: the same bytes as `openssl`, for modules built without OpenSSL.
+"""The sealer on the `cryptography` package: the same bytes as `OpenSslSealer`, for builds without OpenSSL.
 
 Chosen by `sealers.create_sealer`, also where `ZEROTRAIN_SPILL_CRYPTO=cryptography` asks for it. It uses
 Python's threads: the package computes without the GIL.
@@ -41,7 +41,7 @@ MAX_COUNTER = 2**64 - 1
 MAX_GENERATION = 2**32 - 1
 
 
-class WheelSealer(KeepsRecords):
+class CryptographySealer(KeepsRecords):
     """A sealer with a key in guarded memory; what the package derives from it lives for one batch. See
     `Sealer`."""
 
@@ -53,7 +53,7 @@ class WheelSealer(KeepsRecords):
         self._counter = first_counter
         self._counter_lock = Lock()
         self._staging = local()
-        self._pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="vault-crypto")
+        self._pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="zerotrain-spill-crypto")
 
     @property
     def info(self) -> SealerInfo:

@@ -31,9 +31,9 @@ def create_sealer(
         from zerotrain.runtime.spill.sealer_openssl import OpenSslSealer
 
         return OpenSslSealer(identity)
-    from zerotrain.runtime.spill.sealer_cryptography import WheelSealer
+    from zerotrain.runtime.spill.sealer_cryptography import CryptographySealer
 
-    return WheelSealer(identity)
+    return CryptographySealer(identity)
 
 
 def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:

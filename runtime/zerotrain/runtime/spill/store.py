@@ -15,7 +15,7 @@ import torch
 
 from zerotrain.runtime._native import SpillFile
 from zerotrain.runtime.spill import file as spill
-from zerotrain.runtime.spill.chunk_io import Port
+from zerotrain.runtime.spill.chunk_io import ChunkIO
 from zerotrain.runtime.spill.chunks import Record, TileRef, check_chunks, largest_tile_bytes
 from zerotrain.runtime.spill.errors import SpillError
 from zerotrain.runtime.spill.extents import Extents
@@ -94,8 +94,10 @@ class SpillMemory:
 class RecordIO:
     """A read or a write of one whole record, under way. `wait` may be called by several threads."""
 
-    def __init__(self, port: Port, ref: TileRef, data: torch.Tensor, ticket: int, *, is_read: bool) -> None:
-        self._port, self._ref, self._data = port, ref, data
+    def __init__(
+        self, chunk_io: ChunkIO, ref: TileRef, data: torch.Tensor, ticket: int, *, is_read: bool
+    ) -> None:
+        self._chunk_io, self._ref, self._data = chunk_io, ref, data
         self._ticket: int | None = ticket
         self._is_read = is_read
         self._error: BaseException | None = None
@@ -108,9 +110,9 @@ class RecordIO:
             if self._ticket is not None:
                 ticket, self._ticket = self._ticket, None
                 try:
-                    self._port.wait(ticket, self._ref)
+                    self._chunk_io.wait(ticket, self._ref)
                     if self._is_read:
-                        self._port.open(self._ref, self._data)
+                        self._chunk_io.open(self._ref, self._data)
                 except BaseException as error:
                     self._error = error
             if self._error is not None:
@@ -139,16 +141,16 @@ class SpillStore:
         self.place = place
         """Location of the file."""
         self._identity = identity
-        self._port = Port(sealer, identity)
+        self._chunk_io = ChunkIO(sealer, identity)
         self.records: dict[int, Record] = {}
         """Records by the sealer's number; read-only for callers."""
-        self.faults = self._port.faults
+        self.faults = self._chunk_io.faults
         """Counts of faults, valid also where the spill store has failed."""
         self._extents = Extents()
         self._ring_tiles = ring_tiles
         self._ring = Ring(ring_tiles, 0)
         self._layout = threading.RLock()  # guards the records and the file's size
-        self._turn = SweepLock()
+        self._sweep_lock = SweepLock()
 
     def add(self, name: str, chunk_bytes: Sequence[int], *, layout: str = "", swept: bool = True) -> Record:
         """Return a new record of chunks of these bytes (multiples of 4096, all equal but the last).
@@ -159,13 +161,13 @@ class SpillStore:
         """
         check_chunks(name, chunk_bytes)
         with self._layout:
-            sealed = self._port.sealer.add(name, chunk_bytes, layout=layout)
+            sealed = self._chunk_io.sealer.add(name, chunk_bytes, layout=layout)
             record = Record(sealed, tuple(chunk_bytes), swept)
-            if self._port.file is not None:
+            if self._chunk_io.file is not None:
                 try:
                     self._settle(record)
                 except BaseException:
-                    self._port.sealer.forget(sealed)
+                    self._chunk_io.sealer.forget(sealed)
                     raise
             self.records[sealed.id] = record
             self._fit_ring()
@@ -174,11 +176,11 @@ class SpillStore:
     def allocate(self) -> None:
         """Create the file and place every record. A second call does nothing. Raises SpillDoesNotFit."""
         with self._layout:
-            if self._port.file is not None:
+            if self._chunk_io.file is not None:
                 return
             extents = Extents()
             places = {key: extents.take(record.num_bytes) for key, record in self.records.items()}
-            self._port.file = spill.open_spill_file(self.place, extents.end, self._identity)
+            self._chunk_io.file = spill.open_spill_file(self.place, extents.end, self._identity)
             self._extents = extents
             for key, offset in places.items():
                 self.records[key].offset = offset
@@ -189,7 +191,7 @@ class SpillStore:
         with self._layout:
             if self.records.pop(record.sealed.id, None) is None:
                 raise SpillError(f"record {record.name!r} is not in this spill store")
-            self._port.sealer.forget(record.sealed)
+            self._chunk_io.sealer.forget(record.sealed)
             if record.offset >= 0:
                 self._extents.give_back(record.offset, record.num_bytes)
                 record.offset = -1
@@ -197,15 +199,15 @@ class SpillStore:
 
     def close(self) -> None:
         """Wipe the key, wait for requests under way and free the space. A second call does nothing."""
-        if not self._port.is_owner:
+        if not self._chunk_io.is_owner:
             return
-        with self._turn, self._layout:
-            file, self._port.file = self._port.file, None
+        with self._sweep_lock, self._layout:
+            file, self._chunk_io.file = self._chunk_io.file, None
             try:
                 if file is not None:
                     spill.close(file, self.place)
             finally:
-                self._port.sealer.close()
+                self._chunk_io.sealer.close()
                 self._ring = Ring(self._ring_tiles, 0)
                 self.records.clear()
 
@@ -221,11 +223,11 @@ class SpillStore:
         if not writes and not reads:
             raise ValueError("a sweep must read or write")
         return Sweep(
-            self._port,
+            self._chunk_io,
             tuple(tiles),
             reads=reads,
             writes=writes,
-            turn=self._turn,
+            lock=self._sweep_lock,
             ring=self._fit_ring,
             totals=self.totals,
         )
@@ -261,18 +263,18 @@ class SpillStore:
     def start_read(self, record: Record, buffer: torch.Tensor) -> RecordIO:
         """Start to read the whole record into `buffer` (uint8, 1-D, page-aligned); also during a sweep."""
         ref, data = _whole(record, buffer)
-        return RecordIO(self._port, ref, data, self._port.read(ref, data), is_read=True)
+        return RecordIO(self._chunk_io, ref, data, self._chunk_io.read(ref, data), is_read=True)
 
     def start_write(self, record: Record, buffer: torch.Tensor) -> RecordIO:
         """Seal the whole record in `buffer`, in place, and start to write it; also during a sweep."""
         ref, data = _whole(record, buffer)
-        self._port.seal(ref, data)
-        return RecordIO(self._port, ref, data, self._port.write(ref, data), is_read=False)
+        self._chunk_io.seal(ref, data)
+        return RecordIO(self._chunk_io, ref, data, self._chunk_io.write(ref, data), is_read=False)
 
     @property
     def info(self) -> SpillInfo:
         """Properties of the spill store. Raises SpillError before `allocate`."""
-        file, sealer = self._port.usable(), self._port.sealer.info
+        file, sealer = self._chunk_io.usable(), self._chunk_io.sealer.info
         each = range(file.num_folders)
         return SpillInfo(
             engine=file.engine,
@@ -292,22 +294,22 @@ class SpillStore:
     @property
     def memory(self) -> SpillMemory:
         """Exact bytes for the ledger."""
-        file = self._port.file
+        file = self._chunk_io.file
         return SpillMemory(
             ring=self._ring.num_bytes,
-            tags=self._port.sealer.table_bytes,
+            tags=self._chunk_io.sealer.table_bytes,
             file=0 if file is None else file.num_bytes,
             moved=0 if file is None else file.bytes_read + file.bytes_written,
-            rereads=self._port.num_rereads,
+            rereads=self._chunk_io.num_rereads,
         )
 
     @property
     def file(self) -> SpillFile:
         """The open file. Raises what every other call would raise."""
-        return self._port.usable()
+        return self._chunk_io.usable()
 
     def _settle(self, record: Record) -> None:
-        file = self._port.usable()
+        file = self._chunk_io.usable()
         offset = self._extents.take(record.num_bytes)
         try:
             spill.grow(file, self.place, self._extents.end, self._identity)
@@ -320,7 +322,11 @@ class SpillStore:
         """Return the ring, remade for the largest tile; a ring in use is remade for the next sweep."""
         with self._layout:
             tile_bytes = largest_tile_bytes(self.records.values())
-            if self._port.file is not None and self._ring.tile_bytes != tile_bytes and self._ring.is_whole:
+            if (
+                self._chunk_io.file is not None
+                and self._ring.tile_bytes != tile_bytes
+                and self._ring.is_whole
+            ):
                 self._ring = Ring(self._ring_tiles, tile_bytes)
             return self._ring
 

@@ -1,6 +1,6 @@
 """A pass over tiles: the next ones are read and the last ones written while one is worked on.
 
-Made by the spill store's store; iterated by the optimizer's step over the spill store and by state access.
+Made by `SpillStore`; iterated by the optimizer's step over the spill store and by state access.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from zerotrain.runtime.spill.chunk_io import Port
+from zerotrain.runtime.spill.chunk_io import ChunkIO
 from zerotrain.runtime.spill.chunks import TileRef
 from zerotrain.runtime.spill.errors import SpillError
 from zerotrain.runtime.spill.ring import Ring
@@ -92,29 +92,29 @@ class SweepStats:
 class Tile:
     """A tile in memory, valid until the loop goes on to the next."""
 
-    def __init__(self, port: Port, ref: TileRef, data: torch.Tensor, state: TileState) -> None:
+    def __init__(self, chunk_io: ChunkIO, ref: TileRef, data: torch.Tensor, state: TileState) -> None:
         self.ref = ref
         self.data = data
         """The chunks back to back (uint8, 1-D); plain while the tile is open."""
         self.state = state
-        self._port = port
+        self._chunk_io = chunk_io
 
     def open(self) -> None:
         """Verify and decrypt. Raises SpillIntegrityError."""
         self._expect(TileState.AS_READ, "opened")
-        self._port.open(self.ref, self.data)
+        self._chunk_io.open(self.ref, self.data)
         self.state = TileState.OPEN
 
     def seal(self) -> None:
         """Encrypt; the sweep writes the tile once the loop goes on."""
         self._expect(TileState.OPEN, "sealed")
-        self._port.seal(self.ref, self.data)
+        self._chunk_io.seal(self.ref, self.data)
         self.state = TileState.SEALED
 
     def update(self, task: UpdateTask, *, origin: int = 0) -> None:
         """Open, update and seal, chunk by chunk; `origin`: the task's element where the record starts."""
         self._expect(TileState.AS_READ, "updated")
-        self._port.update(self.ref, self.data, task, origin)
+        self._chunk_io.update(self.ref, self.data, task, origin)
         self.state = TileState.SEALED
 
     def _expect(self, state: TileState, done: str) -> None:
@@ -136,19 +136,19 @@ class Sweep:
 
     def __init__(
         self,
-        port: Port,
+        chunk_io: ChunkIO,
         tiles: Sequence[TileRef],
         *,
         reads: bool,
         writes: bool,
-        turn: SweepLock,
+        lock: SweepLock,
         ring: Callable[[], Ring],
         totals: SweepStats,
     ) -> None:
         self.stats = SweepStats()
-        self._port, self._tiles = port, tiles
+        self._chunk_io, self._tiles = chunk_io, tiles
         self._reads, self._writes = reads, writes
-        self._turn, self._make_ring, self._totals = turn, ring, totals
+        self._sweep_lock, self._make_ring, self._totals = lock, ring, totals
         self._ring: Ring
         self._next = 0  # index of the next tile to be read
         self._ahead: deque[_InFlight] = deque()
@@ -158,26 +158,26 @@ class Sweep:
         self._started_s = 0.0
 
     def __enter__(self) -> Self:
-        self._port.usable()
-        self._turn.acquire()
+        self._chunk_io.usable()
+        self._sweep_lock.acquire()
         try:
-            self._port.usable()
+            self._chunk_io.usable()
             self._ring = self._make_ring()
         except BaseException:
-            self._turn.release()
+            self._sweep_lock.release()
             raise
         self._started_s = perf_counter()
         return self
 
     def __iter__(self) -> Iterator[Tile]:
         while True:
-            self._hand_back()
+            self._retire_tile()
             self._read_ahead()
             if not self._ahead:
                 break
             entry = self._ahead.popleft()
             self._tile = Tile(
-                self._port,
+                self._chunk_io,
                 entry.ref,
                 entry.buffer[: entry.ref.num_bytes],
                 TileState.AS_READ if self._reads else TileState.OPEN,
@@ -192,7 +192,7 @@ class Sweep:
     ) -> None:
         try:
             if error is None:
-                self._hand_back()
+                self._retire_tile()
         except BaseException as late:
             error = late
             raise
@@ -216,10 +216,10 @@ class Sweep:
             raise
         finally:
             if not is_clear or (broken is not None and self._writes):
-                self._port.fail(self._broken_off(broken))
+                self._chunk_io.fail(self._broken_off(broken))
             self.stats.total_s = perf_counter() - self._started_s
             self._totals.add(self.stats)
-            self._turn.release()
+            self._sweep_lock.release()
         if error is None and broken is not None:
             raise broken
 
@@ -237,7 +237,7 @@ class Sweep:
 
     def _broken_off(self, by: BaseException | None) -> SpillError:
         stopped = SpillError(
-            f"the spill store of rank {self._port.identity.rank}: a pass that "
+            f"the spill store of rank {self._chunk_io.identity.rank}: a pass that "
             f"{'writes' if self._writes else 'reads'} was broken off after {self.stats.num_tiles} of "
             f"{len(self._tiles)} tiles by {type(by).__name__}: {by}"
         )
@@ -258,10 +258,10 @@ class Sweep:
             entry = _InFlight(ref, buffer, None)
             self._ahead.append(entry)
             if self._reads:
-                entry.ticket = self._port.read(ref, buffer[: ref.num_bytes])
+                entry.ticket = self._chunk_io.read(ref, buffer[: ref.num_bytes])
                 self.stats.bytes_read += ref.num_bytes
 
-    def _hand_back(self) -> None:
+    def _retire_tile(self) -> None:
         """Start to write the tile that the loop has left."""
         if self._tile is None:
             return
@@ -274,7 +274,7 @@ class Sweep:
                 raise SpillError(
                     f"a tile of record {tile.ref.record.name!r} was changed by a pass that only reads"
                 )
-            entry.ticket = self._port.write(tile.ref, tile.data)
+            entry.ticket = self._chunk_io.write(tile.ref, tile.data)
             self.stats.bytes_written += tile.ref.num_bytes
         self._tile = None
         self._behind.append(entry)
@@ -284,7 +284,7 @@ class Sweep:
             return
         started = perf_counter()
         try:
-            self._port.wait(entry.ticket, entry.ref)
+            self._chunk_io.wait(entry.ticket, entry.ref)
             entry.ticket = None
         except (SpillError, ValueError):
             entry.ticket = None  # failed for good, or reported before to a wait that was interrupted
