@@ -235,7 +235,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     wrong = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "file")}}
     for text, code in run_ranks(2, start, None, wrong, {}):
         assert code == ExitCode.BAD_CONFIG
-        assert "must be a folder that every rank can make and write in" in text
+        assert "must be a folder that every rank can create and write to" in text
         assert "zero_optimization.offload_optimizer.nvme_path" in text
     for zero, environ, key in (
         ({"spill": {"paths": [str(tmp_path / "file")]}}, {}, "zero_optimization.spill.paths"),

@@ -67,7 +67,7 @@ class _Host:
         return min(row.memory_limit - row.memory_used for row in self.rows) + taken_over
 
     @property
-    def room(self) -> Needs:
+    def available_per_rank(self) -> Needs:
         """Bytes that are available to one rank."""
         ranks = len(self.rows)
         disks = [row.disk_limit for row in self.rows] + [row.disk_free / ranks for row in self.rows]
@@ -148,11 +148,11 @@ def check_fit(
 
 def _tightest(hosts: Sequence[_Host]) -> Needs:
     """Return the least that is available to one rank of any host, for each resource."""
-    rooms = [host.room for host in hosts]
+    available = [host.available_per_rank for host in hosts]
     return Needs(
-        host=_least([room.host for room in rooms if room.host is not None]),
-        disk=_least([room.disk for room in rooms if room.disk is not None]),
-        accelerator=_least([room.accelerator for room in rooms if room.accelerator is not None]),
+        host=_least([each.host for each in available if each.host is not None]),
+        disk=_least([each.disk for each in available if each.disk is not None]),
+        accelerator=_least([each.accelerator for each in available if each.accelerator is not None]),
     )
 
 
@@ -160,14 +160,14 @@ _FIELDS = tuple(_Row.__dataclass_fields__)
 
 
 def _mine(model: nn.Module, needs: Needs, place: SpillSettings) -> list[float]:
-    room = free_memory()
+    memory = free_memory()
     free = disk_free(place.folders) if place.folders else _NO_LIMIT
     on_cuda = needs.accelerator is not None and torch.cuda.is_available()
     row = _Row(
         host=float(needs.host or 0),
         disk=float(needs.disk or 0),
-        memory_limit=float(room.limit),
-        memory_used=float(room.used),
+        memory_limit=float(memory.limit),
+        memory_used=float(memory.used),
         taken_over=float(_taken_over(model)),
         disk_limit=_NO_LIMIT if place.limit_bytes is None else float(place.limit_bytes),
         disk_free=_NO_FOLDER if free is None else float(free),
@@ -186,11 +186,11 @@ def _taken_over(model: nn.Module) -> int:
 
 
 def _check_folders(rows: Sequence[_Row], spill: SpillSettings | None) -> None:
-    odd = [rank for rank, row in enumerate(rows) if row.disk_free == _NO_FOLDER]
-    if odd and spill is not None:
+    failing_ranks = [rank for rank, row in enumerate(rows) if row.disk_free == _NO_FOLDER]
+    if failing_ranks and spill is not None:
         raise ConfigError(
             spill.folders_from,
-            f"must be a folder that every rank can make and write in, and on rank {odd[0]} it is not",
+            f"must be a folder that every rank can create and write to; rank {failing_ranks[0]} cannot",
             ", ".join(map(str, spill.folders)),
             "Create it on every worker, or give the job spec.nvme.",
         )

@@ -32,7 +32,7 @@ class FreeMemory:
 
 def free_memory(root: Path = Path("/")) -> FreeMemory:
     """Return the tightest bound on this process's memory. `root` stands for / in tests."""
-    return min((_machine(root), *_groups(root)), key=lambda room: room.free)
+    return min((_machine(root), *_groups(root)), key=lambda bound: bound.free)
 
 
 def disk_free(folders: Sequence[Path]) -> int | None:
@@ -84,16 +84,16 @@ def _v2(folder: Path) -> FreeMemory | None:
     limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
     stat = _numbers(folder / "memory.stat")
     cached = stat.get("file", 0) - stat.get("shmem", 0) + stat.get("slab_reclaimable", 0)
-    return _room(folder, limit, used, cached)
+    return _cgroup_bound(folder, limit, used, cached)
 
 
 def _v1(folder: Path) -> FreeMemory | None:
     limit, used = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
     stat = _numbers(folder / "memory.stat")
-    return _room(folder, limit, used, stat.get("total_cache", 0) - stat.get("total_shmem", 0))
+    return _cgroup_bound(folder, limit, used, stat.get("total_cache", 0) - stat.get("total_shmem", 0))
 
 
-def _room(folder: Path, limit: int | None, used: int | None, cached: int) -> FreeMemory | None:
+def _cgroup_bound(folder: Path, limit: int | None, used: int | None, cached: int) -> FreeMemory | None:
     if limit is None or limit >= _UNLIMITED or used is None:
         return None
     return FreeMemory(limit=limit, used=max(0, used - max(0, cached)), source=f"memory limit of {folder}")

@@ -69,8 +69,8 @@ class OffloadedParams:
         numel = {each: plan.shard_numel(each) for each in plan.units if not each.stays_whole}
         self._in_host = {layout: size for layout, size in self._in_host.items() if layout in numel}
         new = [layout for layout in numel if layout not in self._in_host and layout not in self._records]
-        room = self._host_numel - sum(self._in_host.values())
-        kept = fitting([numel[layout] for layout in new], room)
+        free_numel = self._host_numel - sum(self._in_host.values())
+        kept = fitting([numel[layout] for layout in new], free_numel)
         for index, layout in enumerate(new):
             if index in kept:
                 self._in_host[layout] = numel[layout]

@@ -52,7 +52,7 @@ class StateTiers:
         defers: bool = False,
     ) -> None:
         """Choose the tier. `ratio`: the part of the elements that is offloaded, 0..1; `spill_store`: the
-        spill store, for VAULT; `defers`: see the attribute."""
+        spill store, for SPILL; `defers`: see the attribute."""
         assert (spill_store is not None) or name is not TierName.SPILL
         self.name = name
         self.defers = defers
@@ -60,7 +60,7 @@ class StateTiers:
         once."""
         self._ratio, self._pinned, self._spill_store = ratio, pinned, spill_store
         self._kept: frozenset[str] = frozenset()
-        self._shelf: StateRecords | None = None
+        self._records: StateRecords | None = None
         self._on_host: list[HostStates] = []
         self._places: dict[Unit, SpillStates] = {}
         """Records of all units whose states are in the spill store, also of units whose states are not made
@@ -90,7 +90,7 @@ class StateTiers:
             kept_on = KeptOn(device=torch.device("cpu"), kind=MemoryKind.HOST_STATES, ledger=ledger)
         else:
             # The record is allocated now, so that a disk that is too small shows at the start.
-            spilled = self._shelf_of(ledger).add(unit, kinds, encoding, initial.numel())
+            spilled = self._state_records(ledger).add(unit, kinds, encoding, initial.numel())
             self._places[unit] = spilled
             build, kept_on = partial(_in_place, spilled), None
         if not self.defers:
@@ -116,18 +116,18 @@ class StateTiers:
         place = self._places.pop(states.unit, None)
         if isinstance(states, DeferredStates):
             states.drop()
-            if place is not None and self._shelf is not None:
-                self._shelf.forget(place)
+            if place is not None and self._records is not None:
+                self._records.forget(place)
         elif isinstance(states, ResidentStates):
             states.drop()
             self._on_host = [other for other in self._on_host if other is not states]
-        elif self._shelf is not None:
-            self._shelf.forget(cast("SpillStates", states))
+        elif self._records is not None:
+            self._records.forget(cast("SpillStates", states))
 
     def open_pass(self, order: Sequence[UnitStates]) -> UpdatePass:
         """Return a pass that updates each of these states once, in this order."""
-        if self._shelf is not None:
-            self._shelf.cache.close()
+        if self._records is not None:
+            self._records.cache.close()
         spilled = [cast("SpillStates", states) for states in order if states.is_spilled]
         return UpdatePass(spilled, self._spill_store)
 
@@ -136,13 +136,13 @@ class StateTiers:
         for states in self._on_host:
             states.unpin()
 
-    def _shelf_of(self, ledger: MemoryLedger) -> StateRecords:
-        if self._shelf is None:
+    def _state_records(self, ledger: MemoryLedger) -> StateRecords:
+        if self._records is None:
             from zerotrain.runtime.offload.spilled import StateRecords
 
             assert self._spill_store is not None
-            self._shelf = StateRecords(self._spill_store, ledger)
-        return self._shelf
+            self._records = StateRecords(self._spill_store, ledger)
+        return self._records
 
 
 def _on_device(

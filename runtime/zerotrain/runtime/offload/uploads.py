@@ -69,24 +69,24 @@ class WeightStaging:
         self._buffers: list[HostPages] = []
         self._sent: list[Any] = []
         """Events behind the last copy from each buffer."""
-        self._turn = 0
+        self._next_slot = 0
         self._ledger: MemoryLedger | None = None
 
     @contextmanager
     def lend(self, weights: torch.Tensor, *, reads: bool, ledger: MemoryLedger) -> Iterator[torch.Tensor]:
         """Yield a host buffer for weights, as `zero.shards.Staging`. The copies run on the current stream."""
         self._fit(weights.nbytes, ledger)
-        turn, self._turn = self._turn, (self._turn + 1) % UPLOAD_BUFFERS
-        if (sent := self._sent[turn]) is not None:
+        slot, self._next_slot = self._next_slot, (self._next_slot + 1) % UPLOAD_BUFFERS
+        if (sent := self._sent[slot]) is not None:
             sent.synchronize()
-        host = self._buffers[turn].data[: weights.nbytes].view(weights.dtype)
+        host = self._buffers[slot].data[: weights.nbytes].view(weights.dtype)
         with torch.no_grad():
             if reads:
                 host.copy_(weights, non_blocking=True)
                 self._wait()
             yield host
             weights.copy_(host, non_blocking=True)
-        self._sent[turn] = self._mark()
+        self._sent[slot] = self._mark()
 
     def close(self) -> None:
         """Wait for the copies and release the buffers. A second call does nothing."""
