@@ -104,7 +104,7 @@ def test_an_error_in_the_middle_of_forward_is_raised_there() -> None:
 def test_closing_twice_and_dropping_an_engine_end_the_thread() -> None:
     with engine_of(Run()) as engine:
         train_step(engine, 0)
-        updater = engine.pipeline.updating.updater
+        updater = engine.pipeline.executor.updater
         assert updater is not None
         thread = updater._thread
         assert thread is not None

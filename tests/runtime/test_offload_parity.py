@@ -146,8 +146,8 @@ def train(run: Run) -> dict[str, Any]:
 
 
 def bytes_of(engine: Engine) -> dict[str, tuple[int, int]]:
-    """Return bytes by the engine's count and by the formulas, of an engine between steps."""
-    engine.optimizer.book.tiers.open_pass([]).close()  # frees the memory that reading the states took
+    """Bytes by the engine's count and by the formulas, of an engine between steps."""
+    engine.optimizer.registry.tiers.open_pass([]).close()  # what reading the states took is given back
     inputs = memory_inputs(
         engine.config,
         unit_sizes(engine.core.layout),

@@ -180,7 +180,7 @@ def seen_after_first_step(name: str) -> tuple[set[int], set[int]]:
     optimizer.register_step_post_hook(look)
     engine, mine, *_ = zt.initialize(model=model, config=settings(1, 2), optimizer=optimizer)
     train(engine, token_batches(1, size=GLOBAL_BATCH))
-    resident = [states for states in mine.book.states.values() if isinstance(states, ResidentStates)]
+    resident = [states for states in mine.registry.states.values() if isinstance(states, ResidentStates)]
     streams = [stream for states in resident for stream in states.by_kind.values()]
     return seen, {stream.untyped_storage().data_ptr() for stream in streams}
 

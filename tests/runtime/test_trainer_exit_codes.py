@@ -164,7 +164,7 @@ def test_disk_that_fills_up_ends_all_ranks(tmp_path: Path, asynchronous: bool) -
     assert run.start().wait() == [ExitCode.CHECKPOINT_UNUSABLE, ExitCode.CHECKPOINT_UNUSABLE]
     for rank in (0, 1):
         assert "CheckpointNoSpace" in run.log(rank)
-        assert "rank 1 cannot write (the file size limit has no room" in run.log(rank)
+        assert "rank 1 cannot write (the file size limit has no space left" in run.log(rank)
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["fence.json", "fence.lock", "history"]
 
 

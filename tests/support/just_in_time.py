@@ -124,7 +124,7 @@ def contents(engine: Engine) -> dict[str, bytes]:
 
 def pause_of(engine: Engine, pause: Callable[[], None]) -> None:
     """Call `pause` in the background before each unit's update."""
-    updater = engine.pipeline.updating.updater
+    updater = engine.pipeline.executor.updater
     assert updater is not None
     updater.pause = pause
 
@@ -136,7 +136,7 @@ def slow_down(engine: Engine, *, seconds: float) -> None:
     def wait(*_: object) -> None:
         time.sleep(chance.random() * seconds)
 
-    if engine.pipeline.updating.updater is not None:
+    if engine.pipeline.executor.updater is not None:
         pause_of(engine, wait)
     for module in engine.module.modules():
         if isinstance(module, nn.Linear):

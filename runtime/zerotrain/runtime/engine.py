@@ -314,8 +314,8 @@ class Engine(
             self.end_saves()  # not after a failed update: the other ranks do not get here then
             self.observer.closing()
         finally:
-            self.pipeline.updating.close()
-            self.zero_optimizer.book.tiers.close()
+            self.pipeline.executor.close()
+            self.zero_optimizer.registry.tiers.close()
             self._generation.detach()
             self.core.close()
             self.comm.close()

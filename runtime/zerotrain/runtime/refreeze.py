@@ -105,7 +105,7 @@ class Relayout:
         if not any(unit.trainable for unit in layout.units):
             raise LayoutError("every parameter is frozen; set requires_grad on what should be trained")
         self._optimizer.follow_freezing()
-        self._optimizer.book.admit(
+        self._optimizer.registry.admit(
             segment.fqn for unit in layout.units if unit.trainable for segment in unit.segments
         )
         if at_step:
@@ -129,7 +129,7 @@ class Relayout:
             )
 
     def _rebuild(self, layout: ModelLayout, *, keeps_gradients: bool) -> None:
-        core, book = self._core, self._optimizer.book
+        core, registry = self._core, self._optimizer.registry
         kept = {unit.layout: unit for unit in core.units if unit.layout in set(layout.units)}
         stale = [unit for unit in core.units if unit.layout not in kept]
         fresh = [each for each in layout.units if each not in kept]
@@ -139,19 +139,19 @@ class Relayout:
         made: dict[str, Unit] = {}
         gradients = dict(core.gradients)
         self._optimizer.layout = layout
-        book.tiers.plan(layout, replicated=not core.options.placement.states_sharded)
+        registry.tiers.plan(layout, replicated=not core.options.placement.states_sharded)
         for module in dict.fromkeys([unit.layout.module for unit in stale]):
             parts = Repartition(core.comm)
             leaving = [unit for unit in stale if unit.layout.module == module]
             for unit in leaving:
-                parts.add(unit, book.states.get(unit.name))
+                parts.add(unit, registry.states.get(unit.name))
                 if keeps_gradients and unit.layout.trainable:
                     parts.add_gradients(gradients[unit.name])
             core.comm.gather_record([0.0])  # from here on no rank reads the old shards
             for unit in leaving:
                 if unit.layout.trainable:
                     gradients.pop(unit.name).dispose()
-                    book.forget(unit)
+                    registry.forget(unit)
                 unit.dispose()
             for each in (each for each in fresh if each.module == module):
                 unit = made[each.name] = build_unit(core, each, layout, parameters, parts)
@@ -159,10 +159,10 @@ class Relayout:
                     parts.show_late_gradients(unit)
                     gradients[each.name] = UnitGradients(unit, core.ledger)
                     parts.restore_gradients(gradients[each.name])
-                    states = book.add(unit, layout, self._optimizer.rule.kinds, core.ledger)
+                    states = registry.add(unit, layout, self._optimizer.rule.kinds, core.ledger)
                     new = parts.restore(unit, states)
-                    book.born.update(dict.fromkeys(new, self._optimizer.num_updates))
-                    book.index(unit, layout)
+                    registry.born.update(dict.fromkeys(new, self._optimizer.num_updates))
+                    registry.index(unit, layout)
         units = [kept[each] if each in kept else made[each.name] for each in layout.units]
         ordered = {unit.name: gradients[unit.name] for unit in units if unit.layout.trainable}
         core.replace_units(layout, units, ordered)

@@ -27,7 +27,7 @@ from zerotrain.runtime.offload.updater import Updater
 from zerotrain.runtime.optim.loss_division import LossDivision
 from zerotrain.runtime.optim.loss_scale import LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.optim.step_executor import Updating
+from zerotrain.runtime.optim.step_executor import StepExecutor
 from zerotrain.runtime.zero.clipping import clip_factor
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -138,7 +138,7 @@ class StepPipeline:
         if comm.device.type == "cuda" and offload is not None:
             link = DeviceLink(comm.device, core.ledger, pins=offload.pin_memory)
         core.updates.publish_numel = config.zero.allgather_bucket_size
-        self.updating = Updating(core, optimizer, updater=updater, link=link)
+        self.executor = StepExecutor(core, optimizer, updater=updater, link=link)
         self.scaler = LossScaler(precision)
         self.division = LossDivision(precision)
         core.gradient_scale = lambda: self.scaler.scale * self.division.rest
@@ -170,7 +170,7 @@ class StepPipeline:
         overflow = decision.overflow
         skipped = overflow and self._skips_non_finite
         lr = self._optimizer.lr
-        gathering = 0.0 if skipped else self.updating.start(self.grad_scale(norm))
+        gathering = 0.0 if skipped else self.executor.start(self.grad_scale(norm))
         self.clear()
         self.scaler.update(overflow=overflow, where=self._overflowed)
         phases["optimizer"] = perf_counter() - began - gathering + lap.fenced

@@ -72,7 +72,7 @@ class BackgroundSave:
         atexit.register(self._at_exit)
         self._thread.start()
 
-    def heed(self, stages: Sequence[int]) -> bool:
+    def record_stages(self, stages: Sequence[int]) -> bool:
         """Record every rank's stage, as exchanged; return whether `finish` or `settle` is due."""
         if all(stage != SaveStage.WRITING for stage in stages):
             self._all_written.set()

@@ -53,8 +53,8 @@ class CheckpointNoSpace(CheckpointNotWritable):
             path,
             rank=rank,
             code=code,
-            detail=f"{limit} has no room: {bytes_needed} bytes needed, {bytes_free} free; "
-            "make room or lower checkpoint.keepLast; earlier checkpoints are untouched",
+            detail=f"{limit} has no space left: {bytes_needed} bytes needed, {bytes_free} free; "
+            "free some space or lower checkpoint.keepLast; earlier checkpoints are untouched",
         )
 
 

@@ -160,7 +160,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
             problem = error
         found = _compare(group, problem, path)
         if found is not None or manifest is None:
-            return _told(found, group)
+            return _problem_message(found, group)
         # These are pure functions of what all ranks have and read: every rank raises, or none.
         check_match(manifest, state, strict=how.strict)
         state.accepts(manifest.scalars)
@@ -170,7 +170,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
             problem = error
         found = _compare(group, problem, path)
         if found is not None or buffers is None:
-            return _told(found, group)
+            return _problem_message(found, group)
         buffers.check(state, strict=how.strict)
         restored = False
         client_state: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
             problem = error
         found = _compare(group, problem, path)
         if found is not None:
-            return _told(found, group)
+            return _problem_message(found, group)
     return LoadResult(
         path=path,
         step=manifest.step,
@@ -200,8 +200,8 @@ def _compare(group: RankGroup, problem: Exception | None, path: Path) -> Problem
     found = first_problem(group, text, grave=problem is not None and _may_pass(problem))
     if found is not None and found.is_grave:
         raise CheckpointUnreadable(
-            f"the volume failed while {path} was read: {_told(found, group)}. Nothing is known to be "
-            "damaged: look after the volume's server and the node's mount"
+            f"the volume failed while {path} was read: {_problem_message(found, group)}. Nothing is known to "
+            "be damaged: look after the volume's server and the node's mount"
         )
     return found
 
@@ -210,7 +210,7 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, OSError) and may_pass(error.errno)
 
 
-def _told(found: Problem | None, group: RankGroup) -> str:
+def _problem_message(found: Problem | None, group: RankGroup) -> str:
     found = found or Problem(rank=group.rank, text="unknown")
     return found.text if group.world_size == 1 else f"{found.text} (found by rank {found.rank})"
 

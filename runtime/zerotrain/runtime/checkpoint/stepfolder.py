@@ -100,9 +100,9 @@ class StepFolder:
         with folder_lock(self.directory):
             check_owner(self.directory, self.owner)
             keep = {entry.name for entry in files}
-            for leftover in self.temporary.iterdir():
-                if leftover.name not in keep:
-                    leftover.unlink()
+            for entry in self.temporary.iterdir():
+                if entry.name not in keep:
+                    entry.unlink()
             write_durable(self.temporary / MANIFEST, manifest)
             known = committed(self.directory)
             record = {

@@ -176,11 +176,11 @@ def check_storable(
 def _check_same_folder(group: RankGroup, folder: StepFolder) -> None:
     """Raise CheckpointError on every rank when the ranks would write to folders of different names."""
     names = [name for (name,) in group.gather([zlib.crc32(folder.final.name.encode())])]
-    odd = [rank for rank, name in enumerate(names) if name != names[0]]
-    if odd:
+    mismatched = [rank for rank, name in enumerate(names) if name != names[0]]
+    if mismatched:
         raise CheckpointError(
-            f"checkpoint folder {folder.directory}: rank {odd[0]} saves under another tag or step than rank "
-            f"0 (here {folder.final.name!r}); give every rank the same tag"
+            f"checkpoint folder {folder.directory}: rank {mismatched[0]} saves under another tag or step "
+            f"than rank 0 (here {folder.final.name!r}); give every rank the same tag"
         )
 
 

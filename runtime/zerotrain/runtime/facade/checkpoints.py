@@ -117,7 +117,7 @@ class Checkpoints(Feeding):
         order = list(range(num_groups))
         try:
             if choice.optimizer_states:
-                order = match_stored(scalars["optimizer"], self.zero_optimizer.book.group_of, num_groups)
+                order = match_stored(scalars["optimizer"], self.zero_optimizer.registry.group_of, num_groups)
             if choice.scheduler_states and isinstance(self.schedule, TorchSchedule):
                 self.schedule.check_state(scalars["scheduler"])
         except ValueError as error:
@@ -242,7 +242,7 @@ class Checkpoints(Feeding):
     def handle_saves(self, stages: Sequence[int]) -> None:
         """End the background save when it is over on all ranks; `stages` is every rank's `save_stage`, as
         they exchanged it. Raises its error."""
-        if self._saving is None or not self._saving.heed(stages):
+        if self._saving is None or not self._saving.record_stages(stages):
             return
         if self._saving.is_durable(stages):
             self._end_of_save(lambda saving: saving.settle())

@@ -104,7 +104,7 @@ class Inspection(EngineParts):
 
         spill_store = used_spill_store(self.core)
         if spill_store is not None:
-            self.zero_optimizer.book.make_deferred()
+            self.zero_optimizer.registry.make_deferred()
         return None if spill_store is None else probe(spill_store)
 
     def spill_space(self) -> VolumeSpace | None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import ConfigError
-from zerotrain.runtime.optim.joint import UnitUpdate
+from zerotrain.runtime.optim.joint import JointUnit
 from zerotrain.runtime.optim.json_state import from_plain, to_plain
 
 WHOLE_TENSOR = {
@@ -53,7 +53,7 @@ class ForeignRule:
         """One element per group on every rank, with a zero gradient, so that every rank has all counts."""
         self._loaded: list[dict[str, Any]] | None = None
 
-    def update_units(self, units: Sequence[UnitUpdate], step: int, *, grad_scale: float) -> None:
+    def update_units(self, units: Sequence[JointUnit], step: int, *, grad_scale: float) -> None:
         """Update the units as `JointRule`. No communication: each rank works on its own shards."""
         if self._inner is None:
             self._start(units)
@@ -82,7 +82,7 @@ class ForeignRule:
         self._loaded = scalars["counts"]
         self._inner = None
 
-    def _start(self, units: Sequence[UnitUpdate]) -> None:
+    def _start(self, units: Sequence[JointUnit]) -> None:
         """Put the optimizer onto the shards, with the states of a checkpoint if one was loaded."""
         device = units[0].states.master.device
         self._anchors = [nn.Parameter(torch.zeros(1, device=device)) for _ in self._groups]
@@ -105,7 +105,7 @@ class ForeignRule:
                 counts = from_plain(self._loaded[group], self._counts)
                 self._inner.state[parameter].update({**counts, **streams})
 
-    def _stretches(self, units: Sequence[UnitUpdate]) -> Iterable[tuple[UnitUpdate, int, int]]:
+    def _stretches(self, units: Sequence[JointUnit]) -> Iterable[tuple[JointUnit, int, int]]:
         """Yield the maximal runs of one parameter group that this rank holds, in layout order."""
         for unit in units:
             owned = [segment for segment in unit.segments if segment.start < segment.stop]
@@ -206,9 +206,11 @@ def _check_elementwise(prototype: torch.optim.Optimizer) -> dict[str, Any]:
     if not torch.allclose(whole[0].detach().flatten(), after, rtol=1e-5, atol=1e-7):
         raise _not_elementwise(prototype, "its result changes when a parameter is cut in two")
     state = dict(right.state[parts[1]])
-    odd = sorted(name for name, value in state.items() if not _fits(value))
-    if odd:
-        raise _not_elementwise(prototype, f"its state {odd[0]!r} is neither fp32 per element nor a number")
+    unsupported = sorted(name for name, value in state.items() if not _fits(value))
+    if unsupported:
+        raise _not_elementwise(
+            prototype, f"its state {unsupported[0]!r} is neither fp32 per element nor a number"
+        )
     return state
 
 
@@ -239,5 +241,5 @@ def _copy_without_state(
     return made
 
 
-def _group_at(unit: UnitUpdate, start: int) -> int:
+def _group_at(unit: JointUnit, start: int) -> int:
     return next(segment.group for segment in unit.segments if segment.start == start and segment.stop > start)

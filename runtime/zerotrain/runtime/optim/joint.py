@@ -32,7 +32,7 @@ class SegmentRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnitUpdate:
+class JointUnit:
     """One unit to update: `grads` and the tensors of `states` are 1-D and cover `states.interval`."""
 
     states: ResidentStates
@@ -52,7 +52,7 @@ class JointRule(Protocol):
         """State streams per element beside the master weight; they start as zeros."""
         ...
 
-    def update_units(self, units: Sequence[UnitUpdate], step: int, *, grad_scale: float) -> None:
+    def update_units(self, units: Sequence[JointUnit], step: int, *, grad_scale: float) -> None:
         """Update the masters and states of all units with `grads * grad_scale`. Collective; `step` from 1."""
         ...
 

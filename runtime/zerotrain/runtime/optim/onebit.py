@@ -22,7 +22,7 @@ import torch
 from zerotrain.contract.config import OptimizerConfig
 from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.states import UnitStates
-from zerotrain.runtime.optim.joint import SegmentRun, UnitUpdate
+from zerotrain.runtime.optim.joint import JointUnit, SegmentRun
 from zerotrain.runtime.optim.onebit_codec import PackedSigns, SignCodec
 from zerotrain.runtime.optim.rules import Hyper, tiles
 from zerotrain.runtime.zero.buffer import flat_zeros
@@ -83,7 +83,7 @@ class OneBitAdamRule:
                 own=SignCodec(unit.layout, unit.start, unit.stop, device),
             )
 
-    def update_units(self, units: Sequence[UnitUpdate], step: int, *, grad_scale: float) -> None:
+    def update_units(self, units: Sequence[JointUnit], step: int, *, grad_scale: float) -> None:
         """Update the units as `JointRule`."""
         is_local = self.is_local(step - 1)
         for unit in units:
@@ -96,7 +96,7 @@ class OneBitAdamRule:
             for segment in unit.segments:
                 self._apply(unit, segment)
 
-    def _add_gradient(self, unit: UnitUpdate, segment: SegmentRun, scale: float, *, is_frozen: bool) -> None:
+    def _add_gradient(self, unit: JointUnit, segment: SegmentRun, scale: float, *, is_frozen: bool) -> None:
         beta1, beta2 = segment.hyper.betas
         for tile in tiles(segment.start, segment.stop, unit.grads.device):
             grad = unit.grads[tile].mul_(scale) if scale != 1.0 else unit.grads[tile]
@@ -104,7 +104,7 @@ class OneBitAdamRule:
             if not is_frozen:
                 unit.states.by_kind[EXP_AVG_SQ][tile].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
 
-    def _exchange(self, update: UnitUpdate, buffers: _Buffers, scale: float) -> None:
+    def _exchange(self, update: JointUnit, buffers: _Buffers, scale: float) -> None:
         """Exchange the compressed mean of the ranks' momenta, into the common momentum."""
         unit, momentum = update.states.unit, buffers.momentum
         comm = unit.comm
@@ -131,7 +131,7 @@ class OneBitAdamRule:
         PackedSigns.unframed(received, ranks).add_to(momentum.zero_(), weight=1.0)
         buffers.whole.clear_gaps(momentum)
 
-    def _apply(self, unit: UnitUpdate, segment: SegmentRun) -> None:
+    def _apply(self, unit: JointUnit, segment: SegmentRun) -> None:
         hyper, states = segment.hyper, unit.states
         for tile in tiles(segment.start, segment.stop, states.master.device):
             weight, variance = states.master[tile], states.by_kind[EXP_AVG_SQ][tile]

@@ -30,7 +30,7 @@ from zerotrain.runtime.optim.rules import UpdateRule, rule_of
 from zerotrain.runtime.optim.scale_names import ScaleNames
 from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, refuse_step
-from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, joint_update
+from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, joint_unit
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
@@ -113,8 +113,8 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.num_updates = 0
         """Number of steps that changed the weights; skipped ones do not count."""
         self.layout = layout
-        self.book = StateRegistry(group_of, takes_all=given is None)
-        self.states = self.book.states
+        self.registry = StateRegistry(group_of, takes_all=given is None)
+        self.states = self.registry.states
         self.is_default = False
         """Whether the run names no optimizer; states are then made at the first backward pass."""
         self.drop_gradients: Callable[[], None] = lambda: None
@@ -123,7 +123,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
     def keep_states_in(self, tiers: StateTiers, placement: Placement) -> None:
         """Set the tiers of the states, before any unit is made. Raises ConfigError for a rule whose states
         cannot be there."""
-        self.book.tiers = tiers
+        self.registry.tiers = tiers
         if isinstance(self.rule, JointRule):
             refuse_offload(self._config.type, tiers, placement)
         tiers.plan(self.layout, replicated=not placement.states_sharded)
@@ -132,7 +132,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         """Make the states of a new unit, which releases its fp32 values: the values of all units never exist
         together beside the states."""
         if unit.layout.trainable:
-            states = self.book.add(unit, self.layout, self.rule.kinds, ledger)
+            states = self.registry.add(unit, self.layout, self.rule.kinds, ledger)
             if isinstance(self.rule, OneBitAdamRule):
                 assert isinstance(states, ResidentStates)
                 self.rule.attach(states, ledger)
@@ -146,7 +146,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
 
         core.on_weights_written.append(take)
         core.states = self.states
-        core.on_first_backward = self.book.make_deferred
+        core.on_first_backward = self.registry.make_deferred
         core.reducer.keeps_local = lambda: self.is_local
 
     @property
@@ -160,7 +160,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             raise GroupError(
                 f"{type(self.rule).__name__} keeps the groups that it was made with; pass all to initialize"
             )
-        append_group(self.param_groups, self.book.group_of, group, names=self._names, config=self._config)
+        append_group(self.param_groups, self.registry.group_of, group, names=self._names, config=self._config)
         self._configured.append(_json_values(self.param_groups[-1]))
 
     def begin_update(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> Update | JointUpdate:
@@ -171,7 +171,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.num_updates += 1
         hypers = [group_hyper(group) for group in self.param_groups]
         if isinstance(self.rule, JointRule):
-            units = [joint_update(part, self.book, hypers) for part in parts]
+            units = [joint_unit(part, self.registry, hypers) for part in parts]
             return JointUpdate(self.rule, units, step=self.num_updates, grad_scale=grad_scale)
         kernels = {
             part.unit.name: UnitKernel(
@@ -183,14 +183,14 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
                         hyper=hypers[run.group],
                         step=self.num_updates - run.born,
                     )
-                    for run in self.book.runs[part.unit.name]
+                    for run in self.registry.runs[part.unit.name]
                 ],
                 part=part,
                 grad_scale=grad_scale,
             )
             for part in parts
         }
-        return Update(self.book.tiers, self.states, kernels)
+        return Update(self.registry.tiers, self.states, kernels)
 
     def follow_freezing(self) -> None:
         """Raise GroupError for a rule whose own state cannot follow units that are divided anew."""
@@ -221,9 +221,9 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
                 )
                 for index, group in enumerate(self.param_groups)
             ],
-            "members": members_of(self.book.group_of, len(self.param_groups)),
+            "members": members_of(self.registry.group_of, len(self.param_groups)),
             "configured": [dict(values) for values in self._configured],
-            **self.book.scalars(),
+            **self.registry.scalars(),
             **({"rule": self.rule.scalars()} if isinstance(self.rule, CountingRule) else {}),
         }
 
@@ -232,7 +232,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
 
         Raises ValueError when the groups differ, as `match_groups` of `members.py`.
         """
-        order = match_stored(scalars, self.book.group_of, len(self.param_groups))
+        order = match_stored(scalars, self.registry.group_of, len(self.param_groups))
         groups = [scalars["groups"][index] for index in order]
         self.num_updates = int(scalars["num_updates"])
         configured = scalars.get("configured")
@@ -242,7 +242,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             restored = {key: from_plain(value, mine.get(key)) for key, value in saved.items()}
             edited |= {"name"} & mine.keys()  # a label belongs to the script, and moves with its members
             mine.update({key: value for key, value in restored.items() if key not in edited})
-        self.book.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
+        self.registry.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
         if isinstance(self.rule, CountingRule) and "rule" in scalars:
             self.rule.load_scalars(regrouped(scalars["rule"], order))
 

@@ -20,7 +20,7 @@ from zerotrain.runtime.zero.unit import Unit
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GroupRun:
     """Elements `[start, stop)` of a unit's states that are updated alike."""
 
     start: int
@@ -39,7 +39,7 @@ class StateRegistry:
         self.tiers = StateTiers()
         """Tiers of the states; the engine sets its own before the first `add`."""
         self.states: dict[str, UnitStates] = {}
-        self.runs: dict[str, tuple[Run, ...]] = {}
+        self.runs: dict[str, tuple[GroupRun, ...]] = {}
         self.group_of = group_of
         self.born: dict[str, int] = {}
         self._takes_all = takes_all
@@ -75,7 +75,7 @@ class StateRegistry:
         of_key = list(keys)
         interval = self.states[unit.name].interval
         self.runs[unit.name] = tuple(
-            Run(start, stop, *of_key[key])
+            GroupRun(start, stop, *of_key[key])
             for start, stop, key in group_runs(layout, unit.layout, interval, key_of)
         )
 

@@ -20,7 +20,7 @@ from zerotrain.runtime.zero.pending import publish_all
 from zerotrain.runtime.zero.sharded_model import ShardedModel, publication_order, update_order
 
 
-class Updating:
+class StepExecutor:
     """The updates of one engine's steps."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Updating:
         """Update every unit and bring replicas up to date; return the seconds spent on the latter. Where
         updates run in the background, replicas follow when they are used."""
         core = self._core
-        self._optimizer.book.make_deferred()  # no hook saw a backward pass if the model was not entered
+        self._optimizer.registry.make_deferred()  # no hook saw a backward pass if the model was not entered
         trained = [unit for unit in core.units if unit.layout.trainable]
         core.writes.take_private_pages(trained)  # counted writes were settled with the step's record
         try:

@@ -15,7 +15,7 @@ import torch
 from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.states import Block, Encoding, UnitStates
 from zerotrain.runtime.offload.tiers import StateTiers
-from zerotrain.runtime.optim.joint import JointRule, SegmentRun, UnitUpdate
+from zerotrain.runtime.optim.joint import JointRule, JointUnit, SegmentRun
 from zerotrain.runtime.optim.rules import Hyper, Kernel, KernelRule, UnitStep, UpdateRule, tiles
 from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.zero.gradients import UnitGradients, shard_on
@@ -134,7 +134,7 @@ class JointUpdate:
     is_collective = True
     order: tuple[str, ...] = ()
 
-    def __init__(self, rule: JointRule, units: Sequence[UnitUpdate], *, step: int, grad_scale: float) -> None:
+    def __init__(self, rule: JointRule, units: Sequence[JointUnit], *, step: int, grad_scale: float) -> None:
         self._rule, self._units = rule, units
         self._step, self._grad_scale = step, grad_scale
 
@@ -150,9 +150,9 @@ class JointUpdate:
             unit.states.round_weights()
 
 
-def joint_update(part: UnitGradients, book: StateRegistry, hypers: Sequence[Hyper]) -> UnitUpdate:
+def joint_unit(part: UnitGradients, registry: StateRegistry, hypers: Sequence[Hyper]) -> JointUnit:
     """Return the input of one unit for a rule that works on all units together; `hypers` by group."""
-    states = book.states[part.unit.name]
+    states = registry.states[part.unit.name]
     assert isinstance(states, ResidentStates)
     low, high = states.interval
     segments = tuple(
@@ -160,12 +160,12 @@ def joint_update(part: UnitGradients, book: StateRegistry, hypers: Sequence[Hype
             fqn=segment.fqn,
             start=max(low, segment.start) - low,
             stop=min(high, segment.stop) - low,
-            group=book.group_of[segment.fqn],
-            hyper=hypers[book.group_of[segment.fqn]],
+            group=registry.group_of[segment.fqn],
+            hyper=hypers[registry.group_of[segment.fqn]],
         )
         for segment in part.unit.layout.segments
     )
-    return UnitUpdate(states=states, grads=part.shard, accumulator=part.accumulator, segments=segments)
+    return JointUnit(states=states, grads=part.shard, accumulator=part.accumulator, segments=segments)
 
 
 def cut(block: Block, part: slice) -> Block:

@@ -51,7 +51,7 @@ class Contents:
                     if numel < piece.offset + piece.length:
                         raise CheckpointDamaged(
                             f"rank {piece.file}'s {kind!r} of {unit} holds {numel} elements, but "
-                            f" parameter {fqn!r} needs [{piece.offset}, "
+                            f"parameter {fqn!r} needs [{piece.offset}, "
                             f"{piece.offset + piece.length}) of it"
                         )
             self.tensors[fqn] = TensorEntry(unit=unit, shape=tuple(shape), pieces=pieces[fqn])
