@@ -44,7 +44,7 @@ def test_the_key_is_only_in_guarded_memory_until_close(make: KeyedSealer) -> Non
     not _native.openssl_version() or not _native.cipher_contexts_are_guarded(),
     reason="OpenSSL is not linked in statically: contexts live in ordinary memory for the time of a batch",
 )
-def test_what_openssl_derives_from_the_key_lies_beside_it() -> None:
+def test_what_openssl_derives_from_the_key_lies_next_to_it() -> None:
     sealer = BACKENDS["openssl"](IDENTITY, key=SECRET)
     assert guarded_memory(os.getpid()).count(SECRET) == 1
     chunks = batch_of(sealer.add("block.0", sizes()))
@@ -57,8 +57,8 @@ def test_what_openssl_derives_from_the_key_lies_beside_it() -> None:
 
 
 @pytest.mark.unit
-def test_the_info_says_what_is_refused_later(make: KeyedSealer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first chunks may need more locked memory than is allowed."""
+def test_the_info_lists_what_is_refused_later(make: KeyedSealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunks may need more locked memory than there is."""
     sealer = make(IDENTITY)
     monkeypatch.setattr(f"{type(sealer).__module__}.key_memory", lambda: "not locked: no more")
     assert "key: not locked: no more; " in sealer.info.memory
@@ -130,6 +130,6 @@ def test_memory_that_cannot_be_locked_is_reported_with_the_limit() -> None:
         os._exit(len(keys) != 2000)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        said = pipe.read().decode()
+        report = pipe.read().decode()
     assert os.waitpid(pid, 0)[1] == 0
-    assert said.startswith("not locked, the system may swap it (RLIMIT_MEMLOCK is 0 bytes): ")
+    assert report.startswith("not locked, the system may swap it (RLIMIT_MEMLOCK is 0 bytes): ")

@@ -1,4 +1,4 @@
-"""Errors of the system have errno and offset in the file; a refused engine is replaced, with the reason."""
+"""What the system refuses is reported with its number and the place in the file; engines give way by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_truncated_file_is_a_short_read_with_its_offset(tmp_path: Path, engine
     ("device", "is_write", "expected"),
     [("/proc/self/mem", False, errno.EIO), ("/dev/full", True, errno.ENOSPC)],
 )
-def test_an_error_of_the_device_is_told_with_its_number(
+def test_an_error_of_the_device_is_reported_with_its_number(
     tmp_path: Path, engine: str, device: str, is_write: bool, expected: int
 ) -> None:
     """The descriptor is replaced: address 0 of a process cannot be read, and /dev/full not written."""
@@ -100,7 +100,7 @@ def test_an_error_in_the_middle_ends_all_of_the_transfer_first(tmp_path: Path) -
 
 
 def opened(refusals: list[Refusal], folder: Path, engine: str = "auto") -> dict[str, object]:
-    """Return what a spill file reports in a process with these calls refused; its bytes must be intact."""
+    """What a spill file reports of itself in a process with these calls refused; its bytes come back."""
 
     def work() -> dict[str, object]:
         refuse(refusals)
@@ -164,7 +164,7 @@ def test_an_engine_of_another_name_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_missing_features_of_the_file_system_are_named(tmp_path: Path) -> None:
-    """Each file without O_TMPFILE, O_DIRECT, both, or fallocate reports it and leaves no name."""
+    """Without O_TMPFILE, O_DIRECT, both, or fallocate: each is reported, none leaves a name."""
     no_unnamed = Refusal("openat", errno.EOPNOTSUPP, argument=2, bits=O_TMPFILE_BIT)
     no_direct = Refusal("openat", errno.EINVAL, argument=2, bits=os.O_DIRECT)
     answer = opened([no_unnamed], tmp_path)

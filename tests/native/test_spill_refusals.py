@@ -1,4 +1,4 @@
-"""System calls fail midway: memory in use is not freed, and no space is kept without being counted."""
+"""The system refuses in the middle: memory in use is not given away, no space is kept uncounted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_mapped(address: int) -> bool:
     ],
 )
 def test_writes_without_o_direct_wait_for_the_drive(tmp_path: Path, refusal: Refusal) -> None:
-    """A drive's error would otherwise come after the write and be lost."""
+    """Else the drive's error would come after the write, and never be reported."""
 
     def work() -> list[object]:
         refuse([refusal])
@@ -67,19 +67,19 @@ def test_a_wait_that_fails_leaves_the_kernel_its_memory(tmp_path: Path, engine: 
         # Most of the transfer is still in the queue: parts that ended by themselves are found without a wait.
         ticket, address = file.write(0, buffer), buffer.data_ptr()
         del buffer
-        said: list[object] = []
+        findings: list[object] = []
         try:
             file.wait(ticket)
         except OSError as error:
-            said.append(error.errno)
-        said.append(is_mapped(address))
+            findings.append(error.errno)
+        findings.append(is_mapped(address))
         try:
             file.close()
         except OSError as error:
-            said.append(error.errno)
-        said.append(is_mapped(address))
+            findings.append(error.errno)
+        findings.append(is_mapped(address))
         del file
-        return [*said, is_mapped(address)]
+        return [*findings, is_mapped(address)]
 
     assert in_child(work) == [errno.ENOMEM, True, errno.ENOMEM, True, True]
 
@@ -104,21 +104,21 @@ def test_an_engine_that_cannot_wait_gives_way(tmp_path: Path) -> None:
 
 
 def test_a_failed_growth_over_several_folders_leaves_all_as_they_were(tmp_path: Path) -> None:
-    """The second folder has no space: the first one releases what it had allocated."""
+    """The second folder has no space left: the first gives back what it had taken."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
 
     def work() -> list[object]:
         file = SpillFile([str(folder) for folder in folders], 3 * MIB, stripe_bytes=MIB)
-        refuse([Refusal("fallocate", errno.ENOSPC, argument=2, value=MIB)])  # where the second one continues
-        said: list[object] = []
+        refuse([Refusal("fallocate", errno.ENOSPC, argument=2, value=MIB)])  # where the second goes on
+        findings: list[object] = []
         try:
             file.resize(20 * MIB)
         except OSError as error:
-            said.append(error.errno)
+            findings.append(error.errno)
         sizes = [os.fstat(file.fileno(i)).st_size for i in (0, 1)]
-        return [*said, sizes, file.num_bytes]
+        return [*findings, sizes, file.num_bytes]
 
     assert in_child(work) == [errno.ENOSPC, [2 * MIB, MIB], 3 * MIB]
 

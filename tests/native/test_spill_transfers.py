@@ -34,7 +34,7 @@ def make(folders: list[Path], num_bytes: int, engine: str, **options: int) -> Sp
 def test_bytes_come_back_from_where_they_went(
     tmp_path: Path, engine: str, num_folders: int, depth: int
 ) -> None:
-    """Requests smaller than the transfers, more requests than the queue holds, odd numbers of blocks."""
+    """Requests smaller than the transfers, more of them than the queue holds, uneven numbers of blocks."""
     folders = [tmp_path / str(i) for i in range(num_folders)]
     file = make(
         folders, 1024 * BLOCK, engine, queue_depth=depth, request_bytes=3 * BLOCK, stripe_bytes=5 * BLOCK
@@ -64,8 +64,8 @@ def test_bytes_come_back_from_where_they_went(
     file.close()
 
 
-def test_stripes_go_to_the_folders_in_turn(tmp_path: Path) -> None:
-    """Each of three files holds every third stripe, and allocates no more than its share."""
+def test_stripes_rotate_over_the_folders(tmp_path: Path) -> None:
+    """Each of three files holds every third stripe, and no more than its share is allocated."""
     folders = [tmp_path / str(i) for i in range(3)]
     file = make(folders, 10 * BLOCK, "threads", stripe_bytes=2 * BLOCK)
     written = noise(10)
@@ -88,8 +88,8 @@ def test_threads_share_a_file(tmp_path: Path, engine: str) -> None:
 
     def work(index: int) -> None:
         try:
-            for turn in range(20):
-                mine = noise(64, seed=100 * index + turn)
+            for repeat in range(20):
+                mine = noise(64, seed=100 * index + repeat)
                 file.wait(file.write(index * 64 * BLOCK, mine))
                 back = aligned_buffer(64 * BLOCK).zero_()
                 file.wait(file.read(index * 64 * BLOCK, back))
@@ -158,25 +158,25 @@ def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_closing_while_another_thread_waits(tmp_path: Path, engine: str) -> None:
-    """The thread gets its bytes or the error that the file is closed."""
+    """The thread gets its bytes, or an error that the file is closed."""
     file = make([tmp_path], 512 * BLOCK, engine, queue_depth=1, request_bytes=BLOCK)
     file.wait(file.write(0, noise(512)))
     back = aligned_buffer(512 * BLOCK).zero_()
     ticket = file.read(0, back)
-    told: list[str] = []
+    outcomes: list[str] = []
 
     def wait() -> None:
         try:
             file.wait(ticket)
-            told.append("read" if torch.equal(back, noise(512)) else "wrong bytes")
+            outcomes.append("read" if torch.equal(back, noise(512)) else "wrong bytes")
         except RuntimeError as error:
-            told.append(str(error))
+            outcomes.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
     file.close()
     thread.join(30)
-    assert told in (["read"], ["the spill file is closed"])
+    assert outcomes in (["read"], ["the spill file is closed"])
 
 
 def test_buffers_are_on_page_borders_and_out_of_cores() -> None:

@@ -77,7 +77,7 @@ print([len(os.sched_getaffinity(int(task))) for task in made], flush=True)
 
 
 def test_refused_threads_leave_their_work_to_the_others() -> None:
-    """The address space is nearly full, so that the system cannot map more stacks."""
+    """The address space is nearly full, so that the system has no memory for more stacks."""
     assert run_script(SETUP + WITHOUT_THREADS) == ["threads are refused", "True"]
 
 

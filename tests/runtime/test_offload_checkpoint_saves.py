@@ -43,7 +43,7 @@ def test_a_copy_would_be_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tier", ["cpu", "nvme"])
-def test_an_asynchronous_save_beside_updates_in_the_background(tmp_path: Path, tier: str) -> None:
+def test_an_asynchronous_save_during_background_updates(tmp_path: Path, tier: str) -> None:
     """The bytes are those of the step of the save; spilled states are durable when the call returns."""
     place = Place(tier=tier, remainders=True, just_in_time=True)
     expected = run_ranks(2, offloaded_saves.saved_at_once, str(tmp_path), place)

@@ -107,7 +107,7 @@ def test_damage_ends_the_run_and_a_resume_is_exact(
         run = attempts.run(fault, fault=f"{fault}:{victim}:{FAULTY_CALL}")
         run.processes[victim].join(TIMEOUT_S)
         for process in run.processes:
-            process.kill()  # the others wait for their peer, as there is no launcher to end them
+            process.kill()  # the others wait for their peer, as there is no launcher to notify them
         is_integrity = fault in ("flip", "replay")
         code = ExitCode.SPILL_INTEGRITY if is_integrity else APPLICATION_FAILURE
         assert run.wait()[victim] == code, run.log(victim)
@@ -124,7 +124,7 @@ def test_damage_ends_the_run_and_a_resume_is_exact(
     assert list(attempts.spill.iterdir()) == []
 
 
-def test_the_launcher_ends_with_the_code_and_says_why(
+def test_the_launcher_ends_with_the_code_and_reports_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The container ends so: the operator reads the code, users read the message."""

@@ -38,8 +38,8 @@ MACHINE = {"proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1 kB\nMemAvailable: 
 
 @pytest.mark.unit
 def test_the_machine(tmp_path: Path) -> None:
-    room = free_memory(tree(tmp_path, MACHINE))
-    assert (room.limit, room.free) == (64 * GIB, 32 * GIB)
+    available = free_memory(tree(tmp_path, MACHINE))
+    assert (available.limit, available.free) == (64 * GIB, 32 * GIB)
 
 
 @pytest.mark.unit
@@ -54,9 +54,9 @@ def test_cgroup_v2_counts_use_but_no_page_cache(tmp_path: Path) -> None:
         f"{group}/main/memory.max": "max\n",
         f"{group}/main/memory.current": f"{6 * GIB}\n",
     }
-    room = free_memory(tree(tmp_path, {**MACHINE, **files}))
-    assert (room.limit, room.used, room.free) == (8 * GIB, 3 * GIB, 5 * GIB)
-    assert "pod1" in room.source
+    available = free_memory(tree(tmp_path, {**MACHINE, **files}))
+    assert (available.limit, available.used, available.free) == (8 * GIB, 3 * GIB, 5 * GIB)
+    assert "pod1" in available.source
 
 
 @pytest.mark.unit
@@ -69,8 +69,8 @@ def test_cgroup_v1(tmp_path: Path) -> None:
         f"{mount}/memory.usage_in_bytes": f"{3 * GIB}\n",
         f"{mount}/memory.stat": f"cache 1\ntotal_cache {2 * GIB}\ntotal_shmem {GIB}\n",
     }
-    room = free_memory(tree(tmp_path, {**MACHINE, **files}))
-    assert (room.limit, room.free) == (4 * GIB, 2 * GIB)
+    available = free_memory(tree(tmp_path, {**MACHINE, **files}))
+    assert (available.limit, available.free) == (4 * GIB, 2 * GIB)
     (tmp_path / mount / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert free_memory(tmp_path).limit == 64 * GIB
 
@@ -111,7 +111,7 @@ HOST = Hardware(on_host=True)
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("config", "room", "hardware", "changes"),
+    ("config", "available", "hardware", "changes"),
     [
         (
             configured(stage=2, bf16={"store_param_remainders": False}, **CPU),
@@ -147,31 +147,31 @@ HOST = Hardware(on_host=True)
     ids=["remainders", "ratio", "nvme", "ranks", "back to memory"],
 )
 def test_the_nearest_setting(
-    config: EngineConfig, room: Needs, hardware: Hardware, changes: tuple[str, ...]
+    config: EngineConfig, available: Needs, hardware: Hardware, changes: tuple[str, ...]
 ) -> None:
-    assert not needs_of(config, units(2), hardware).within(room)
-    found = nearest(config, units(2), room, hardware, has_folder=True)
+    assert not needs_of(config, units(2), hardware).within(available)
+    found = nearest(config, units(2), available, hardware, has_folder=True)
     assert found is not None
     assert found.changes == changes
-    assert found.needs.within(room)
+    assert found.needs.within(available)
 
 
 @pytest.mark.unit
 def test_two_changes_before_none() -> None:
     config = configured(stage=0, bf16={"store_param_remainders": False}, **CPU)
-    room = Needs(host=100 * MI, disk=60 * MI)
-    found = nearest(config, units(2), room, HOST, has_folder=False)
+    available = Needs(host=100 * MI, disk=60 * MI)
+    found = nearest(config, units(2), available, HOST, has_folder=False)
     assert found is not None
     assert len(found.changes) == 2
     assert nearest(config, units(2), Needs(host=1, disk=0), HOST, has_folder=True) is None
 
 
 def start(limit: int | None, zero: dict[str, Any], environ: dict[str, str]) -> tuple[str, int]:
-    """Return the error of `initialize` and its exit code on a host with so much memory."""
-    room = FreeMemory(limit=limit or 2**40, used=0, source="test")
+    """What `initialize` ends with where the host has only so much memory, and the process's exit code."""
+    available = FreeMemory(limit=limit or 2**40, used=0, source="test")
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
     with (
-        mock.patch.object(fit, "free_memory", return_value=room),
+        mock.patch.object(fit, "free_memory", return_value=available),
         mock.patch.dict(os.environ, environ),
         mock.patch("zerotrain.runtime.setup.take_values", side_effect=AssertionError("allocated")),
     ):

@@ -120,7 +120,7 @@ def test_a_drive_that_nothing_goes_to(block: dict[str, Any], tmp_path: Path) -> 
     engine.close()
 
 
-def test_the_trainer_says_how_it_spills(tmp_path: Path) -> None:
+def test_the_trainer_logs_how_it_spills(tmp_path: Path) -> None:
     block: dict[str, Any] = {"stage": 1, "offload_optimizer": {"device": "nvme"}}
     run = TrainerRun(
         tmp_path / "run",

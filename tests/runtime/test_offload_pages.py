@@ -70,7 +70,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return found
 
 
-def test_nobody_has_to_give_it_back(driver: Driver) -> None:
+def test_it_is_unlocked_when_the_last_tensor_is_gone(driver: Driver) -> None:
     for _ in range(20):  # the system maps the next ones where the last ones were
         held = HostPages(SIZE, pinned=True)
         address, view = held.data.data_ptr(), held.data[100:].view(torch.int32)

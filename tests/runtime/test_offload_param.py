@@ -41,11 +41,11 @@ JOBS = [
 ]
 
 
-FEW = [JOBS[0], JOBS[3], JOBS[5], JOBS[7], JOBS[9], JOBS[10]]
+FOUR_RANK_JOBS = [JOBS[0], JOBS[3], JOBS[5], JOBS[7], JOBS[9], JOBS[10]]
 """One of each kind, for ranks that outnumber the cores."""
 
 
-@pytest.mark.parametrize(("ranks", "jobs"), [(1, JOBS), (2, JOBS), (4, FEW)])
+@pytest.mark.parametrize(("ranks", "jobs"), [(1, JOBS), (2, JOBS), (4, FOUR_RANK_JOBS)])
 def test_offloaded_weights_change_no_bit(
     ranks: int, jobs: list[tuple[Case, Where, bool]], tmp_path: Path
 ) -> None:

@@ -147,7 +147,7 @@ def test_updates_in_the_background_while_others_are_used(tmp_path: Path, reads: 
 
 
 def test_weights_of_a_device_are_computed_in_staging() -> None:
-    """Two buffers alternate, as large as the largest; an update that fails writes nothing."""
+    """Two buffers in rotation, as large as the largest; an update that fails writes nothing."""
     staging, ledger = WeightStaging(torch.device("cpu"), pins=False), MemoryLedger()
     largest = 0
     for size in (64, 256, 128):
@@ -174,7 +174,7 @@ def fail(staging: WeightStaging, weights: torch.Tensor, ledger: MemoryLedger) ->
 
 
 class Copies(Uploads):
-    """Uploads to a device that still computes: copies are in flight until a wait for them."""
+    """Of a device that is still computing: copies are under way until they are waited for."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))

@@ -33,7 +33,7 @@ from zerotrain.runtime.zero.ledger import MemoryKind
 pytestmark = pytest.mark.ranks
 
 
-CLIP, STEPS, FEW_STEPS, WIDTH, ROWS = 0.05, 50, 12, 48, 8
+CLIP, STEPS, SHORT_STEPS, WIDTH, ROWS = 0.05, 50, 12, 48, 8
 
 TIERS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -181,8 +181,8 @@ def matrix(ranks: int, stage: int) -> tuple[Run, ...]:
 
 
 def run_of(ranks: int, stage: int, splits: bool | None, tier: str = "none") -> Run:
-    """Return a run. It is long where nothing or everything is sharded, unless there are many ranks."""
-    steps = STEPS if stage in (0, 3) and ranks < 4 else FEW_STEPS
+    """Long where ranks have nothing or everything to share, unless there are many of them."""
+    steps = STEPS if stage in (0, 3) and ranks < 4 else SHORT_STEPS
     return Run(tier=tier, stage=stage, splits=splits, steps=steps)
 
 
@@ -247,8 +247,8 @@ def test_every_rule_and_precision_computes_the_same_bits_on_every_tier() -> None
             assert plain["digest"] == host["digest"] == spill_store["digest"], RULES[index]
 
 
-def train_beside_torch() -> tuple[float, float]:
-    """Return the largest differences of losses and of weights from plain torch AdamW, fp32, on one rank."""
+def train_next_to_torch() -> tuple[float, float]:
+    """Largest differences of losses and of weights to plain torch AdamW, fp32, on one rank."""
     run, model = Run(tier="encrypted", dtype="fp32", stage=0), build().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     with tempfile.TemporaryDirectory() as folder:
@@ -269,6 +269,6 @@ def train_beside_torch() -> tuple[float, float]:
 
 
 def test_a_spilled_step_is_torch_adamw() -> None:
-    losses, weights = run_ranks(1, train_beside_torch)[0]
+    losses, weights = run_ranks(1, train_next_to_torch)[0]
     assert losses < 2e-5
     assert weights < 2e-4  # steps of 1e-2 each

@@ -260,7 +260,7 @@ def test_muon_is_refused_by_name() -> None:
 
 
 @pytest.mark.unit
-def test_other_misuse_says_what_to_do() -> None:
+def test_other_misuse_names_the_way_out() -> None:
     model = nn.Linear(4, 4)
     used = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()

@@ -22,8 +22,8 @@ from zerotrain.runtime.train.report import Reporter
 pytestmark = pytest.mark.ranks
 
 
-def failures(folder: str, heard_by: str) -> list[float | None]:
-    """Return this rank's counter before and after a disk was full on rank 1."""
+def failures(folder: str, found_by: str) -> list[float | None]:
+    """The counter of this rank before and after a disk was full on rank 1."""
     rank = dist.get_rank()
     launch = LaunchSpec(
         job="demo", job_uid="u", attempt=1, master_addr="x", world_size=2, node_rank=0, config_path=Path("c")
@@ -52,13 +52,13 @@ def failures(folder: str, heard_by: str) -> list[float | None]:
         "close": engine.close,
     }
     try:
-        endings[heard_by]()
+        endings[found_by]()
     except CheckpointError:
         found.append(counted())
     engine.close()
     return found
 
 
-@pytest.mark.parametrize("heard_by", ["step", "wait", "save", "close"])
-def test_a_save_that_fails_in_the_background_is_counted_once(tmp_path: Path, heard_by: str) -> None:
-    assert run_ranks(2, failures, str(tmp_path), heard_by) == [[0.0, 1.0]] * 2
+@pytest.mark.parametrize("found_by", ["step", "wait", "save", "close"])
+def test_a_save_that_fails_in_the_background_is_counted_once(tmp_path: Path, found_by: str) -> None:
+    assert run_ranks(2, failures, str(tmp_path), found_by) == [[0.0, 1.0]] * 2

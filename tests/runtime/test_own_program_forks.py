@@ -1,4 +1,4 @@
-"""Children of a program that uses `stop_on_sigterm`: SIGTERM ends them and stops no other process."""
+"""Children of a program that asked for `stop_on_sigterm`: SIGTERM ends them, and stops no other process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_sigterm_ends_a_forked_child_and_is_no_request_to_stop(tmp_path: Path) -
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert set(told["codes"]) == {-15}, told
-    assert told["asked"] == [False, True], "only the process itself was asked"
-    assert (told["squares"], told["mask"]) == ([1, 2], [])
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert set(result["codes"]) == {-15}, result
+    assert result["asked"] == [False, True], "only the process itself was asked"
+    assert (result["squares"], result["mask"]) == ([1, 2], [])

@@ -50,7 +50,7 @@ with zt.ProgressReporter(total_steps={STEPS}) as reporter:
             paused += time.perf_counter() - pause_began
     result = {{
         "wall": time.perf_counter() - began - paused,
-        "told": read("zerotrain_step_duration_seconds_sum", labels) - first,
+        "reported": read("zerotrain_step_duration_seconds_sum", labels) - first,
         "paused": paused,
     }}
     own.set(7)
@@ -123,22 +123,22 @@ def test_the_numbers_are_those_of_the_steps(found: dict[str, Any]) -> None:
         assert value(found, "zerotrain_data_wait_seconds_total", rank=rank) == STEPS * 2 * 0.5
         assert value(found, "zerotrain_step_duration_seconds_count", rank=rank) == STEPS
         assert value(found, "zerotrain_last_checkpoint_step", rank=rank) == 10
-    for told in found["ranks"]:
-        assert (told["step"], told["loss"], told["total_steps"]) == (STEPS, 2.0, STEPS)
-        assert told["step_seconds"] > 0
-        assert told["tokens_per_second"] == pytest.approx(128 / told["step_seconds"])
-        assert told["grad_norm"] is not None
-        assert min(told["memory_peak_bytes"], told["host_peak_bytes"]) > 0
+    for progress in found["ranks"]:
+        assert (progress["step"], progress["loss"], progress["total_steps"]) == (STEPS, 2.0, STEPS)
+        assert progress["step_seconds"] > 0
+        assert progress["tokens_per_second"] == pytest.approx(128 / progress["step_seconds"])
+        assert progress["grad_norm"] is not None
+        assert min(progress["memory_peak_bytes"], progress["host_peak_bytes"]) > 0
 
 
 def test_a_pause_or_a_checkpoint_is_no_part_of_a_step(found: dict[str, Any]) -> None:
     for result in found["results"]:
         assert result["paused"] > 0.5
-        assert result["told"] == pytest.approx(result["wall"], abs=result["paused"] / 2)
+        assert result["reported"] == pytest.approx(result["wall"], abs=result["paused"] / 2)
 
 
-def test_rank_0_says_who_is_slow(found: dict[str, Any]) -> None:
-    first, second = (told["straggler"] for told in found["ranks"])
+def test_rank_0_reports_the_slow_rank(found: dict[str, Any]) -> None:
+    first, second = (progress["straggler"] for progress in found["ranks"])
     assert second is None
     assert first["rank"] == 1
     assert first["own_seconds"] >= 0.05

@@ -68,8 +68,8 @@ def test_without_a_launcher_nothing_is_written_or_sent(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said, names = done.stdout.splitlines()
-    assert "stop requested" in said
+    output, names = done.stdout.splitlines()
+    assert "stop requested" in output
     assert set(eval_names(names)) <= {"zerotrain-stop", "zerotrain-checkpoint"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "program.py"]
 
@@ -157,8 +157,8 @@ def misused(case: str) -> str:
     ],
 )
 def test_wrong_use_is_refused(case: str, text: str) -> None:
-    (said,) = run_ranks(1, misused, case)
-    assert said.startswith(text)
+    (output,) = run_ranks(1, misused, case)
+    assert output.startswith(text)
 
 
 @pytest.mark.unit

@@ -59,7 +59,7 @@ with zt.ProgressReporter(total_steps=9) as reporter:
 """
 
 
-def test_phases_and_checkpoints_are_told_without_a_further_call(tmp_path: Path) -> None:
+def test_phases_and_checkpoints_are_reported_without_a_further_call(tmp_path: Path) -> None:
     with launched_program(tmp_path, PROGRAM) as launcher:
 
         def rank_0_meets(gate: str, **values: object) -> None:
@@ -74,10 +74,10 @@ def test_phases_and_checkpoints_are_told_without_a_further_call(tmp_path: Path) 
         rank_0_meets("save", phase="checkpoint", step=1, checkpoint=None)
         eventually(lambda: is_held(tmp_path, "pause"), what="the save is over")
         (saved,) = committed(tmp_path / "checkpoints")
-        wait_for(launcher, 0, phase="checkpoint")  # the pause: a long evaluation is reported alike
+        wait_for(launcher, 0, phase="checkpoint")  # the pause: a long evaluation reports the same
         for rank in (0, 1):
-            told = wait_for(launcher, rank, step=1)["checkpoint"]
-            assert (told["step"], told["path"]) == (1, str(saved.path))
+            progress = wait_for(launcher, rank, step=1)["checkpoint"]
+            assert (progress["step"], progress["path"]) == (1, str(saved.path))
         wait_for(launcher, 1, phase="step")
         for gate in ("pause", "pause-ends"):
             open_gate(tmp_path, gate)
@@ -88,21 +88,21 @@ def test_phases_and_checkpoints_are_told_without_a_further_call(tmp_path: Path) 
         assert wait_for(launcher, 0, phase="step")["checkpoint"]["path"] == str(saved.path)
         open_gate(tmp_path, "aside")
         eventually(lambda: is_held(tmp_path, "background", 0), what="the save in the background is over")
-        told = wait_for(launcher, 0, phase="step")["checkpoint"]
-        assert (told["step"], Path(told["path"]).name) == (2, "step-0000000002-attempt-3")
+        progress = wait_for(launcher, 0, phase="step")["checkpoint"]
+        assert (progress["step"], Path(progress["path"]).name) == (2, "step-0000000002-attempt-3")
         open_gate(tmp_path, "background")
         eventually(lambda: is_held(tmp_path, "waits"), what="rank 1 does not wait yet")
         wait_for(launcher, 0, phase="checkpoint")
         open_gate(tmp_path, "waits")
         eventually(lambda: is_held(tmp_path, "waited", 0), what="it was waited for")
-        told = wait_for(launcher, 0, phase="step")
-        assert told["checkpoint"]["step"] == told["step"] > 2
+        progress = wait_for(launcher, 0, phase="step")
+        assert progress["checkpoint"]["step"] == progress["step"] > 2
         open_gate(tmp_path, "waited")
         code, output = launcher.finish()
         assert code == 0, output
         ended = launcher.termination
         assert ended.checkpoint is not None
-        assert ended.checkpoint.step == ended.step == told["step"] + 1  # durable within close()
+        assert ended.checkpoint.step == ended.step == progress["step"] + 1  # durable within close()
 
 
 BEFORE = {"rendezvous": "rendezvous", "load": "init", "first": "init", "save": "step"}
@@ -175,7 +175,7 @@ with zt.ProgressReporter() as reporter:
     held = weakref.ref(engine)
     del model, optimizer, engine, step
     gc.collect()
-    assert held() is None, "what is told keeps the engine"
+    assert held() is None, "what is reported keeps the engine"
     assert zt.ProgressReporter._open is reporter
 """
 
@@ -192,8 +192,8 @@ def test_a_loop_of_ones_own_may_go_back_to_a_checkpoint(tmp_path: Path) -> None:
         wait_for(launcher, 0, phase="checkpoint", step=2)
         open_gate(tmp_path, "load")
         eventually(lambda: is_held(tmp_path, "back", 0), what="the checkpoint is loaded")
-        told = wait_for(launcher, 0, phase="step", step=1)
-        assert (told["resumed_from"], told["checkpoint"]["step"]) == (None, 1)
+        progress = wait_for(launcher, 0, phase="step", step=1)
+        assert (progress["resumed_from"], progress["checkpoint"]["step"]) == (None, 1)
         open_gate(tmp_path, "back")
         eventually(lambda: is_held(tmp_path, "again", 0), what="it goes on from there")
         wait_for(launcher, 0, phase="step", step=2)

@@ -31,14 +31,14 @@ SKIPPED = (6, 7)
 
 
 def metered() -> dict[str, Any]:
-    """Return reports of ten steps each; a step takes a second at first and half a second at the end."""
+    """What is reported of ten steps a report; each takes a second at first and half a second at last."""
     launch = LaunchSpec(
         job="demo", job_uid="u", attempt=1, master_addr="x", world_size=1, node_rank=0, config_path=Path("c")
     )
     reporter = Reporter.start(launch, RankEnv(rank=0, local_rank=0, local_world_size=1), RankChannel(None))
     reporter.is_quiet = True
-    telling = EngineEvents(reporter)
-    meter = StepMeter(telling)
+    events = EngineEvents(reporter)
+    meter = StepMeter(events)
     engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
     results: list[zt.StepResult] = []
     engine.register_step_hook(results.append)
@@ -66,7 +66,7 @@ def metered() -> dict[str, Any]:
         found["report"] = (report.steps, report.tokens, report.samples, report.data_seconds, report.loss)
         reporter.step(replace(report, seconds=0.5 if number == REPORTS - 1 else 1.0), engine=engine)
         found["paces"].append((reporter.progress.step_seconds, reporter.progress.tokens_per_second))
-    telling.paused_seconds += 1e6  # a pause of another thread, which does not count as this thread's time
+    events.paused_seconds += 1e6  # a pause of another thread, which is none of this one's time
     train(STEPS)
     found["clamped"] = meter.report(engine, results[-1]).seconds
     read = reporter.metrics.registry.get_sample_value

@@ -81,9 +81,9 @@ def test_the_last_words_name_the_checkpoint_and_the_next_attempt_goes_on_from_it
     with launched_attempt(tmp_path, 2, total=newest.step + 1) as launcher:
         open_gate(tmp_path / "2", "watch")
         meets(launcher, tmp_path / "2", "stepped")
-        told = wait_for(launcher, 0, step=newest.step + 1)  # its phase changes to the last checkpoint's
-        assert told["resumed_from"] == newest.step
-        assert told["rejected_checkpoints"] == []
+        progress = wait_for(launcher, 0, step=newest.step + 1)  # its phase goes on to the last checkpoint's
+        assert progress["resumed_from"] == newest.step
+        assert progress["rejected_checkpoints"] == []
         open_gate(tmp_path / "2", "stepped")
         assert launcher.wait() == 0
         assert launcher.termination.step == newest.step + 1
@@ -94,9 +94,9 @@ def test_the_last_words_name_the_checkpoint_and_the_next_attempt_goes_on_from_it
     with launched_attempt(tmp_path, 3, total=100_000) as launcher:
         open_gate(tmp_path / "3", "watch")
         meets(launcher, tmp_path / "3", "stepped")
-        told = wait_for(launcher, 0, phase="step", resumed_from=newest.step)
-        assert [item["path"] for item in told["rejected_checkpoints"]] == [str(last.path)]
-        assert told["checkpoint"]["path"] == str(newest.path)
+        progress = wait_for(launcher, 0, phase="step", resumed_from=newest.step)
+        assert [item["path"] for item in progress["rejected_checkpoints"]] == [str(last.path)]
+        assert progress["checkpoint"]["path"] == str(newest.path)
 
 
 def test_a_request_before_the_engine_is_there_is_kept(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def loss_of_inputs(model: Any, step: int, rank: int) -> torch.Tensor:
     return (output - 1).square().mean()
 
 
-def test_training_beside_frozen_parameters() -> None:
+def test_training_with_frozen_parameters() -> None:
     check_equal(Net, loss, stages=(0, 1, 2, 3), unit_modules=UNITS)
     check_equal(saved, loss, stages=(3,), unit_modules=UNITS)
     check_equal(recomputed, loss_of_inputs, stages=(2, 3), unit_modules=UNITS)

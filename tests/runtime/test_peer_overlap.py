@@ -92,7 +92,7 @@ COUNTED: dict[str, tuple[int, dict[str, Any], int]] = {
     "3, two backwards": (3, {}, 2),
 }
 PER_STEP: dict[str, dict[str, int]] = {
-    # at stage 0 no rank owns a part, so the averaged gradient goes back to all
+    # stage 0 has no owner of a part, so the averaged gradient goes back to all
     "0": {"exchange": 1, "all_gather": 1},
     "1": {"exchange": 1, "all_gather": 1},
     "2": {"exchange": 1, "all_gather": 1},

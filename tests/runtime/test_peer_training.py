@@ -47,7 +47,7 @@ def shaped(sizes: tuple[tuple[int, int], ...]) -> nn.Module:
     return nn.Sequential(nn.Linear(*first), nn.ReLU(), nn.Linear(*second))
 
 
-class Few(nn.Module):
+class FewElements(nn.Module):
     """Fewer elements than ranks: a scalar, a vector of one, nothing at all."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Shared(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     **{f"shapes {index}": partial(shaped, sizes) for index, sizes in enumerate(SHAPES)},
-    "few": Few,
+    "few": FewElements,
     "shared": Shared,
     "shared, reentrant": lambda: Shared(reentrant=True),
     "shared, not reentrant": lambda: Shared(reentrant=False),

@@ -160,7 +160,7 @@ def asks_torch(node: ast.AST) -> bool:
     return not of_self and not any(keyword.arg == "recurse" for keyword in node.keywords)
 
 
-def test_nobody_else_asks_torch_for_names() -> None:
+def test_no_other_module_asks_torch_for_names() -> None:
     found = [
         f"{path.relative_to(RUNTIME)}:{node.lineno}"
         for path in RUNTIME.rglob("*.py")

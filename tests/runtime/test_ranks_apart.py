@@ -1,4 +1,4 @@
-"""Diverging ranks are named soon, long before the watchdog's bound, and a late rank is not accused."""
+"""Ranks that part are named long before the watchdog's bound, and a rank that is late is not accused."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_other_calls_on_one_rank_alone(tmp_path: Path, method: str) -> None:
 
 
 def other_store() -> Any:
-    """Return a store through which ranks signal the end of a case."""
+    """Through which ranks report to each other that a case is over."""
     c10d: Any = dist.distributed_c10d
     return c10d.PrefixStore("test", c10d._get_default_store())
 
@@ -312,9 +312,9 @@ def empty_batch() -> list[str]:
 
 @pytest.mark.ranks
 def test_an_empty_batch_is_named_where_its_loss_is_no_number() -> None:
-    (told,), (raised,) = run_ranks(2, empty_batch)
+    (first,), (raised,) = run_ranks(2, empty_batch)
     assert raised.startswith("the batch of rank 1 has no samples (shapes [(0, 40)]), so its loss is nan")
-    assert "rank 1 closed its engine (its last error: ValueError: the batch of rank 1 has no samples" in told
+    assert "rank 1 closed its engine (its last error: ValueError: the batch of rank 1 has no samples" in first
 
 
 def empty_sum() -> list[bool]:

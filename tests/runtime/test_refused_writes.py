@@ -18,15 +18,15 @@ pytestmark = pytest.mark.ranks
 
 
 def message_of(stage: int, precision: str, write: Any) -> tuple[str, str]:
-    """Return the step's error after a write, and the one after rank 0's values were copied to all ranks."""
+    """The step's error after a write; and after all ranks took rank 0's values."""
     model, engine = engine_at(stage, precision, 0.01)
     train(engine)
     write(model)
     try:
         train(engine)
-        said = "nothing"
+        message = "nothing"
     except zt.OutsideWrite as error:
-        said = str(error)
+        message = str(error)
     engine.zero_grad()
     with zt.full_parameters(model, modifier_rank=0):
         pass
@@ -35,7 +35,7 @@ def message_of(stage: int, precision: str, write: Any) -> tuple[str, str]:
     rows = engine.comm.gather_record(digest)
     then = "replicas are equal" if all(row == rows[0] for row in rows) else "replicas differ"
     engine.close()
-    return said, then
+    return message, then
 
 
 @torch.no_grad()
@@ -54,9 +54,9 @@ def differing() -> list[str]:
     for precision in ("fp32", "bf16", "fp16"):
         for stage in (0, 1, 2):
             for write, name in ((write_on_one_rank, "'head.weight'"), (write_differently, "'base.bias'")):
-                said, then = message_of(stage, precision, write)
-                if name not in said or "modifier_rank=0" not in said or then != "replicas are equal":
-                    wrong.append(f"stage {stage}, {precision}, {name}: {said}; {then}")
+                message, then = message_of(stage, precision, write)
+                if name not in message or "modifier_rank=0" not in message or then != "replicas are equal":
+                    wrong.append(f"stage {stage}, {precision}, {name}: {message}; {then}")
     return wrong
 
 
@@ -118,12 +118,12 @@ def test_embeddings_with_max_norm(world_size: int) -> None:
 @torch.no_grad()
 def written_while_held() -> list[str]:
     model, engine = engine_at(3, "fp32", 0.01)
-    said = []
+    outcomes = []
     try:
         with zt.full_parameters(model):
             model.head.weight.fill_(1.0)
-    except zt.OutsideWrite as error:  # on the ranks that own the written elements
-        said.append(str("'head.weight'" in str(error) and "modifier_rank=0" in str(error)))
+    except zt.OutsideWrite as error:  # on the ranks that own what was written
+        outcomes.append(str("'head.weight'" in str(error) and "modifier_rank=0" in str(error)))
     with zt.full_parameters(model):  # as an evaluation with averaged weights does
         kept = model.head.weight.clone()
         model.head.weight.fill_(1.0)
@@ -132,13 +132,13 @@ def written_while_held() -> list[str]:
         model.head.weight.fill_(2.0)
     with torch.enable_grad():
         train(engine)
-    said.append(str(bool((zt.get_full_fp32(model.get_parameter("head.weight")) - 2).abs().max() < 0.1)))
+    outcomes.append(str(bool((zt.get_full_fp32(model.get_parameter("head.weight")) - 2).abs().max() < 0.1)))
     try:
         model.tower.load_state_dict(Net().tower.state_dict())
     except RuntimeError as error:
-        said.append(str("partitioned over the ranks" in str(error)))
+        outcomes.append(str("partitioned over the ranks" in str(error)))
     engine.close()
-    return said
+    return outcomes
 
 
 def test_partitioned_weights_are_written_with_a_rank_named() -> None:
@@ -167,6 +167,6 @@ def through_data(stage: int, is_watched: bool) -> str:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_writes_through_data_are_found_on_request(stage: int) -> None:
     assert run_ranks(2, through_data, stage, False) == ["nothing"] * 2
-    for said in run_ranks(2, through_data, stage, True):
-        assert "'head.weight'" in said
-        assert stage == 3 or ".data" in said
+    for message in run_ranks(2, through_data, stage, True):
+        assert "'head.weight'" in message
+        assert stage == 3 or ".data" in message

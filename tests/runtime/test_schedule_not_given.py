@@ -42,7 +42,7 @@ def train(engine: Any, steps: int) -> list[float]:
     return rates
 
 
-def test_none_is_returned_where_nobody_asked() -> None:
+def test_none_is_returned_where_none_is_configured() -> None:
     engine, *_, scheduler = start()
     assert (scheduler, engine.scheduler, engine.lr_scheduler) == (None, None, None)
     engine.optimizer.param_groups[0]["lr"] = 0.3  # a schedule that the script steps itself

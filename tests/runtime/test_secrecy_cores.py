@@ -137,15 +137,15 @@ def test_a_core_that_a_collector_gets_all_the_same_holds_no_memory(tmp_path: Pat
 
 
 def _in_child(check: str) -> str:
-    """Return the output of a forked child, as a user that is not root, after `refuse_cores`."""
+    """What a forked child of this process, as a user that is not root, reports after `refuse_cores`."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        said = "failed"
+        message = "failed"
         try:
-            said = CHECKS[check]()
+            message = CHECKS[check]()
         finally:
-            os.write(write_end, said.encode())
+            os.write(write_end, message.encode())
             os._exit(0)
     os.close(write_end)
     os.waitpid(pid, 0)
@@ -191,8 +191,8 @@ CHECKS = {"everything": _check_everything, "readable": _check_readable, "page ma
 
 
 def test_all_measures_are_taken_and_reported() -> None:
-    said = _in_child("everything")
-    assert said == "memory is in no core and not readable by the user's other processes 0 (0, 0)"
+    message = _in_child("everything")
+    assert message == "memory is in no core and not readable by the user's other processes 0 (0, 0)"
 
 
 def test_debuggers_can_be_let_in_by_name() -> None:

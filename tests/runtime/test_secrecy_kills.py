@@ -49,8 +49,8 @@ def test_a_hundred_kills_leave_no_name_and_no_space(tmp_path: Path) -> None:
     assert lost < KILLS * CHUNK_BYTES * NUM_CHUNKS // 2, f"{lost} bytes of the disk are gone"
 
 
-def test_a_vault_at_work_has_no_name(tmp_path: Path) -> None:
-    """The test above has a control here: the process takes space while it lives, and no name shows it."""
+def test_a_spill_file_in_use_has_no_name(tmp_path: Path) -> None:
+    """The control of the test above: the space is taken while the process lives, and no name shows it."""
     free_before = _free_bytes(tmp_path)
     children = [_start(tmp_path) for _ in range(8)]
     for _, pipe in children:
@@ -71,8 +71,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _start(folder: Path) -> tuple[int, int]:
-    """Fork a process with a spill store in `folder`; return its pid and the pipe on which it reports
-    sweeps."""
+    """A forked process with a spill store of its own in `folder`, and where it reports its sweeps."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""A CPU without a fast kernel for narrow products is reported at the start: once, and with the remedy."""
+"""A CPU that has no fast kernel for narrow products is reported at the start: once, and with the way out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x
 
 @pytest.mark.unit
 @x86_only
-def test_the_answer_is_what_the_kernel_says_of_this_cpu() -> None:
+def test_the_answer_is_what_the_kernel_reports_of_this_cpu() -> None:
     flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
     wide = {"avx512bw", "avx512vl", "avx512dq"} <= flags
     converts = "avx_ne_convert" in flags
@@ -53,7 +53,7 @@ def test_a_cpu_without_the_instructions_is_slow() -> None:
 
 @pytest.mark.ranks
 @x86_only
-def test_rank_0_says_it_once_before_the_first_step(tmp_path: Path) -> None:
+def test_rank_0_logs_it_once_before_the_first_step(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path, job(steps=2), world_size=2, env=NARROWED).start()
     log = run.finish()
     assert log.count("bf16 on this CPU") == 1
@@ -84,7 +84,7 @@ def without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("without_onednn")
-def test_what_is_told_names_the_key_to_change(values: dict[str, object], key: str) -> None:
+def test_the_notice_names_the_key_to_change(values: dict[str, object], key: str) -> None:
     resolved = resolve(load(config(**values)), world_size=4)
     assert f"Set {key} to false" in (slow_products(resolved, CPU) or "")
     assert slow_products(resolved, GPU) is None

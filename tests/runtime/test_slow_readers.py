@@ -1,4 +1,4 @@
-"""No rank writes weights that others read in place while a slow rank is still in its forward pass."""
+"""Where ranks read each other's weights in place, no rank writes while a slow rank is still in forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ranks
 
 NAME = "blocks.1.qkv.weight"
 PATIENCE_S = 0.3
-"""Seconds within which a write arrives that does not wait."""
+"""A write that waits for no rank arrives earlier."""
 
 
 def set_full(engine: Engine) -> None:

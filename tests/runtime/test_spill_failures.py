@@ -37,7 +37,7 @@ def everything_raises(spill_store: SpillStore, error: BaseException) -> None:
 
 @pytest.mark.unit
 def test_a_flipped_bit_on_the_drive_is_final(tmp_path: Path) -> None:
-    """The chunk is read twice, refused twice, and nothing is written afterwards; the error names where."""
+    """Read twice, refused twice, nothing written afterwards; the error names the place."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 2, 64 * 3)
     record = pairs[1][0]
@@ -110,7 +110,7 @@ def test_a_truncated_file_is_final(tmp_path: Path, is_late: bool) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
 def test_a_failed_write_is_final(tmp_path: Path, device: str) -> None:
-    """A full disk, or a descriptor that cannot be written, raises at the latest when the sweep is left."""
+    """No space, and a descriptor that cannot be written: reported at the latest when the sweep is left."""
     spill_store = make_spill_store(tmp_path, engine="threads")
     pairs = filled(spill_store, 64 * 3)
 
@@ -156,11 +156,10 @@ def test_a_writing_pass_that_was_broken_off_is_final(tmp_path: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("is_late", [True, False])
-def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
+def test_an_interrupt_while_a_sweep_waits_releases_the_spill_store(
     tmp_path: Path, writes: bool, is_late: bool
 ) -> None:
-    """The interrupt comes before or after the wait itself; the spill store's lock and the key are
-    released."""
+    """Before or after the wait itself, while the sweep is left: the lock and the key are released."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 3)
     wait, interrupts = spill_store._chunk_io.wait, [KeyboardInterrupt(), KeyboardInterrupt()]
@@ -199,7 +198,7 @@ def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
 
 
 @pytest.mark.unit
-def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> None:
+def test_a_spill_store_that_cannot_be_closed_is_wiped_anyway(tmp_path: Path) -> None:
     """The key and the limit do not wait for the file."""
     spill_store = make_spill_store(tmp_path, limit_bytes=1 << 30)
     pairs = filled(spill_store, 64)
@@ -225,8 +224,8 @@ def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> 
 
 
 @pytest.mark.unit
-def test_an_error_beside_a_sweep_ends_the_sweep(tmp_path: Path) -> None:
-    """A failed read of a single record is also the spill store's error."""
+def test_an_error_during_a_sweep_ends_the_sweep(tmp_path: Path) -> None:
+    """A single record's failed read is the spill store's error as well."""
     spill_store = make_spill_store(tmp_path)
     weights = spill_store.add("weights", [4096] * 4, swept=False)
     pairs = filled(spill_store, 64 * 4)

@@ -23,8 +23,8 @@ IDENTITY = SpillIdentity(job="a/../job", rank=1, world_size=2)
 
 
 @pytest.mark.unit
-def test_the_vaults_own_limit_is_kept(tmp_path: Path) -> None:
-    """The limit holds at the start and for later records; forgotten and released ones no longer count."""
+def test_the_spill_stores_own_limit_is_kept(tmp_path: Path) -> None:
+    """At the start and when records are added later; what is forgotten and given back counts no more."""
     spill_store = make_spill_store(tmp_path, limit_bytes=100 * 4096)
     spill_store.add("a", [4096] * 101)
     with pytest.raises(SpillDoesNotFit) as caught:
@@ -100,8 +100,8 @@ def test_a_full_disk_is_known_before_anything_is_allocated(tmp_path: Path) -> No
 
 
 @pytest.mark.ranks
-def test_a_refusal_by_the_system_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    """The file size limit of the process makes the allocation fail after all checks; our limit stays."""
+def test_a_refusal_by_the_system_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
+    """The process's file size limit: the allocation itself fails, after all checks; ours is as before."""
 
     def work() -> list[object]:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -123,8 +123,8 @@ def test_a_refusal_by_the_system_is_told_and_leaves_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.ranks
-def test_growing_past_what_the_system_gives_keeps_the_vault(tmp_path: Path) -> None:
-    """A record without space is refused; the others are read as before."""
+def test_growing_past_what_the_system_gives_keeps_the_spill_store(tmp_path: Path) -> None:
+    """A record that has no place is refused; the others are read as before."""
 
     def work() -> list[object]:
         spill_store = make_spill_store(tmp_path)
@@ -177,7 +177,7 @@ def test_folders_are_made_and_gone(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_the_engine_can_be_forced_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable serves comparisons; the engine that the configuration names takes precedence."""
+    """For comparisons; the configuration's own value takes precedence."""
     monkeypatch.setenv("ZEROTRAIN_SPILL_ENGINE", "threads")
     spill_store = make_spill_store(tmp_path)
     spill_store.allocate()

@@ -153,7 +153,7 @@ def test_one_sweep_at_a_time(tmp_path: Path) -> None:
     spill_store.close()
 
 
-def test_a_record_moves_whole_beside_a_sweep(tmp_path: Path) -> None:
+def test_a_record_moves_whole_during_a_sweep(tmp_path: Path) -> None:
     """The parameters' tier reads and writes its records while the states are being updated."""
     spill_store = make_spill_store(tmp_path)
     weights = spill_store.add("weights", sizes(100), swept=False)

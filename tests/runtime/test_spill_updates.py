@@ -57,8 +57,8 @@ def update_all(spill_store: SpillStore, record: Record, task: UpdateTask) -> Non
 
 
 @pytest.mark.parametrize("encryption", ["None", "AEAD"])
-def test_steps_in_the_vault_are_steps_in_memory(tmp_path: Path, encryption: str) -> None:
-    """The bits are equal over several tiles, segments that cross chunks, and a short last chunk."""
+def test_steps_in_the_spill_store_equal_steps_in_memory(tmp_path: Path, encryption: str) -> None:
+    """Bit for bit, over several tiles, segments that cross chunks, and a short last chunk."""
     spill_store, record, streams, grad = start(tmp_path, encryption)
     for step in (1, 2, 3):
         task = task_of(grad, step)

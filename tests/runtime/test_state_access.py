@@ -196,19 +196,19 @@ def refusals() -> dict[str, str]:
         "frozen state": lambda: zt.set_full_optimizer_state(frozen, "exp_avg", torch.ones(32)),
         "stranger": lambda: zt.get_full_fp32(nn.Parameter(torch.ones(2))),
     }
-    said = {name: message(call) for name, call in calls.items()}
+    messages = {name: message(call) for name, call in calls.items()}
     engine.step()
     backward(engine, 1)
     engine.step()
-    said["after step"] = message(lambda: zt.get_full_grad(member))
+    messages["after step"] = message(lambda: zt.get_full_grad(member))
     with zt.full_parameters(engine.module):
-        said["held"] = message(lambda: zt.set_full_fp32(member, torch.ones(member.shape)))
-        said["step while held"] = message(engine.step)
+        messages["held"] = message(lambda: zt.set_full_fp32(member, torch.ones(member.shape)))
+        messages["step while held"] = message(engine.step)
     engine.module.get_submodule("blocks.0").register_forward_hook(
         lambda *_: zt.get_full_fp32(member) and None
     )
-    said["forward"] = message(lambda: engine(*micro_batch(0, 0)))
-    return said
+    messages["forward"] = message(lambda: engine(*micro_batch(0, 0)))
+    return messages
 
 
 def message(call: Any) -> str:
@@ -220,7 +220,7 @@ def message(call: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, str]:
+def messages() -> dict[str, str]:
     found: dict[str, str] = run_ranks(2, refusals)[0]
     return found
 
@@ -239,5 +239,5 @@ def said() -> dict[str, str]:
         ("forward", "RuntimeError: get_full_fp32 is not possible while the model is in forward"),
     ],
 )
-def test_wrong_uses_are_named(said: dict[str, str], case: str, words: str) -> None:
-    assert words in said[case]
+def test_wrong_uses_are_named(messages: dict[str, str], case: str, words: str) -> None:
+    assert words in messages[case]

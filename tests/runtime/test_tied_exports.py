@@ -1,4 +1,4 @@
-"""Tied weights are stored once with a list of their names; files with one name or with all of them load."""
+"""Tied weights: stored once, with the names recorded; files with one name or with all of them load."""
 
 from __future__ import annotations
 

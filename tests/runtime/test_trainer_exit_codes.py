@@ -1,4 +1,4 @@
-"""Every fault of a job ends with its own code and a text that names what to edit."""
+"""Every way in which a job can be wrong ends with its own code and a text that names what to edit."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_resume_from_nothing_or_by_name(tmp_path: Path) -> None:
     assert "resumed from step 3" in restarted.finish()
 
 
-def test_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_passed_over_and_reported(tmp_path: Path) -> None:
     TrainerRun(tmp_path / "a", job(steps=4), world_size=2, checkpoint_dir=tmp_path / "c").start().finish()
     damaged = tmp_path / "c" / "step-0000000004-attempt-1" / "rank-00001-of-00002.safetensors"
     data = bytearray(damaged.read_bytes())

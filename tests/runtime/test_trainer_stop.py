@@ -46,7 +46,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_rank_is_told_and_all_stop_at_the_same_step(tmp_path: Path, rank: int) -> None:
+def test_a_stop_request_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, rank: int) -> None:
     run = TrainerRun(tmp_path / "a", endless(), world_size=2, checkpoint_dir=tmp_path / "c").start()
     run.wait_for("\nstep 3/")
     run.signal(rank, signal.SIGTERM)
@@ -68,7 +68,7 @@ def test_one_rank_is_told_and_all_stop_at_the_same_step(tmp_path: Path, rank: in
 
 
 def test_signal_during_the_rendezvous_is_not_lost(tmp_path: Path) -> None:
-    """Rank 1 gets the signal while it waits for rank 0; the run then stops after its first step."""
+    """Rank 1 gets the request while it waits for rank 0; the run then stops after its first step."""
     run = TrainerRun(tmp_path / "a", endless(), world_size=2, checkpoint_dir=tmp_path / "c")
     run.start(range(1, 2))
     wait_until(lambda: catches(run.processes[0].pid, signal.SIGTERM))
@@ -91,7 +91,7 @@ def test_policy_without_saving_on_termination(tmp_path: Path) -> None:
 
 
 def test_peer_is_gone_so_the_grace_ends_the_rank(tmp_path: Path) -> None:
-    """The main thread is in a collective that never ends; the signal must still be handled."""
+    """The main thread sits in a collective that never ends; the signal must still be handled."""
     run = TrainerRun(
         tmp_path / "a",
         endless(),
@@ -124,14 +124,14 @@ def test_stacks_are_dumped_on_request(tmp_path: Path) -> None:
 
 def test_request_reaches_a_listener_that_comes_late() -> None:
     previous = signal.getsignal(signal.SIGTERM)
-    heard: list[str] = []
+    calls: list[str] = []
     try:
         request = StopRequest(grace_seconds=60.0)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(lambda: request.requested)
-        request.set_callback(lambda: heard.append("late"))
+        request.tell(lambda: calls.append("late"))
         request.finished()
-        assert heard == ["late"]
+        assert calls == ["late"]
     finally:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, previous)

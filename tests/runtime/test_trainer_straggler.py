@@ -1,4 +1,4 @@
-"""The slowest rank, by medians over the numbers of every step: one slow step alone accuses no rank."""
+"""The slowest rank, from the numbers of every step: medians, so one slow step makes no straggler."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_a_slow_rank_stands_out_although_all_steps_take_the_same_time() -> None:
     assert 1.8 < found.own_seconds / found.median_seconds < 2.2
 
 
-def test_nobody_is_judged_by_a_few_steps() -> None:
+def test_no_rank_is_slow_before_the_window_is_full() -> None:
     assert after(WINDOW - 1, slow=5.0).slowest is None
 
 
-def test_one_long_pause_of_a_rank_accuses_nobody() -> None:
+def test_one_long_pause_does_not_make_a_rank_slow() -> None:
     found = after(WINDOW, spike=600.0).slowest
     assert found is not None
     assert found.own_seconds / found.median_seconds < 1.1

@@ -191,7 +191,7 @@ def misuse(way: str) -> str:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("way", "message"),
     [
         ("no data", "ranks [1] have no batch at all"),
         ("not trained", "every batch is trained before the next one is taken"),
@@ -201,9 +201,9 @@ def misuse(way: str) -> str:
         ),
     ],
 )
-def test_misuse_is_refused_on_every_rank(way: str, told: str) -> None:
+def test_misuse_is_refused_on_every_rank(way: str, message: str) -> None:
     for text in run_ranks(2, misuse, way):
-        assert told in text
+        assert message in text
 
 
 @pytest.mark.ranks

@@ -71,7 +71,7 @@ KINDS: dict[str, tuple[Callable[[nn.Module], nn.Module], str, str]] = {
 
 
 def refusals() -> dict[str, str]:
-    """Return the error of every kind of model, by kind and place."""
+    """The error for every kind of model, by kind and place."""
     found = {}
     for kind, (wrap, *_) in KINDS.items():
         for place in ("whole", "inside", "compiled"):
@@ -93,8 +93,8 @@ def test_every_kind_is_refused_by_name_wherever_it_is() -> None:
     assert len(texts) == 6 * len(KINDS)
     for case, text in texts.items():
         kind, place, _ = case.split()
-        _, said, way_out = KINDS[kind]
-        assert said in text, case
+        _, expected, way_out = KINDS[kind]
+        assert expected in text, case
         assert way_out in text, case
         if kind != "DTensor":
             assert text.startswith("module '1' of the model" if place == "inside" else "the model "), text

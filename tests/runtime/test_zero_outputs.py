@@ -25,7 +25,7 @@ def inputs(step: int, rank: int) -> torch.Tensor:
 
 
 class Chain(nn.Module):
-    """Three blocks of one kind; a subclass defines how a block is used."""
+    """Three blocks of a kind; a subclass defines how a block is used."""
 
     def __init__(self, block: type[nn.Module] = nn.Linear) -> None:
         super().__init__()

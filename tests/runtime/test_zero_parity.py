@@ -35,7 +35,7 @@ VARIANTS = (
     Case(stage=3, extra={"stage3_param_persistence_threshold": 4096}),
     Case(stage=3, extra={"stage3_max_reuse_distance": 1_000_000}),
 )
-FEW = (
+FOUR_RANK_CASES = (
     *(Case(stage=stage, accumulation=accumulation) for stage in (0, 1, 2, 3) for accumulation in (1, 2)),
     *(Case(stage=3, tied=True, checkpointing=kind) for kind in (None, "saved", "reentrant")),
     Case(tied=True),
@@ -49,8 +49,8 @@ def train_all(cases: tuple[Case, ...]) -> list[Outcome]:
 
 @cache
 def outcomes(world_size: int, transport: str) -> dict[Case, list[Outcome]]:
-    """Return every case on `world_size` ranks, per rank; one set of processes runs all."""
-    cases = (*CASES, *VARIANTS) if world_size < 4 and transport != "gloo" else FEW
+    """Every case on `world_size` ranks, per rank; one set of processes for all."""
+    cases = (*CASES, *VARIANTS) if world_size < 4 and transport != "gloo" else FOUR_RANK_CASES
     per_rank = run_ranks(world_size, train_all, cases)
     return {case: [outcomes[index] for outcomes in per_rank] for index, case in enumerate(cases)}
 

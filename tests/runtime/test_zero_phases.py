@@ -59,7 +59,7 @@ def straight(stage: int) -> Weights:
 
 
 def with_evaluation(stage: int) -> Weights:
-    """Run forward passes without gradients before, between and after, and one whose gradients are unused."""
+    """Forward passes without gradients before, between and after, and one with unused gradients."""
     engine = engine_at(stage)
     for batch in batches(3):
         for context in (torch.no_grad, torch.inference_mode):
@@ -108,7 +108,7 @@ def with_errors(stage: int) -> Weights:
 
 
 def two_engines(stage: int) -> Weights:
-    """Train another model in the same process, with alternating steps."""
+    """Another model trains in the same process, step by step, alternately."""
     engine, other = engine_at(stage), engine_at(stage, seed=6)
     for batch in batches(3):
         loss, other_loss = engine(*batch), other(*batch)
@@ -130,7 +130,7 @@ def with_delays(stage: int) -> Weights:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.usefixtures("each_transport")
-def test_odd_sequences_change_nothing(stage: int) -> None:
+def test_unusual_sequences_change_nothing(stage: int) -> None:
     expected = run_ranks(2, straight, stage)[0]
     for sequence in (with_evaluation, with_plain_backward, with_errors, two_engines, with_delays):
         for got in run_ranks(2, sequence, stage):
@@ -211,7 +211,7 @@ def use_closed(stage: int) -> list[str]:
     loss = engine(*batches(1)[0])
     engine.close()
     engine.close()
-    said = []
+    messages = []
     uses: tuple[Callable[[], object], ...] = (
         lambda: engine(*batches(1)[0]),
         lambda: engine.backward(loss),
@@ -226,13 +226,13 @@ def use_closed(stage: int) -> list[str]:
     for use in uses:
         with pytest.raises(RuntimeError) as caught:
             use()
-        said.append(str(caught.value))
-    return said
+        messages.append(str(caught.value))
+    return messages
 
 
-def test_a_closed_engine_says_so() -> None:
-    for said in run_ranks(2, use_closed, 3):
-        assert all(message.endswith("is closed") for message in said), said
+def test_a_closed_engine_raises_a_clear_error() -> None:
+    for messages in run_ranks(2, use_closed, 3):
+        assert all(message.endswith("is closed") for message in messages), messages
 
 
 def forget(stage: int) -> list[bool]:
@@ -324,8 +324,8 @@ def test_loading_a_state_dict_reaches_the_masters(stage: int, dtype: torch.dtype
 
 
 def replace_and_train(stage: int) -> list[str]:
-    """Return the error of a step after the model's parameters were replaced."""
-    said = []
+    """The error of a step after the model's parameters were taken from under the engine."""
+    messages = []
     for change in (
         lambda model: model.load_state_dict(TinyGPT(layers=2).state_dict(), assign=True),
         lambda model: setattr(model.norm, "weight", nn.Parameter(torch.ones(16))),
@@ -339,11 +339,11 @@ def replace_and_train(stage: int) -> list[str]:
             change(engine.module)
             train(engine, batches(1)[0])
         except (LayoutError, zt.ParameterSharded) as error:
-            said.append(str(error))
+            messages.append(str(error))
         else:
-            said.append("trained on")
+            messages.append("trained on")
         engine.close()
-    return said
+    return messages
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -79,7 +79,7 @@ HARMLESS: dict[str, Way] = {
     "zero_grad": lambda model, p: model.zero_grad(),
     "count": lambda model, p: sum(parameter.numel() for parameter in model.parameters()),
     "train": lambda model, p: (model.train(), model.eval()),
-    # These do not call the engine. They get NaN of the right shape, or old memory that is still mapped.
+    # These call no hook. They find not-a-numbers of the right shape, or old memory that is mapped still.
     "torch.tensor": lambda model, p: only_nan(torch.tensor(p)),
     "dlpack capsule": lambda model, p: torch.utils.dlpack.from_dlpack(torch._C._to_dlpack(p)).sum(),
     "raw subclass": lambda model, p: torch.Tensor._make_subclass(torch.Tensor, p).sum(),
@@ -111,8 +111,8 @@ def sharded_model() -> nn.Module:
     return model
 
 
-def verdict_of(way: Way, model: nn.Module, parameter: nn.Parameter) -> str:
-    """Return the outcome in a forked process."""
+def outcome_of(way: Way, model: nn.Module, parameter: nn.Parameter) -> str:
+    """What happened, from a forked process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -133,26 +133,26 @@ def verdict_of(way: Way, model: nn.Module, parameter: nn.Parameter) -> str:
     return text if status == 0 else f"crashed with signal {os.waitstatus_to_exitcode(status)}"
 
 
-def all_verdicts() -> dict[str, str]:
+def all_outcomes() -> dict[str, str]:
     model = sharded_model()
     parameter = model.get_parameter("0.weight")
     if world()[0]:
         return {}  # all ranks see the same
     return {
-        name: verdict_of(way, model, parameter) for name, way in {**REFUSED, **UNCOPIED, **HARMLESS}.items()
+        name: outcome_of(way, model, parameter) for name, way in {**REFUSED, **UNCOPIED, **HARMLESS}.items()
     }
 
 
 def test_every_way_of_reading() -> None:
-    verdicts = run_ranks(2, all_verdicts)[0]
+    outcomes = run_ranks(2, all_outcomes)[0]
     expected = dict.fromkeys(REFUSED, "refused 0.weight") | dict.fromkeys(HARMLESS, "worked")
     for name in UNCOPIED:
-        assert "an engine drives this model, so it cannot be copied or pickled" in verdicts.pop(name)
-    assert verdicts == expected
+        assert "an engine drives this model, so it cannot be copied or pickled" in outcomes.pop(name)
+    assert outcomes == expected
 
 
 def segfault() -> str:
-    return verdict_of(lambda model, p: ctypes.string_at(0), stack(), nn.Parameter(torch.ones(1)))
+    return outcome_of(lambda model, p: ctypes.string_at(0), stack(), nn.Parameter(torch.ones(1)))
 
 
 def test_the_harness_sees_a_crash() -> None:

@@ -61,7 +61,7 @@ def test_hpz_changes_no_bit() -> None:
 
 
 def write_between_steps(extra: dict[str, Any], folder: str) -> bytes:
-    """Write weights and load a state: both must reach the second copies as well."""
+    """Weights that the caller writes, and a loaded state, must reach the second copies as well."""
     os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_PER_NODE)
     rank, world_size = world()
     case = Case(stage=3, dtype="bf16", extra={**ON_NODES, **extra})
