@@ -200,7 +200,7 @@ def test_a_shape_that_is_not_there(tmp_path: Path, shape: tuple[int, ...]) -> No
     groups = [dict(group) for group in load_file(file)["param_shapes"]]
     groups[0]["more"] = shape
     torch.save({"module": {}, "param_shapes": groups}, file)
-    with pytest.raises(CheckpointDamaged, match=r"come to \d+ elements|'more' is said to have shape"):
+    with pytest.raises(CheckpointDamaged, match=r"come to \d+ elements|'more' is recorded with shape"):
         convert(source, tmp_path / "ours", tag=None)
 
 

@@ -260,4 +260,4 @@ def test_the_job_and_the_file_must_agree_on_encryption(tmp_path: Path) -> None:
     environ = {"ZEROTRAIN_NVME_PATH": str(tmp_path), "ZEROTRAIN_NVME_ENCRYPTION": "None"}
     ((text, code),) = run_ranks(1, start, None, zero, environ)
     assert code == ExitCode.BAD_CONFIG
-    assert "must be what the job says, which is None" in text
+    assert "must equal the job's, which is None" in text

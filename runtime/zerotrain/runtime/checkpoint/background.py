@@ -83,7 +83,7 @@ class BackgroundSave:
         """Return whether rank 0 has committed."""
         return stages[0] == SaveStage.DURABLE
 
-    def promise(self) -> SaveResult:
+    def expected_result(self) -> SaveResult:
         """Return the result to expect when all goes well."""
         return SaveResult(
             path=self.folder.final,

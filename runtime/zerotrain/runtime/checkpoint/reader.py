@@ -67,7 +67,7 @@ class LoadResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _How:
+class _LoadOptions:
     strict: bool
     restore_rng: bool
 
@@ -95,7 +95,7 @@ def load(
     rejected: list[tuple[Path, str]] = []
     for name in _candidates(directory, tag, of_job, group):
         path = directory / name
-        result = _try_load(state, path, group, _How(strict=strict, restore_rng=restore_rng))
+        result = _try_load(state, path, group, _LoadOptions(strict=strict, restore_rng=restore_rng))
         if isinstance(result, LoadResult):
             if group.rank == 0:
                 for bad, reason in rejected:
@@ -146,7 +146,9 @@ def _newest_first(directory: Path, of_job: str | None) -> list[str]:
     return sorted(torn, reverse=True) + newest
 
 
-def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -> LoadResult | str:
+def _try_load(
+    state: CheckpointState, path: Path, group: RankGroup, options: _LoadOptions
+) -> LoadResult | str:
     """Return the result, or the reason why this checkpoint cannot be used; the same on every rank."""
     with contextlib.ExitStack() as stack:
         manifest: Manifest | None = None
@@ -162,7 +164,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
         if found is not None or manifest is None:
             return _problem_message(found, group)
         # These are pure functions of what all ranks have and read: every rank raises, or none.
-        check_match(manifest, state, strict=how.strict)
+        check_match(manifest, state, strict=options.strict)
         state.accepts(manifest.scalars)
         try:
             buffers = StoredBuffers.read(manifest, path, state)
@@ -171,11 +173,11 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
         found = _compare(group, problem, path)
         if found is not None or buffers is None:
             return _problem_message(found, group)
-        buffers.check(state, strict=how.strict)
+        buffers.check(state, strict=options.strict)
         restored = False
         client_state: dict[str, Any] = {}
         try:
-            restored, client_state = _fill(state, manifest, path, restore_rng=how.restore_rng)
+            restored, client_state = _fill(state, manifest, path, restore_rng=options.restore_rng)
         except (OSError, ValueError) as error:
             problem = error
         found = _compare(group, problem, path)

@@ -216,7 +216,7 @@ class Checkpoints(Feeding):
             staging=self._staging,
         )
         self.memory.add(MemoryKind.SNAPSHOT, self._staging.num_bytes - held)
-        return self._saving.promise()
+        return self._saving.expected_result()
 
     def _is_durable(self, result: SaveResult, *, is_latest: bool) -> SaveResult:
         self.last_save = result

@@ -132,7 +132,8 @@ def check_fit(
     units = unit_sizes(layout)
     needs = needs_of(config, units, hardware)
     rows = [
-        _Row(**dict(zip(_FIELDS, row, strict=True))) for row in comm.gather_record(_mine(model, needs, place))
+        _Row(**dict(zip(_FIELDS, row, strict=True)))
+        for row in comm.gather_record(_local_row(model, needs, place))
     ]
     _check_folders(rows, spill)
     per_host = comm.nodes.ranks_per_node
@@ -143,7 +144,7 @@ def check_fit(
     if not short:
         return
     found = nearest(config, units, _tightest(hosts), hardware, has_folder=bool(place.folders))
-    raise DoesNotFit(_message(short[0], found))
+    raise DoesNotFit(_shortage_message(short[0], found))
 
 
 def _tightest(hosts: Sequence[_Host]) -> Needs:
@@ -159,7 +160,7 @@ def _tightest(hosts: Sequence[_Host]) -> Needs:
 _FIELDS = tuple(_Row.__dataclass_fields__)
 
 
-def _mine(model: nn.Module, needs: Needs, place: SpillSettings) -> list[float]:
+def _local_row(model: nn.Module, needs: Needs, place: SpillSettings) -> list[float]:
     memory = free_memory()
     free = disk_free(place.folders) if place.folders else _NO_LIMIT
     on_cuda = needs.accelerator is not None and torch.cuda.is_available()
@@ -196,7 +197,7 @@ def _check_folders(rows: Sequence[_Row], spill: SpillSettings | None) -> None:
         )
 
 
-def _message(host: _Host, found: Proposal | None) -> str:
+def _shortage_message(host: _Host, found: Proposal | None) -> str:
     ranks = len(host.rows)
     last = host.first_rank + ranks - 1
     who = f"ranks {host.first_rank} to {last}" if ranks > 1 else f"rank {host.first_rank}"
@@ -215,10 +216,10 @@ def _message(host: _Host, found: Proposal | None) -> str:
             f"{who} of one host spill {_gib(need)} together ({_gib(need / ranks)} each){bound}; "
             f"{_gib(min(row.disk_free for row in host.rows))} are free on the disk"
         )
-    return f"{'; '.join(lines)}. {_way_out(found)}"
+    return f"{'; '.join(lines)}. {_advice(found)}"
 
 
-def _way_out(found: Proposal | None) -> str:
+def _advice(found: Proposal | None) -> str:
     if found is None:
         return "No setting nearby fits: give each worker more memory or disk, or take a smaller model."
     needs = f"{_gib(found.needs.host or 0)} of memory and {_gib(found.needs.disk or 0)} of disk per rank"

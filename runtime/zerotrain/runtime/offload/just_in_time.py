@@ -28,11 +28,11 @@ class StepFacts:
     """Whether the rule updates unit by unit, without collectives."""
 
 
-def runs_just_in_time(asked: bool | None, facts: StepFacts) -> bool:
+def runs_just_in_time(requested: bool | None, facts: StepFacts) -> bool:
     """Return whether steps update just in time, by `updates_just_in_time`. Raises ConfigError when the user
     asks for it with an optimizer that works on all units together."""
     if facts.tier != "none" and not facts.is_elementwise:
-        if asked:
+        if requested:
             raise ConfigError(
                 KEY,
                 "needs an optimizer that updates each weight by itself",
@@ -41,7 +41,7 @@ def runs_just_in_time(asked: bool | None, facts: StepFacts) -> bool:
             )
         return False
     return updates_just_in_time(
-        asked, tier=facts.tier, stage=facts.stage, world_size=facts.world_size, on_cuda=facts.on_cuda
+        requested, tier=facts.tier, stage=facts.stage, world_size=facts.world_size, on_cuda=facts.on_cuda
     )
 
 

@@ -126,12 +126,12 @@ def _folders(config: EngineConfig, env: SpillEnv) -> tuple[tuple[Path, ...], str
 
 
 def _encryption(config: EngineConfig, env: SpillEnv) -> Encryption:
-    asked, by_job = config.zero.spill.encryption, env.nvme_encryption
-    if asked is not None and by_job is not None and asked != by_job:
+    requested, by_job = config.zero.spill.encryption, env.nvme_encryption
+    if requested is not None and by_job is not None and requested != by_job:
         raise ConfigError(
             f"{_ZERO}.spill.encryption",
-            f"must be what the job says, which is {by_job} (ZEROTRAIN_NVME_ENCRYPTION, spec.nvme.encryption)",
-            asked,
+            f"must equal the job's, which is {by_job} (ZEROTRAIN_NVME_ENCRYPTION, spec.nvme.encryption)",
+            requested,
             "Give it in one place only.",
         )
-    return asked or cast(Encryption | None, by_job) or "AEAD"
+    return requested or cast(Encryption | None, by_job) or "AEAD"

@@ -30,7 +30,7 @@ class UpdateAbandoned(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the update was given up because the engine was closed meanwhile; call engine.synchronize() "
+            "the update was abandoned because the engine was closed meanwhile; call engine.synchronize() "
             "before close() where the last step counts"
         )
 

@@ -40,14 +40,14 @@ def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:
     """Return the library: OpenSSL where the native module has it, as the step runs inside of opening and
     sealing then."""
     has_openssl = bool(openssl_version())
-    asked = environ.get(CRYPTO_VARIABLE, "")
-    if not asked:
+    requested = environ.get(CRYPTO_VARIABLE, "")
+    if not requested:
         return CryptoBackend.OPENSSL if has_openssl else CryptoBackend.CRYPTOGRAPHY
     try:
-        backend = CryptoBackend(asked)
+        backend = CryptoBackend(requested)
     except ValueError:
         names = " or ".join(repr(known.value) for known in CryptoBackend)
-        raise ValueError(f"{CRYPTO_VARIABLE} must be {names}; got {asked!r}") from None
+        raise ValueError(f"{CRYPTO_VARIABLE} must be {names}; got {requested!r}") from None
     if backend is CryptoBackend.OPENSSL and not has_openssl:
         raise ValueError(
             f"{CRYPTO_VARIABLE}=openssl: the native module was built without OpenSSL; unset it, or install "

@@ -182,7 +182,7 @@ def _shapes(group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes = {str(fqn): tuple(int(size) for size in shape) for fqn, shape in group.items()}
     for fqn, shape in shapes.items():
         if any(size < 0 for size in shape):
-            raise CheckpointDamaged(f"parameter {fqn!r} is said to have shape {shape}")
+            raise CheckpointDamaged(f"parameter {fqn!r} is recorded with shape {shape}")
     return shapes
 
 
