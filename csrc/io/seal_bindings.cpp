@@ -1,4 +1,5 @@
-// The encryption's part of the Python module; zerotrain.runtime.spill.sealer_openssl and .sealer_cryptography are its callers.
+// The encryption's part of the Python module; zerotrain.runtime.spill.sealer_openssl and
+// .sealer_cryptography are its callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

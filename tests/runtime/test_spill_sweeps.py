@@ -165,14 +165,14 @@ def test_a_record_moves_whole_during_a_sweep(tmp_path: Path) -> None:
     data = noise(weights.num_bytes, 2)
     buffer = aligned_buffer(weights.num_bytes)
     with spill_store.sweep(states.tiles(), writes=True) as sweep:
-        for turn, tile in enumerate(sweep):
-            buffer.copy_(data + turn)
+        for index, tile in enumerate(sweep):
+            buffer.copy_(data + index)
             spill_store.start_write(weights, buffer).wait()
             reading = spill_store.start_read(weights, buffer.zero_())
             tile.open()
             reading.wait()
             reading.wait()
-            assert torch.equal(buffer, data + turn)
+            assert torch.equal(buffer, data + index)
             tile.seal()
     assert torch.equal(spill_store.read_chunks(states), noise(states.num_bytes, 1))
     with pytest.raises(ValueError, match=r"must have .* bytes"):
