@@ -53,7 +53,7 @@ def at(phase: Phase, step: int) -> Progress:
 Events = Callable[[RankTable, Supervisor, Ranks], None]
 
 
-def says(*records: Progress) -> Events:
+def reports(*records: Progress) -> Events:
     def happens(board: RankTable, *_: object) -> None:
         for record in records:
             board.progressed(0, record)
