@@ -43,7 +43,7 @@ def advice(
         ("ApiRefused", "no PriorityClass with name high was found", "kubectl -n ml edit ztj gpt"),
         (
             "NameTaken",
-            "NetworkPolicy gpt belongs to somebody else; delete it or rename the job",
+            "NetworkPolicy gpt belongs to another owner; delete it or rename the job",
             "kubectl -n ml get networkpolicy gpt -o yaml",
         ),
     ],

@@ -64,12 +64,12 @@ class Site:
 
     def __post_init__(self) -> None:
         self._store, self._cache = PodStore(), JobCache()
-        self._memories = JobStates(nodes=NodeStore(now=self._time))
+        self._job_states = JobStates(nodes=NodeStore(now=self._time))
         self._store.sight.gained(None, now=START)
         self._puller = ProgressPuller(
             jobs=self._cache,
             store=self._store,
-            memories=self._memories,
+            job_states=self._job_states,
             channel=self,
             changed=lambda key: None,
             now=self._time,
@@ -115,7 +115,7 @@ class Site:
         condition = {"type": "Ready", "status": "True" if since is None else "Unknown"}
         if since is not None:
             condition["lastTransitionTime"] = f"{START + timedelta(seconds=since):%Y-%m-%dT%H:%M:%SZ}"
-        self._memories.nodes.put({"metadata": {"name": name}, "status": {"conditions": [condition]}})
+        self._job_states.nodes.put({"metadata": {"name": name}, "status": {"conditions": [condition]}})
         self._wake_at = self.now
 
     @property
@@ -170,7 +170,7 @@ class Site:
         if self.now < self.away_until:
             self._wake_at = self.away_until
             return
-        plan = reconcile(self.job, self._memories.observe("ml", UID, self._store), self._time())
+        plan = reconcile(self.job, self._job_states.observe("ml", UID, self._store), self._time())
         self.events += [(self.now, event.reason, event.message) for event in plan.events]
         if plan.status is not None:
             stored = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)

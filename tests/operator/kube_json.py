@@ -78,12 +78,12 @@ class KubeJson:
             with urllib.request.urlopen(request, context=self._tls, timeout=60) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")
+            text = error.read().decode(errors="replace")
             if error.code in ignore:
                 return {}
             if error.code >= 500 or error.code == 429:
                 kind = TooBusy if error.code == 429 else ApiDown
-                raise kind(f"{method} {path}: {error.code} {said[:200]}") from error
-            raise RuntimeError(f"{method} {path}: {error.code} {said[:1000]}") from error
+                raise kind(f"{method} {path}: {error.code} {text[:200]}") from error
+            raise RuntimeError(f"{method} {path}: {error.code} {text[:1000]}") from error
         except (OSError, http.client.HTTPException) as error:  # refused, or broken off in the middle
             raise ApiDown(f"{method} {path}: {error}") from error

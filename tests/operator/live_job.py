@@ -66,7 +66,7 @@ class LiveJob:
         )
 
 
-def judge_attempts(double: KubeletDouble, *, attempts: int, workers: int = 2) -> None:
+def check_attempts(double: KubeletDouble, *, attempts: int, workers: int = 2) -> None:
     """Check that no pod was made twice, no attempt skipped, no two attempts overlapped, and every attempt
     began at the last durable step.
     """

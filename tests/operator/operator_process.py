@@ -149,8 +149,8 @@ class OperatorProcess:
         """Return `VERB path: message` for each request that the roles did not allow, where requests are
         recorded.
         """
-        told = self._refusals.read_text().splitlines() if self._refusals.exists() else []
-        return [line for line in told if " cannot " in line and " resource " in line]
+        lines = self._refusals.read_text().splitlines() if self._refusals.exists() else []
+        return [line for line in lines if " cannot " in line and " resource " in line]
 
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text().splitlines()[-lines:])

@@ -28,8 +28,8 @@ async def _note(session: object, context: object, params: aiohttp.TraceRequestSt
 
 async def _note_refusal(session: object, context: object, params: aiohttp.TraceRequestEndParams) -> None:
     if params.response.status == 403 and call_of(params.method, str(params.url)) is not None:
-        said = (await params.response.text()).replace("\n", " ")
-        write(_REFUSALS, f"{params.method} {params.url.path}: {said}")
+        text = (await params.response.text()).replace("\n", " ")
+        write(_REFUSALS, f"{params.method} {params.url.path}: {text}")
 
 
 def _traced() -> aiohttp.TraceConfig:

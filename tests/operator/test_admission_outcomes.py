@@ -20,7 +20,7 @@ def spec(**config: Any) -> ZeroTrainingJobSpec:
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Configurations that were judged."""
     seen: list[Any] = []
 
@@ -34,18 +34,18 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_the_same_configuration_is_weighed_once(judged: list[Any], wrong: bool) -> None:
+def test_the_same_configuration_is_weighed_once(checked: list[Any], wrong: bool) -> None:
     config = {"train_micro_batch_size_per_gpu": 1, **({"no_such_key": [[[]]]} if wrong else {})}
     first = admission.refusals(spec(**config))
     for _ in range(5):
         assert admission.refusals(spec(**config)) == first
     assert bool(first) == wrong
-    assert len(judged) == 1
+    assert len(checked) == 1
     admission.refusals(spec(**config, steps_per_print=3))
-    assert len(judged) == 2
+    assert len(checked) == 2
 
 
-def test_a_refusal_does_not_gather_the_frames_of_those_who_were_told(judged: list[Any]) -> None:
+def test_a_refusal_does_not_gather_the_frames_of_those_who_were_told(checked: list[Any]) -> None:
     def depth() -> int:
         with pytest.raises(ConfigError) as caught:
             admission.engine_config(spec(no_such_key=1))
@@ -55,7 +55,7 @@ def test_a_refusal_does_not_gather_the_frames_of_those_who_were_told(judged: lis
     assert depth() == depth()
 
 
-def test_a_bounded_number_of_outcomes_is_kept(judged: list[Any]) -> None:
+def test_a_bounded_number_of_outcomes_is_kept(checked: list[Any]) -> None:
     for number in range(10):
         admission.refusals(spec(train_micro_batch_size_per_gpu=number + 1))
     assert len(admission._outcomes) == 4

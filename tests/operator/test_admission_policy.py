@@ -44,9 +44,9 @@ class Stored:
         """Create a job; return the API server's refusal, empty where it accepted."""
         file = self._folder / f"{name}.json"
         file.write_text(json.dumps(job(name, self.namespace, config)))
-        return self.said("create", "-f", str(file))
+        return self.kubectl("create", "-f", str(file))
 
-    def said(self, *command: str) -> str:
+    def kubectl(self, *command: str) -> str:
         try:
             self.cluster.kubectl(*command)
         except ClusterError as error:
@@ -98,22 +98,24 @@ ACCEPTED: dict[str, Any] = {
 
 def test_free_form_parts_are_bounded(stored: Stored) -> None:
     for name, config in REFUSED.items():
-        said = stored.create(name, config)
-        assert "spec.config" in said, (name, said)
+        kubectl = stored.create(name, config)
+        assert "spec.config" in kubectl, (name, kubectl)
     for name, config in ACCEPTED.items():
         assert stored.create(name, config) == "", name
 
 
 def test_what_was_stored_before_can_be_labelled_suspended_mended_and_deleted(stored: Stored) -> None:
     target = ("ztj", "before", "-n", stored.namespace)
-    assert stored.said("label", *target, "seen=yes") == ""
+    assert stored.kubectl("label", *target, "seen=yes") == ""
     for value in ("false", "true"):
-        assert stored.said("patch", *target, "--type=merge", "-p", f'{{"spec":{{"suspend":{value}}}}}') == ""
+        assert (
+            stored.kubectl("patch", *target, "--type=merge", "-p", f'{{"spec":{{"suspend":{value}}}}}') == ""
+        )
     worse = json.dumps({"spec": {"config": {"b": deep(MAX_SPEC_DEPTH + 1)}}})
-    assert "spec.config" in stored.said("patch", *target, "--type=merge", "-p", worse)
+    assert "spec.config" in stored.kubectl("patch", *target, "--type=merge", "-p", worse)
     mended = json.dumps({"spec": {"config": {"a": None, "train_micro_batch_size_per_gpu": 1}}})
-    assert stored.said("patch", *target, "--type=merge", "-p", mended) == ""
-    assert stored.said("delete", *target) == ""
+    assert stored.kubectl("patch", *target, "--type=merge", "-p", mended) == ""
+    assert stored.kubectl("delete", *target) == ""
 
 
 @pytest.mark.parametrize("example", sorted((REPOSITORY / "deploy" / "examples").glob("*.yaml")), ids=str)

@@ -109,8 +109,8 @@ def patterns(draw: st.DrawFn) -> str:
 @given(patterns(), st.text(alphabet="ab1 \n", max_size=12))
 def test_agrees_with_re(pattern: str, text: str) -> None:
     # In `re` a $ also stands before a final newline, in RE2 only at the end.
-    judge = pattern.replace("$", r"\Z")
-    assert compiled(pattern).found_in(text) == bool(re.search(judge, text))
+    expression = pattern.replace("$", r"\Z")
+    assert compiled(pattern).found_in(text) == bool(re.search(expression, text))
 
 
 @pytest.mark.parametrize(

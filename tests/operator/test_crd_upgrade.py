@@ -44,7 +44,7 @@ def test_the_schema_takes_all_that_earlier_releases_stored() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("path", "change", "told"),
+    ("path", "change", "obstacle_text"),
     [
         (".spec.workers", {"maximum": 5000}, "maximum fell from 10000 to 5000"),
         (".spec.steps", {"type": "string"}, "type was integer and is string"),
@@ -54,7 +54,7 @@ def test_the_schema_takes_all_that_earlier_releases_stored() -> None:
         (".status.attempt", None, "is gone"),
     ],
 )
-def test_a_narrower_schema_is_noticed(path: str, change: Json | None, told: str) -> None:
+def test_a_narrower_schema_is_noticed(path: str, change: Json | None, obstacle_text: str) -> None:
     old = from_text(as_text(openapi_schema()))
     new = {key: dict(value) for key, value in old.items()}
     if change is None:
@@ -62,7 +62,7 @@ def test_a_narrower_schema_is_noticed(path: str, change: Json | None, told: str)
     else:
         new[path] |= change
     (obstacle,) = obstacles(old, new)
-    assert told in obstacle
+    assert obstacle_text in obstacle
 
 
 @pytest.mark.unit

@@ -27,17 +27,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_stage_and_number_format_are_those_that_the_engine_takes(name: str) -> None:
     config = {"train_micro_batch_size_per_gpu": 1, **CONFIGS[name]}
     engine = resolve(load(config), world_size=4)
-    said = asked_for({"workers": 4, "config": config})
-    assert said == f"4 workers, ZeRO stage {engine.zero.stage}, {engine.precision.compute_dtype}"
+    lines = asked_for({"workers": 4, "config": config})
+    assert lines == f"4 workers, ZeRO stage {engine.zero.stage}, {engine.precision.compute_dtype}"
 
 
 def test_the_applied_job_is_described_and_no_other() -> None:
     job = YAML(typ="safe", pure=True).load(EXAMPLE.read_text())
     job["spec"] |= {"workers": 5, "config": {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}}
-    said: list[str] = []
+    lines: list[str] = []
 
-    class Heard:
-        say = staticmethod(said.append)
+    class Recorder:
+        say = staticmethod(lines.append)
         show = staticmethod(lambda *_: None)
 
     class Answering:
@@ -45,10 +45,10 @@ def test_the_applied_job_is_described_and_no_other() -> None:
         run = staticmethod(lambda *_: "")
         get = staticmethod(lambda kind, *_: {"items": [], "status": {"phase": "Stalled"}})
 
-    story = Story(Answering(), Heard())  # type: ignore[arg-type]
+    story = Story(Answering(), Recorder())  # type: ignore[arg-type]
     story.spec = job
     outcome = story.run()
-    assert said[0].endswith(": 5 workers, ZeRO stage 0, bf16")
+    assert lines[0].endswith(": 5 workers, ZeRO stage 0, bf16")
     assert outcome.title == f"{job['metadata']['name']}: {job['spec']['data']['path']}"
 
 

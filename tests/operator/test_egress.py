@@ -136,10 +136,10 @@ def test_the_event_of_a_failure_names_the_policy(words: str, named: bool, restar
     spec = {"failurePolicy": {"maxRestarts": restarts}, "scheduling": {"gang": "None"}}
     pod = ended(0, 1, termination=last_words(1, exception=words))
     plan = reconcile(job(spec=spec, status=status("Running")), seen(pod, ended(1, 143)), NOW)
-    told = " ".join(event.message for event in plan.events)
-    assert words in told
-    assert ("spec.network.egressCidrs" in told) == named
-    assert ("zerotrain.dev/job=" in told) == named
+    messages = " ".join(event.message for event in plan.events)
+    assert words in messages
+    assert ("spec.network.egressCidrs" in messages) == named
+    assert ("zerotrain.dev/job=" in messages) == named
 
 
 @pytest.mark.parametrize(("line", "named"), [("curl: (6) Could not resolve host: hub", True), ("NaN", False)])

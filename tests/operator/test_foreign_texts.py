@@ -87,12 +87,12 @@ def a_plain_last_word(text: str) -> tuple[Json, Observed]:
 
 
 def a_message_of_the_launcher(text: str) -> tuple[Json, Observed]:
-    said = {
+    message = {
         "attempt": 1, "code": 1, "rank": 0, "exception": f"ValueError: {text}", "last_line": text,
         "checkpoint": {"step": 3, "path": f"/ckpt/{text}", "time": 5.0},
         "also_failed": [{"rank": 1, "code": 3, "reason": text}],
     }  # fmt: skip
-    last = pod(0, terminated(json.dumps(said)), phase="Failed")
+    last = pod(0, terminated(json.dumps(message)), phase="Failed")
     return job(spec={"ranksPerWorker": 1}, status=status("Running")), seen(last, ready(1))
 
 
@@ -212,14 +212,14 @@ def an_answer_of_a_proxy(text: str) -> tuple[Json, Observed]:
 
 
 def quota_and_pod_security(text: str) -> tuple[Json, Observed]:
-    said = json.dumps({"reason": "Forbidden", "message": f'violates PodSecurity "{text}": {text}'})
-    error = error_of("POST /pods", 403, said.encode())
+    message = json.dumps({"reason": "Forbidden", "message": f'violates PodSecurity "{text}": {text}'})
+    error = error_of("POST /pods", 403, message.encode())
     assert isinstance(error, Forbidden)
     item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
     return job(status=status("Pending", podsCreated=False)), seen(problem=_refusal(error, item).problem)
 
 
-def an_object_of_somebody_else(text: str) -> tuple[Json, Observed]:
+def an_object_of_another_owner(text: str) -> tuple[Json, Observed]:
     taken = name_taken({"kind": text, "metadata": {"name": "gpt"}}).problem
     return job(status=status("Pending", podsCreated=False)), seen(problem=taken)
 
@@ -239,8 +239,8 @@ def a_log_that_was_not_kept(text: str) -> tuple[Json, Observed]:
         "log": "attempt-1.log",
         "reason": "RankFailed",
     }
-    told = LogView(attempt=1, error=str(error_of("POST", 422, text.encode(errors="replace"))))
-    return job(status=status("Restarting", failures=[failure])), seen(ended(0, 1), ended(1, 1), log=told)
+    log = LogView(attempt=1, error=str(error_of("POST", 422, text.encode(errors="replace"))))
+    return job(status=status("Restarting", failures=[failure])), seen(ended(0, 1), ended(1, 1), log=log)
 
 
 def a_storage_class(text: str) -> tuple[Json, Observed]:
@@ -278,7 +278,7 @@ WORLDS: tuple[World, ...] = (
     answers_of_the_api_server,
     an_answer_of_a_proxy,
     quota_and_pod_security,
-    an_object_of_somebody_else,
+    an_object_of_another_owner,
     what_a_worker_answers_to_a_request,
     a_log_that_was_not_kept,
     a_storage_class,
@@ -332,8 +332,8 @@ def test_a_text_of_a_megabyte_is_bounded_where_it_is_read(world: World) -> None:
 def test_logs_and_stacks_keep_their_lines_and_nothing_raw(text: str) -> None:
     for line in last_lines(f"first\n{text}\nlast\n", None).split("\n"):
         assert not raw_in(line.replace("\t", " "))
-    told = stacks_config_map(ZeroTrainingJob.parse(job()), 1, {0: f"=== rank 0 (pid 1, {text})\n{text}\n"})
-    for part in told["data"].values():
+    stacks = stacks_config_map(ZeroTrainingJob.parse(job()), 1, {0: f"=== rank 0 (pid 1, {text})\n{text}\n"})
+    for part in stacks["data"].values():
         assert not raw_in(part.replace("\t", " ").replace("\n", " "))
 
 

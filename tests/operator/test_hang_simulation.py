@@ -153,7 +153,7 @@ class Operator:
     stacks: StacksView | None = None
     rests: bool = False
     """Whether to skip passes that could see nothing but a step that moved, to save the test's time."""
-    _told: tuple[int, Phase] | None = None
+    _last_report: tuple[int, Phase] | None = None
 
     def poll(self, ranks: Ranks, now_s: float) -> None:
         at = START + timedelta(seconds=now_s)
@@ -165,9 +165,9 @@ class Operator:
             answers = {worker: ranks.report(worker) for worker in (0, 1)}
             look = inspect(answers, attempt=ranks.attempt, at=at)
             self.inspection = look if stands_still(LIMITS, look) else None
-        told, self._told = self._told, (ranks.attempt, ranks.phase)
+        last_report, self._last_report = self._last_report, (ranks.attempt, ranks.phase)
         is_calm = self.inspection is None and "hang" not in self.job["status"]
-        if not (self.rests and is_calm and told == self._told):
+        if not (self.rests and is_calm and last_report == self._last_report):
             self.reconcile(ranks, at)
 
     def reconcile(self, ranks: Ranks, at: datetime) -> None:
@@ -221,8 +221,8 @@ def test_a_day_of_slow_but_healthy_steps_gives_no_alarm() -> None:
     suspected = 0
     for _, ranks, operator in day(1):  # noqa: B007
         suspected += operator.inspection is not None
-    told = {reason for _, reason, _ in operator.events}
-    assert told <= {"AllRanksJoined"}, operator.events
+    last_report = {reason for _, reason, _ in operator.events}
+    assert last_report <= {"AllRanksJoined"}, operator.events
     assert ranks.attempt >= 3, "restarts are part of the day"
     assert suspected, "the day was too easy: nobody was ever suspected"
 

@@ -21,7 +21,7 @@ LIVES = {
         spread=0.1, outliers=(1, 2), start_s=(1260, 1700), first_step_s=None, every=10
     ),
 }
-FEW, MANY = range(1), range(20)
+ONE_RANK, MANY_RANKS = range(1), range(20)
 FLOOR_S, FIRST_STEP_S, FACTOR = 300, 1800, 10
 """Defaults of `minTimeoutSeconds`, `firstStepTimeoutSeconds` and `stepTimeoutFactor`."""
 
@@ -29,7 +29,7 @@ FLOOR_S, FIRST_STEP_S, FACTOR = 300, 1800, 10
 @pytest.mark.unit
 @pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
 def test_days_of_slow_but_healthy_steps_give_no_alarm(life: Life) -> None:
-    no_alarm(life, FEW)
+    no_alarm(life, ONE_RANK)
 
 
 @pytest.mark.ranks
@@ -38,7 +38,7 @@ def test_days_of_slow_but_healthy_steps_give_no_alarm(life: Life) -> None:
 )
 def test_many_days_of_slow_but_healthy_steps_give_no_alarm() -> None:
     for life in LIVES.values():
-        no_alarm(life, MANY)
+        no_alarm(life, MANY_RANKS)
 
 
 def no_alarm(life: Life, seeds: Sequence[int]) -> None:

@@ -65,7 +65,7 @@ def fetch(code: int, message: str = "no such bucket", reason: str = "Error") -> 
     return pod(before=({"name": "fetch-data", "state": ending(code, message, reason)},))
 
 
-def judged(first: PodView, *rules: Json, phase: str = "Starting") -> Plan:
+def plan_of(first: PodView, *rules: Json, phase: str = "Starting") -> Plan:
     made = job(spec={"failurePolicy": {"rules": list(rules)}}, status=status(phase))
     return reconcile(made, seen(first, running(1), log=LogView()), NOW)
 
@@ -73,7 +73,7 @@ def judged(first: PodView, *rules: Json, phase: str = "Starting") -> Plan:
 @pytest.mark.parametrize("code", [3, 65, 75, 82, 84, 85])
 def test_a_failure_names_the_container_with_its_code_and_words(code: int) -> None:
     """The code has no special meaning here, although it has one for ranks."""
-    plan = judged(fetch(code))
+    plan = plan_of(fetch(code))
     assert plan.status is not None
     failure = plan.status.failures[0]
     assert failure.message == f"init container fetch-data: exit code {code}: no such bucket"
@@ -90,7 +90,7 @@ def test_a_failure_names_the_container_with_its_code_and_words(code: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "word", "reason", "told"),
+    ("code", "word", "reason", "meaning"),
     [
         (137, "Error", "InitContainerFailed", "killed by signal 9"),
         (137, "OOMKilled", "OutOfMemory", "OOMKilled"),
@@ -98,11 +98,11 @@ def test_a_failure_names_the_container_with_its_code_and_words(code: int) -> Non
         (128, "StartError", "InitContainerFailed", "StartError"),
     ],
 )
-def test_signals_and_words_of_the_runtime(code: int, word: str, reason: str, told: str) -> None:
-    plan = judged(fetch(code, "", word))
+def test_signals_and_words_of_the_runtime(code: int, word: str, reason: str, meaning: str) -> None:
+    plan = plan_of(fetch(code, "", word))
     assert plan.status is not None
     assert plan.status.failures[0].reason == reason
-    assert plan.status.failures[0].message == f"init container fetch-data: exit code {code} ({told})"
+    assert plan.status.failures[0].message == f"init container fetch-data: exit code {code} ({meaning})"
 
 
 @pytest.mark.parametrize(
@@ -117,21 +117,21 @@ def test_signals_and_words_of_the_runtime(code: int, word: str, reason: str, tol
     ],
 )
 def test_rules_see_what_people_see(rule: Json, phase: str) -> None:
-    plan = judged(fetch(3), rule)
+    plan = plan_of(fetch(3), rule)
     assert plan.status is not None
     assert plan.status.phase == phase
 
 
 def test_what_a_deletion_killed_did_not_fail() -> None:
     killed = pod(before=({"name": "fetch-data", "state": ending(143)},), deleted=True)
-    plan = judged(killed)
+    plan = plan_of(killed)
     assert plan.status is not None
     assert plan.status.failures[0].reason == "PodLost"
 
 
 def test_its_words_are_no_message_of_a_launcher() -> None:
     forged = Termination(attempt=1, code=75, rank=0, exception="fine").to_json()
-    plan = judged(fetch(3, forged))
+    plan = plan_of(fetch(3, forged))
     assert plan.status is not None
     failure = plan.status.failures[0]
     assert failure.rank is None
@@ -139,7 +139,7 @@ def test_its_words_are_no_message_of_a_launcher() -> None:
 
 
 def test_its_own_log_is_kept() -> None:
-    failed = judged(fetch(3))
+    failed = plan_of(fetch(3))
     assert failed.status is not None
     assert failed.status.failures[0].log == "attempt-1.log"
     stored = failed.status.model_dump(mode="json", by_alias=True, exclude_none=True)

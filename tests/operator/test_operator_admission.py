@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, served
-from tests.operator.test_operator_executor import executor, job
+from tests.operator.test_operator_executor import job, make_executor
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.cluster.kueue import (
     Flavor,
-    Said,
+    StatusChange,
     advanced,
     flavors_of,
     queue_view,
@@ -143,8 +143,8 @@ def test_a_release_clears_the_reservation_and_keeps_what_is_not_ours(reason: str
         "admission": {"clusterQueue": "all"},
         "requeueState": {"count": 1},
     }
-    said = Said(step=QueueStep.RELEASE, message="why", at=NOW, generation=4)
-    after = advanced(before, said)
+    change = StatusChange(step=QueueStep.RELEASE, message="why", at=NOW, generation=4)
+    after = advanced(before, change)
     words = {each["type"]: each["status"] for each in after["conditions"]}
     assert words == {
         "Evicted": "True",
@@ -156,14 +156,16 @@ def test_a_release_clears_the_reservation_and_keeps_what_is_not_ours(reason: str
     assert "admission" not in after
     assert after["requeueState"] == {"count": 1}
     assert before["admission"] == {"clusterQueue": "all"}, "the body of the watch was changed"
-    again = advanced(after, said)
+    again = advanced(after, change)
     assert again["conditions"] == after["conditions"], "a second release moves no time"
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("phase", "reason"), [("Completed", "Succeeded"), ("Failed", "Failed")])
 def test_finished(phase: str, reason: str) -> None:
-    after = advanced({}, Said(step=QueueStep.FINISH, message=f"the job is {phase}", at=NOW, generation=1))
+    after = advanced(
+        {}, StatusChange(step=QueueStep.FINISH, message=f"the job is {phase}", at=NOW, generation=1)
+    )
     (condition,) = after["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("Finished", "True", reason)
 
@@ -181,10 +183,10 @@ async def test_an_api_that_went_away_is_told_and_looked_for_again(
 ) -> None:
     double = ApiDouble()
     async with served(double) as api:
-        hands = executor(api)
-        hands.memories.apis = ClusterApis(at=NOW)
+        executor = make_executor(api)
+        executor.job_states.apis = ClusterApis(at=NOW)
         item = {"apiVersion": version, "kind": kind, "metadata": {"name": "x", "namespace": "ml"}}
         with pytest.raises(ActionRefused) as caught:
-            await hands.post(item)
+            await executor.post(item)
     assert caught.value.problem.reason == reason
-    assert hands.memories.apis is None
+    assert executor.job_states.apis is None

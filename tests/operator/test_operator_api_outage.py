@@ -35,7 +35,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "SERVED_AGAIN_S", 0.01)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == jobs.__name__]
 
 
@@ -55,7 +55,7 @@ async def test_waits_for_an_api_server_that_answers_with_503(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         async with served(double) as api:
             await JobClient(api).wait_until_served()
-    lines = told(caplog)
+    lines = logged(caplog)
     assert [AWAY in line for line in lines] == [True, False, True]
     assert "503" in lines[0]
     assert double.asked(DISCOVERY) == 5 * TRIES + 2
@@ -73,7 +73,7 @@ async def test_waits_in_a_cluster_for_an_api_server_that_refuses_connections(
     try:
         async with client_of(port, in_cluster=True) as api, asyncio.timeout(60):
             waiting = asyncio.create_task(JobClient(api).wait_until_served())
-            while not any(AWAY in line for line in told(caplog)):
+            while not any(AWAY in line for line in logged(caplog)):
                 assert not waiting.done() or waiting.result()
                 await asyncio.sleep(0.01)
             await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
 from tests.support.jobs import job_json
@@ -48,7 +48,7 @@ def test_a_job_that_is_applied_again_is_the_same_job(
         assert job.object()["metadata"]["generation"] == 1
         double.may_end.set()
         assert job.wait_for("Completed")["attempt"] == 1
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)
 
 
 def test_a_deletion_in_the_foreground_takes_the_pods_first_and_makes_none(
@@ -65,7 +65,7 @@ def test_a_deletion_in_the_foreground_takes_the_pods_first_and_makes_none(
         time.sleep(HOLD_S)
         assert job.object()["metadata"]["deletionTimestamp"]
         assert not job.owned()
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)
         hold(job, [])
         listed = ("get", "ztj", "-n", namespace, "-o", "name")
         wait_until(lambda: control_plane.kubectl(*listed).stdout == "", "the job to go")
@@ -87,4 +87,4 @@ def test_a_job_past_its_deadline_fails_and_its_pods_go(
         job.wait_for("Failed")
         assert job.condition("Failed")["reason"] == "DeadlineExceeded"
         wait_until(lambda: not [name for name in job.owned() if name.startswith("Pod/")], "its pods to go")
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, NAMESPACE, OperatorProcess, install, operator
 from tests.support.devcluster import Cluster, Devcluster, checked, wait_until
 
@@ -53,12 +53,12 @@ def test_a_second_replica_stands_by_and_takes_over_what_is_given_back(
         second.wait_until_leading()
         # The lease is given back on SIGTERM: its 15 s need not pass.
         since = f"{LEASES}?watch=1&resourceVersion={version}&timeoutSeconds=3"
-        told = [
+        leases = [
             json.loads(line)["object"]
             for line in control_plane.kubectl("get", "--raw", since).stdout.split("\n")
             if line
         ]
-        holders = [item["spec"]["holderIdentity"] for item in told if item["metadata"]["name"] == LEASE]
+        holders = [item["spec"]["holderIdentity"] for item in leases if item["metadata"]["name"] == LEASE]
         assert "another-replica" in holders[holders.index("") :], holders
     finally:
         second.terminate()
@@ -93,5 +93,5 @@ def test_twenty_seconds_without_an_api_server(
         double.end("gpt-1-0", 137)
         double.may_end.set()
         done = job.wait_for("Completed")
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
         assert done["restarts"]["total"] == 1

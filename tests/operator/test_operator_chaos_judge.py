@@ -260,8 +260,8 @@ def reads(revision: int, number: int, phase: str = "Pending") -> Seen:
 
 def verifying(revision: int, number: int, phase: str = "Completed") -> Seen:
     record = {"pod": f"gpt-3-verify-{number}", "tries": number, "state": "Running"}
-    told = {"completionTime": "2026-01-01T00:00:00Z", "checkpoint": {"verification": record}}
-    return job(revision, phase, 3, **told, **restarts(1))
+    fields = {"completionTime": "2026-01-01T00:00:00Z", "checkpoint": {"verification": record}}
+    return job(revision, phase, 3, **fields, **restarts(1))
 
 
 @pytest.mark.parametrize(
@@ -280,13 +280,13 @@ def test_pods_that_read_come_one_by_one_and_are_in_status_first(more: tuple[Seen
 
 
 def workload(revision: int, change: str = "MODIFIED", **conditions: bool) -> Seen:
-    told = [{"type": kind, "status": str(value)} for kind, value in conditions.items()]
+    items = [{"type": kind, "status": str(value)} for kind, value in conditions.items()]
     meta = {"name": "gpt", "uid": "workload", "ownerReferences": [{"uid": JOB_UID}]}
     return Seen(
         revision=revision,
         kind="Workload",
         change=change,
-        body={"metadata": meta, "status": {"conditions": told}},
+        body={"metadata": meta, "status": {"conditions": items}},
     )
 
 
@@ -320,12 +320,12 @@ def test_a_queue_is_asked_first_and_gets_its_quota_back_last(history: tuple[Seen
 
 
 def test_a_node_that_was_to_be_replaced_is_kept_off() -> None:
-    told = restarts(1)
-    told["failures"][0] |= {"action": "ReplaceNodeAndRestart", "node": "node-0"}
-    again = (*without(14), job(14, "Restarting", 1, **told))
+    failed = restarts(1)
+    failed["failures"][0] |= {"action": "ReplaceNodeAndRestart", "node": "node-0"}
+    again = (*without(14), job(14, "Restarting", 1, **failed))
     assert any("node node-0 was to be replaced" in text for text in complaints(*again))
     away = {"excludedNodes": [{"name": "node-0"}]}
-    assert complaints(*without(14), job(14, "Restarting", 1, **told, **away)) == []
+    assert complaints(*without(14), job(14, "Restarting", 1, **failed, **away)) == []
     placed = pod(15, 1, 0, "MODIFIED")
     placed.body["spec"] = {"nodeName": "node-0"}
     begun = (job(13, "Pending", 1, shape={"excludedNodes": ["node-0"]}), pod(14, 1, 0))

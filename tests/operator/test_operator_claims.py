@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, failure, served
-from tests.operator.test_operator_executor import executor
+from tests.operator.test_operator_executor import make_executor
 from tests.support.jobs import job_json
 from zerotrain.operator.reconcile import AskStorageClass
 
@@ -38,9 +38,9 @@ async def test_the_claim_is_read_and_then_its_class(claim: tuple[int, Any], expe
     double.on("GET /api/v1/namespaces/ml/persistentvolumeclaims/ckpt", claim)
     double.on("GET /apis/storage.k8s.io/v1/storageclasses/fast", (200, fast))
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(body, [ASK_CLAIM])
-        (found,) = hands.memories.of(body["metadata"]["uid"]).storage_classes.values()
+        executor = make_executor(api)
+        await executor.perform(body, [ASK_CLAIM])
+        (found,) = executor.job_states.of(body["metadata"]["uid"]).storage_classes.values()
     name, encryption, problem = expected
     assert (found.name, found.encryption) == (name, encryption)
     assert (problem or "") in (found.problem or "")

@@ -36,14 +36,14 @@ KEY = JobKey("ml", "gpt")
 PATH = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
 
 
-def controller(api: Api) -> Controller:
-    store, memories, may_act = PodStore(), JobStates(), asyncio.Event()
+def make_controller(api: Api) -> Controller:
+    store, job_states, may_act = PodStore(), JobStates(), asyncio.Event()
     may_act.set()
     store.sight.gained(None, now=NOW)
     executor = Executor(
         api=api,
         store=store,
-        memories=memories,
+        job_states=job_states,
         channel=SilentChannel(),
         options=ResourceOptions(),
         operator_key=b"k" * 32,
@@ -53,7 +53,7 @@ def controller(api: Api) -> Controller:
         queue=WorkQueue[JobKey](),
         jobs=JobCache(),
         store=store,
-        memories=memories,
+        job_states=job_states,
         client=JobClient(api),
         executor=executor,
         events=EventWriter(api, instance="test"),
@@ -66,12 +66,12 @@ def stored() -> Json:
     return job(resourceVersion="1")
 
 
-async def turn(hands: Controller) -> None:
+async def run_pass(controller: Controller) -> None:
     """Run one pass over the next key."""
     async with asyncio.timeout(60):
-        key = await hands.queue.get()
-    await hands._pass(key)
-    hands.queue.done(key)
+        key = await controller.queue.get()
+    await controller._pass(key)
+    controller.queue.done(key)
 
 
 async def test_a_job_that_exists_is_tried_again_after_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +80,10 @@ async def test_a_job_that_exists_is_tried_again_after_not_found(monkeypatch: pyt
     double.on(f"GET {PATH}", (200, stored()))
     double.on(f"PUT {PATH}/status", failure(404, "NotFound"))
     async with served(double) as api:
-        hands = controller(api)
-        hands.job_changed(stored())
-        await turn(hands)
-        await turn(hands)
+        controller = make_controller(api)
+        controller.job_changed(stored())
+        await run_pass(controller)
+        await run_pass(controller)
 
 
 async def test_a_problem_ends_with_the_wish_that_caused_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +92,12 @@ async def test_a_problem_ends_with_the_wish_that_caused_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "reconcile", nothing)
     async with served(ApiDouble()) as api:
-        hands = controller(api)
-        hands.memories.of(UID).problem = Problem(reason="QuotaExceeded", message="no")
-        hands.job_changed(stored())
-        await turn(hands)
-        await turn(hands)
-        assert hands.memories.of(UID).problem is None
+        controller = make_controller(api)
+        controller.job_states.of(UID).problem = Problem(reason="QuotaExceeded", message="no")
+        controller.job_changed(stored())
+        await run_pass(controller)
+        await run_pass(controller)
+        assert controller.job_states.of(UID).problem is None
 
 
 def elsewhere(uid: str, namespace: str = "open") -> Json:
@@ -116,18 +116,18 @@ async def test_a_job_whose_pods_cannot_be_read_gets_no_pass(monkeypatch: pytest.
 
     monkeypatch.setattr(module, "reconcile", nothing)
     async with served(ApiDouble()) as api:
-        hands = controller(api)
-        hands.store.sight.lost(None)
-        hands.store.sight.gained("open", now=NOW)
-        hands.job_changed(stored())
-        hands.job_changed(elsewhere("other-uid"))
-        await turn(hands)
-        await turn(hands)
+        controller = make_controller(api)
+        controller.store.sight.lost(None)
+        controller.store.sight.gained("open", now=NOW)
+        controller.job_changed(stored())
+        controller.job_changed(elsewhere("other-uid"))
+        await run_pass(controller)
+        await run_pass(controller)
         assert decided == ["open"]
         # The list that brings its pods triggers the pass, and none in another namespace.
-        hands.store.sight.gained("ml", now=NOW)
-        hands.all_changed("ml")
-        await turn(hands)
+        controller.store.sight.gained("ml", now=NOW)
+        controller.all_changed("ml")
+        await run_pass(controller)
         assert decided == ["open", "ml"]
 
 
@@ -137,15 +137,15 @@ async def test_a_namespace_that_is_refused_is_no_end_of_the_resync() -> None:
     listed = {"metadata": {}, "items": [elsewhere("other-uid")]}
     double.on(of.format("open"), (200, listed))
     async with served(double) as api:
-        hands = replace(controller(api), client=JobClient(api, ("ml", "open")))
-        hands.jobs.put(stored())
-        resync = asyncio.create_task(hands.resync(0.01))
+        controller = replace(make_controller(api), client=JobClient(api, ("ml", "open")))
+        controller.jobs.put(stored())
+        resync = asyncio.create_task(controller.resync(0.01))
         async with asyncio.timeout(60):
-            assert await hands.queue.get() == KEY  # after both lists
+            assert await controller.queue.get() == KEY  # after both lists
         resync.cancel()
-        assert hands.jobs.get(JobKey("open", "gpt")) is not None
+        assert controller.jobs.get(JobKey("open", "gpt")) is not None
         # No pass looked for the job that the refused list could not show.
-        assert hands.jobs.get(KEY) is not None
+        assert controller.jobs.get(KEY) is not None
         assert not double.asked(f"GET {PATH}")
 
 
@@ -159,21 +159,21 @@ async def test_nothing_is_remembered_of_a_job_that_goes_in_the_middle_of_its_pas
     double, path = ApiDouble(), "/apis/zerotrain.dev/v1alpha1/zerotrainingjobs"
     double.on(f"GET {path}", (200, {"metadata": {}, "items": [elsewhere("other-uid")]}))
     async with served(double) as api:
-        hands = controller(api)
+        controller = make_controller(api)
 
         async def going(_: web.Request) -> web.Response:
-            hands.job_deleted(stored())
+            controller.job_deleted(stored())
             return web.json_response(stored())
 
         double.on(f"PUT {PATH}/status", going)
-        hands.job_changed(stored())
-        await turn(hands)
-        assert hands.jobs.get(KEY) is None
-        resync = asyncio.create_task(hands.resync(0.01))
+        controller.job_changed(stored())
+        await run_pass(controller)
+        assert controller.jobs.get(KEY) is None
+        resync = asyncio.create_task(controller.resync(0.01))
         async with asyncio.timeout(60):
-            assert await hands.queue.get() == JobKey("open", "gpt")  # after the list
+            assert await controller.queue.get() == JobKey("open", "gpt")  # after the list
         resync.cancel()
-        assert not hands.memories.jobs
+        assert not controller.job_states.jobs
 
 
 async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backoff(
@@ -182,15 +182,17 @@ async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backof
     """The pod that is refused first, and the quota that other jobs use, differ from pass to pass."""
     waits: list[float] = []
     async with served(ApiDouble()) as api:
-        hands = controller(api)
-        monkeypatch.setattr(hands.queue, "add_after", lambda key, delay_s: waits.append(delay_s))
+        controller = make_controller(api)
+        monkeypatch.setattr(controller.queue, "add_after", lambda key, delay_s: waits.append(delay_s))
         for number in range(6):
             refusal = ActionRefused(Reason.QUOTA_EXCEEDED, f"exceeded quota: team, used: pods={number}")
-            hands._retry(KEY, stored(), refusal)
-        assert len(hands.queue) == 1, "once at once, to say so in the conditions"
+            controller._retry(KEY, stored(), refusal)
+        assert len(controller.queue) == 1, "once at once, to say so in the conditions"
         assert waits == [2.0, 4.0, 8.0, 16.0, 32.0]
-        assert hands.memories.of(UID).problem == Problem(reason="QuotaExceeded", message=str(refusal))
-        hands._retry(KEY, stored(), ActionRefused(Reason.NAME_TAKEN, "Service gpt belongs to somebody else"))
+        assert controller.job_states.of(UID).problem == Problem(reason="QuotaExceeded", message=str(refusal))
+        controller._retry(
+            KEY, stored(), ActionRefused(Reason.NAME_TAKEN, "Service gpt belongs to another owner")
+        )
         assert len(waits) == 5, "other news are told at once"
 
 
@@ -207,11 +209,11 @@ async def test_a_configuration_that_cannot_be_written_for_the_attempt_is_told(
     plan = Plan(status=None, events=(), actions=(CreateWorkers(attempt=2, indices=(0, 1, 2)),), wake_at=None)
     monkeypatch.setattr(module, "reconcile", lambda *_: plan)
     async with served(ApiDouble()) as api:
-        hands = controller(api)
-        hands.job_changed(body)
-        await turn(hands)
-        assert len(hands.queue) == 1, "once more at once, to say so in the conditions"
-    problem = hands.memories.of(UID).problem
+        controller = make_controller(api)
+        controller.job_changed(body)
+        await run_pass(controller)
+        assert len(controller.queue) == 1, "once more at once, to say so in the conditions"
+    problem = controller.job_states.of(UID).problem
     assert problem is not None
     assert problem.reason == "InvalidSpec"
     assert problem.message.startswith("spec.config: train_batch_size: must be a multiple of")
@@ -227,7 +229,7 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
 
     async def perform(_: Executor, body: Json, __: object) -> None:
         performed.append(body["metadata"]["name"])
-        problems.append(hands.memories.of(UID).problem is not None)
+        problems.append(controller.job_states.of(UID).problem is not None)
         making.append(observed[-1])
         if performed[-1] == "other":
             done.set()
@@ -241,15 +243,15 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
     monkeypatch.setattr(module, "reconcile", decide)
     monkeypatch.setattr(Executor, "perform", perform)
     async with served(ApiDouble()) as api:
-        hands = replace(controller(api), starts=StartLines(Starts(limit=1)))
+        controller = replace(make_controller(api), starts=StartLines(Starts(limit=1)))
         other = stored()
         other["metadata"] = {**other["metadata"], "name": "other", "uid": "other"}
-        hands.job_changed(stored())
-        hands.job_changed(other)
-        memory = hands.memories.of(UID)
+        controller.job_changed(stored())
+        controller.job_changed(other)
+        memory = controller.job_states.of(UID)
         memory.failures, memory.problem = 3, Problem(reason="QuotaExceeded", message="no")
         problems.clear()
-        worker = asyncio.create_task(hands.work())
+        worker = asyncio.create_task(controller.work())
         async with asyncio.timeout(60):
             await done.wait()
         worker.cancel()
@@ -281,11 +283,11 @@ async def test_passes_that_hang_in_some_namespaces_keep_no_pass_of_others(
     monkeypatch.setattr(Executor, "perform", perform)
     async with served(ApiDouble()) as api:
         starts = StartLines[JobKey](namespace_of=lambda key: key.namespace)
-        hands = replace(controller(api), starts=starts, queue=WorkQueue(lambda key: key.namespace))
+        controller = replace(make_controller(api), starts=starts, queue=WorkQueue(lambda key: key.namespace))
         for number in range(80):
-            hands.job_changed(elsewhere(f"gpt-{number}", f"slow-{number % 10}"))
-        hands.job_changed(elsewhere("last", "other"))
-        worker = asyncio.create_task(hands.work(2))
+            controller.job_changed(elsewhere(f"gpt-{number}", f"slow-{number % 10}"))
+        controller.job_changed(elsewhere("last", "other"))
+        worker = asyncio.create_task(controller.work(2))
         async with asyncio.timeout(60):
             await done.wait()
         worker.cancel()
@@ -298,17 +300,17 @@ async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.M
     waits = list[float]()
 
     def decide(*_: object) -> Plan:
-        later = hands.clock() + timedelta(seconds=60 if waits else 1)
+        later = controller.clock() + timedelta(seconds=60 if waits else 1)
         return Plan(status=None, events=(), actions=(CREATE_LARGE,), wake_at=later)
 
     monkeypatch.setattr(module, "reconcile", decide)
     async with served(ApiDouble()) as api:
-        hands = replace(controller(api), starts=full_of_large_jobs())
-        monkeypatch.setattr(hands.queue, "add_after", lambda key, delay_s: waits.append(delay_s))
-        hands.job_changed(stored())
-        await turn(hands)
-        hands.queue.add(KEY)
-        await turn(hands)
+        controller = replace(make_controller(api), starts=full_of_large_jobs())
+        monkeypatch.setattr(controller.queue, "add_after", lambda key, delay_s: waits.append(delay_s))
+        controller.job_changed(stored())
+        await run_pass(controller)
+        controller.queue.add(KEY)
+        await run_pass(controller)
     assert waits == [module.LINE_RECHECK_S, pytest.approx(60, abs=10)]
 
 
@@ -318,22 +320,22 @@ async def test_a_large_job_that_stands_in_line_says_so_in_its_status() -> None:
     large = stored()
     large["spec"] = {**large["spec"], "workers": LARGE + 1}
     async with served(double) as api:
-        hands = replace(controller(api), starts=full_of_large_jobs())
-        hands.job_changed(large)
-        await turn(hands)
+        controller = replace(make_controller(api), starts=full_of_large_jobs())
+        controller.job_changed(large)
+        await run_pass(controller)
         assert not double.requests, "pods of an attempt are not announced before their turn"
-        await turn(hands)
+        await run_pass(controller)
     (written,) = (body["status"] for body in double.bodies(f"PUT {PATH}/status"))
-    told = {item["type"]: item["message"] for item in written["conditions"]}
-    assert "start one at a time" in told["Reconciling"]
+    messages = {item["type"]: item["message"] for item in written["conditions"]}
+    assert "start one at a time" in messages["Reconciling"]
     assert not written.get("attempt")
 
 
 async def test_a_refusal_is_told_before_the_next_one_gets_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = list[Problem | None]()
+    messages = list[Problem | None]()
 
     async def refuse(_: Executor, __: Json, ___: object) -> None:
-        told.append(hands.memories.of(UID).problem)
+        messages.append(controller.job_states.of(UID).problem)
         raise ActionRefused(Reason.QUOTA_EXCEEDED, "exceeded quota: team")
 
     plan = Plan(status=None, events=(), actions=(CREATE_LARGE,), wake_at=None)
@@ -341,25 +343,25 @@ async def test_a_refusal_is_told_before_the_next_one_gets_the_place(monkeypatch:
     monkeypatch.setattr(Executor, "perform", refuse)
     async with served(ApiDouble()) as api:
         starts = full_of_large_jobs(but=1)
-        hands = replace(controller(api), starts=starts)
-        hands.job_changed(stored())
+        controller = replace(make_controller(api), starts=starts)
+        controller.job_changed(stored())
         for _ in range(2):
-            key = await hands.queue.get()
-            await hands._pass(key)
-            assert not starts.enter(JobKey("ml", "next"), pods=LARGE + 1) or len(told) == 2
+            key = await controller.queue.get()
+            await controller._pass(key)
+            assert not starts.enter(JobKey("ml", "next"), pods=LARGE + 1) or len(messages) == 2
             starts.leave(key)
-            hands.queue.done(key)
-    assert [problem is not None for problem in told] == [False, True]
+            controller.queue.done(key)
+    assert [problem is not None for problem in messages] == [False, True]
     assert starts.enter(JobKey("ml", "next"), pods=LARGE + 1), "who was refused twice has left"
 
 
 async def test_a_job_that_is_deleted_stands_in_no_line() -> None:
     async with served(ApiDouble()) as api:
         starts = full_of_large_jobs()
-        hands = replace(controller(api), starts=starts)
-        hands.job_changed(stored())
+        controller = replace(make_controller(api), starts=starts)
+        controller.job_changed(stored())
         assert not starts.enter(KEY, pods=LARGE + 1)
-        hands.job_deleted(stored())
+        controller.job_deleted(stored())
     assert starts.leave(JobKey("ml", "large-0")) == []
 
 
@@ -400,11 +402,11 @@ async def test_a_disruption_budget_has_a_pass_of_its_own_where_the_server_is_bus
     written = {**stored(), "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
     double.on(f"PUT {PATH}/status", (200, written))
     async with served(double) as api:
-        hands = controller(api)
-        hands.job_changed(stored())
-        await turn(hands)
+        controller = make_controller(api)
+        controller.job_changed(stored())
+        await run_pass(controller)
         waits = busy and not others
         assert len(acts) == (0 if waits else 1)
         if waits:
-            await turn(hands)
+            await run_pass(controller)
         assert acts == [(*others, protect)]

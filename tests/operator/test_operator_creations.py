@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from zerotrain.operator.cluster.creations import (
-    FEW,
+    FAST_S,
     LEAST,
+    LIMIT_WHEN_HANGING,
     MOST,
     MOST_OF_ONE,
     REST_S,
-    SOON_S,
     Creations,
-    Turn,
+    Slot,
 )
 
 pytestmark = pytest.mark.unit
@@ -90,8 +90,8 @@ async def test_one_that_is_slow_gets_no_more_than_it_answers_soon_and_is_never_i
     took = await flood(server, creations, 1000, limits)
     # The server makes 50 a second in any case: the limit changes only where creations wait.
     assert server.now == pytest.approx(1000 * 0.04 / 2)
-    assert max(took) < 3 * SOON_S, "while it looks for the limit"
-    assert max(took[200:]) < 1.5 * SOON_S
+    assert max(took) < 3 * FAST_S, "while it looks for the limit"
+    assert max(took[200:]) < 1.5 * FAST_S
     assert max(limits) > LEAST
     assert 8 <= min(limits[200:]) <= max(limits[200:]) <= 15
 
@@ -150,11 +150,11 @@ class Counted(Creations):
     wanting = 0
 
     @asynccontextmanager
-    async def one(self, namespace: str) -> AsyncIterator[Turn]:
+    async def one(self, namespace: str) -> AsyncIterator[Slot]:
         self.wanting += 1
         try:
-            async with super().one(namespace) as turn:
-                yield turn
+            async with super().one(namespace) as slot:
+                yield slot
         finally:
             self.wanting -= 1
 
@@ -383,7 +383,7 @@ async def test_many_hanging_namespaces_leave_places_to_others(namespaces: int) -
         await all_hang.wait()
     assert made == ["other"] * MOST + ["another"] * MOST
     assert max(hung.values()) <= LEAST, "its own bound holds for what hangs as well"
-    assert sum(hung.values()) <= 2 * MOST + FEW * namespaces
+    assert sum(hung.values()) <= 2 * MOST + LIMIT_WHEN_HANGING * namespaces
     await cancelled(hanging)
     async with asyncio.timeout(30):
         await asyncio.gather(*(create("slow-0") for _ in range(MOST)))

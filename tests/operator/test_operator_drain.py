@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import NODE, ensure_node, kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
 
@@ -53,7 +53,7 @@ def test_a_drained_node_moves_the_whole_job_once(
         assert moved["restarts"] == {**moved["restarts"], "preemption": 1, "app": 0, "infra": 0, "total": 1}
         first = double.trainings()[0]
         assert moved["checkpoint"]["last"]["step"] >= first.durable == first.step
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
         reasons = [reason for reason, _ in job.events()]
         assert reasons.count("Draining") == reasons.count("Yielded") == 1
         wait_until(

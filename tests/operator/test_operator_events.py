@@ -45,10 +45,10 @@ async def sending(api: Api) -> AsyncIterator[EventWriter]:
     await asyncio.wait([sends])
 
 
-async def tell(api: Api, *told: Iterable[Event]) -> None:
+async def emit(api: Api, *batches: Iterable[Event]) -> None:
     async with sending(api) as writer:
-        for some in told:
-            writer.tell(stored(), some)
+        for some in batches:
+            writer.emit(stored(), some)
 
 
 def names(double: ApiDouble) -> list[str]:
@@ -60,9 +60,9 @@ async def test_the_same_event_is_written_once_even_by_another_operator() -> None
     double.on(POST, (201, {}), EXISTS)
     first, second = events(2)
     async with served(double) as api:
-        await tell(api, [first], [first])
-        await tell(api, [first])
-        await tell(api, [second])
+        await emit(api, [first], [first])
+        await emit(api, [first])
+        await emit(api, [second])
     sent = names(double)
     assert sent[0] == sent[1] != sent[2]
 
@@ -72,7 +72,7 @@ async def test_one_that_was_not_written_is_sent_again_when_it_is_told_again() ->
     double.on(POST, failure(422, "Invalid"), (201, {}))
     async with served(double) as api, sending(api) as writer:
         for _ in range(2):
-            writer.tell(stored(), events(1))
+            writer.emit(stored(), events(1))
             assert await writer.drain(10) == 0
     assert len(names(double)) == 2
 
@@ -82,8 +82,8 @@ async def test_a_program_that_says_something_new_each_time_has_a_budget_of_event
     double.on(POST, (201, {}))
     async with served(double) as api:
         async with sending(api) as writer:
-            writer.tell(stored(), events(200))
-            writer.tell(stored("another"), events(1))
+            writer.emit(stored(), events(200))
+            writer.emit(stored("another"), events(1))
         assert double.asked(POST) == module.BURST + 1
 
 
@@ -95,12 +95,12 @@ async def test_nobody_waits_for_events_and_too_many_that_wait_are_left_out(
     double.on(POST, (201, {}))
     async with served(double) as api:
         writer = EventWriter(api, instance="test")
-        writer.tell(stored(), events(5))
+        writer.emit(stored(), events(5))
         assert double.asked(POST) == 0
         assert await writer.drain(0.01) == 3, "nobody sends"
         sends = asyncio.create_task(writer.run())
         assert await writer.drain(10) == 0
-        writer.tell(stored(), events(5))  # those that were left out, for the others are known
+        writer.emit(stored(), events(5))  # those that were left out, for the others are known
         assert await writer.drain(10) == 0
         sends.cancel()
     assert len(set(names(double))) == len(names(double)) == 5

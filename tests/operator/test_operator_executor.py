@@ -47,7 +47,7 @@ EXISTS = failure(409, "AlreadyExists")
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengthen the time slice of a pass, so that a machine of any speed makes all pods in one pass."""
-    monkeypatch.setattr(hands_module, "TURN_S", 600.0)
+    monkeypatch.setattr(hands_module, "CREATION_WINDOW_S", 600.0)
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
 
@@ -74,15 +74,15 @@ class Channel:
         raise ChannelError("not asked here")
 
 
-async def nobody(body: Json) -> None:
+async def unused(body: Json) -> None:
     """Do nothing, for a board whose jobs have begun nothing."""
 
 
-def executor(api: Api, channel: Channel | None = None) -> Executor:
+def make_executor(api: Api, channel: Channel | None = None) -> Executor:
     return Executor(
         api=api,
         store=PodStore(),
-        memories=JobStates(),
+        job_states=JobStates(),
         channel=channel or Channel(),
         options=ResourceOptions(),
         operator_key=KEY,
@@ -103,7 +103,7 @@ def accept_all(double: ApiDouble) -> None:
 
 async def perform(double: ApiDouble, *actions: Action) -> None:
     async with served(double) as api:
-        await executor(api).perform(job(), actions)
+        await make_executor(api).perform(job(), actions)
 
 
 CREATE = CreateWorkers(attempt=1, indices=(0, 1))
@@ -125,9 +125,9 @@ async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: li
     double = ApiDouble()
     accept_all(double)
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(job(), [CREATE])
-        await hands.perform(job(), [CreateWorkers(attempt=attempt, indices=(0, 1))])
+        executor = make_executor(api)
+        await executor.perform(job(), [CREATE])
+        await executor.perform(job(), [CreateWorkers(attempt=attempt, indices=(0, 1))])
     assert [double.asked(f"POST {path}") for path in (POLICIES, f"{CORE}/secrets")] == made
 
 
@@ -144,7 +144,7 @@ async def test_a_secret_is_made_again_with_pods_that_come_later(monkeypatch: pyt
 async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hands_module, "TURN_S", 0.0)
+    monkeypatch.setattr(hands_module, "CREATION_WINDOW_S", 0.0)
     monkeypatch.setattr(workers, "SHARED_S", 0.0)
     double, all_made, body = ApiDouble(), tuple(range(10)), job()
     body["spec"] = {**body["spec"], "workers": len(all_made)}
@@ -155,11 +155,11 @@ async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
         return sorted(int(label["zerotrain.dev/rank"]) for label in labels)
 
     async with served(double) as api:
-        hands, had = executor(api), list[int]()
+        executor, had = make_executor(api), list[int]()
         while left := tuple(set(all_made) - set(made())):
             before = len(left)
             try:
-                await hands.perform(body, [CreateWorkers(attempt=1, indices=left)])
+                await executor.perform(body, [CreateWorkers(attempt=1, indices=left)])
                 had.append(before)
             except Unfinished as cut:
                 had.append(cut.made)
@@ -189,9 +189,9 @@ async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: st
             there = mine({"spec": wanted})
             double.on(f"GET {path}/{name}", failure(404, "NotFound") if kind == gone else (200, there))
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(job(), [KeepShared(attempt=1, protected=2)])
-        assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
+        executor = make_executor(api)
+        await executor.perform(job(), [KeepShared(attempt=1, protected=2)])
+        assert executor.job_states.of(job()["metadata"]["uid"]).shared_at is not None
     posted = {path for verb, path, _ in double.requests if verb == "POST"}
     assert posted == {SHARED["Secret"][0], *([SHARED[gone][0]] if gone else [])}
     assert len(double.requests) == len(SHARED) + (gone not in (None, "Secret"))
@@ -217,7 +217,7 @@ async def test_stacks_that_are_there_are_brought_up_to_date() -> None:
     double.on(f"PATCH {CORE}/configmaps/gpt-1-stacks", (200, {}))
     parsed = ZeroTrainingJob.parse(body)
     async with served(double) as api:
-        await executor(api).ensure(parsed, stacks_config_map(parsed, 1, {0: "new\n"}))
+        await make_executor(api).ensure(parsed, stacks_config_map(parsed, 1, {0: "new\n"}))
     (patch,) = double.bodies(f"PATCH {CORE}/configmaps/gpt-1-stacks")
     assert patch["data"]["worker-0.txt"] == "new\n"
 
@@ -273,7 +273,7 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
     double.on(f"POST {CORE}/{kind}", EXISTS)
     for name in (service_name(make_job()), "gpt-1-0", "gpt-1-1"):
         double.on(f"GET {CORE}/{kind}/{name}", (200, {"metadata": {"name": name}}))
-    with pytest.raises(ActionRefused, match="belongs to somebody else") as caught:
+    with pytest.raises(ActionRefused, match="belongs to another owner") as caught:
         await perform(double, CREATE)
     assert caught.value.problem.reason == "NameTaken"
 
@@ -282,11 +282,11 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
 async def test_a_full_quota_is_told_without_the_pod_that_met_it_first() -> None:
     double = ApiDouble()
     accept_all(double)
-    told = 'pods "gpt-1-0" is forbidden: exceeded quota: a, requested: pods=1, used: pods=8, limited: pods=8'
-    double.on(f"POST {CORE}/pods", failure(403, "Forbidden", told))
+    text = 'pods "gpt-1-0" is forbidden: exceeded quota: a, requested: pods=1, used: pods=8, limited: pods=8'
+    double.on(f"POST {CORE}/pods", failure(403, "Forbidden", text))
     with pytest.raises(ActionRefused) as caught:
         await perform(double, CREATE)
-    assert caught.value.problem.message == told[told.index("exceeded") :]
+    assert caught.value.problem.message == text[text.index("exceeded") :]
 
 
 @pytest.mark.ranks
@@ -309,23 +309,23 @@ async def test_what_the_server_refuses_is_said_in_its_words(answer: tuple[int, J
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("said", "way_out"),
+    ("violation", "way_out"),
     [
         ('must not include "IPC_LOCK" in capabilities.add', "Make the job anew without it"),
         ('restricted volume type "nfs"', "Take out of the job what it names"),
     ],
 )
-async def test_a_refusal_of_pod_security_names_the_way_out_and_no_pod(said: str, way_out: str) -> None:
+async def test_a_refusal_of_pod_security_names_the_way_out_and_no_pod(violation: str, way_out: str) -> None:
     """The pod that is refused first differs from pass to pass; the message in the status must not."""
     double = ApiDouble()
     accept_all(double)
-    told = f'pods "gpt-1-0" is forbidden: violates PodSecurity "baseline:latest": {said}'
-    double.on(f"POST {CORE}/pods", failure(403, "Forbidden", told))
+    text = f'pods "gpt-1-0" is forbidden: violates PodSecurity "baseline:latest": {violation}'
+    double.on(f"POST {CORE}/pods", failure(403, "Forbidden", text))
     with pytest.raises(ActionRefused) as caught:
         await perform(double, CREATE)
     problem = caught.value.problem
     assert problem.reason == "PodSecurity"
-    assert said in problem.message
+    assert violation in problem.message
     assert way_out in problem.message
     assert "kubectl label namespace ml pod-security.kubernetes.io/enforce=privileged" in problem.message
     assert "gpt-1-0" not in problem.message
@@ -357,7 +357,7 @@ async def test_pods_that_ended_unheard_stay_while_the_others_are_told(
         api.patch(f"{pods}/{name}/status", {"status": {"phase": phase}})
     body = {**job(), "metadata": {**job()["metadata"], "namespace": namespace}}
     async with Api(await connect(control_plane.kubeconfig), ApiLimits(), Telemetry()) as client:
-        await executor(client).perform(body, (DeleteWorkers(attempt=1, grace_s=0, ended=ended),))
+        await make_executor(client).perform(body, (DeleteWorkers(attempt=1, grace_s=0, ended=ended),))
     assert {pod["metadata"]["name"] for pod in api.get(pods)["items"]} == left
 
 
@@ -390,9 +390,9 @@ YIELD = RequestYield(attempt=3, pod="gpt-3-0", pod_ip="10.0.0.1")
 async def test_a_yield_shows_the_attempts_token_and_is_remembered() -> None:
     channel, uid = Channel(), job()["metadata"]["uid"]
     async with served(ApiDouble()) as api:
-        hands = executor(api, channel)
-        await hands.perform(job(), [YIELD])
-        state = hands.memories.of(uid).yielding
+        executor = make_executor(api, channel)
+        await executor.perform(job(), [YIELD])
+        state = executor.job_states.of(uid).yielding
     assert channel.asked == [(Worker(namespace="ml", pod="gpt-3-0", ip="10.0.0.1"), 3, derive(KEY, uid, 3))]
     assert state is not None
     assert state.attempt == 3
@@ -404,9 +404,9 @@ async def test_a_yield_shows_the_attempts_token_and_is_remembered() -> None:
 @pytest.mark.parametrize("final", [True, False])
 async def test_a_yield_that_is_not_taken_says_whether_asking_again_helps(final: bool) -> None:
     async with served(ApiDouble()) as api:
-        hands = executor(api, Channel(ChannelError("no", final=final)))
-        await hands.perform(job(), [YIELD])
-        state = hands.memories.of(job()["metadata"]["uid"]).yielding
+        executor = make_executor(api, Channel(ChannelError("no", final=final)))
+        await executor.perform(job(), [YIELD])
+        state = executor.job_states.of(job()["metadata"]["uid"]).yielding
     assert state is not None
     assert (state.acked_at, state.refused) == (None, final)
 
@@ -420,10 +420,10 @@ async def test_a_pod_group_is_deleted_only_where_it_is_the_jobs_own(owner: bool,
     double.on(f"GET {path}", (200, mine(group) if owner else group))
     double.on(f"DELETE {path}", (200, {}))
     async with served(double) as api:
-        hands = executor(api)
+        executor = make_executor(api)
         action = ForgetGroup(attempt=3, gang="scheduling.volcano.sh/v1beta1")
-        await hands.perform(job(), [action])
-        assert hands.memories.of(job()["metadata"]["uid"]).ungrouped == 3
+        await executor.perform(job(), [action])
+        assert executor.job_states.of(job()["metadata"]["uid"]).ungrouped == 3
     assert double.asked(f"DELETE {path}") == deleted
     if deleted:
         assert double.bodies(f"DELETE {path}")[0]["preconditions"] == {"uid": "group-uid"}
@@ -463,7 +463,7 @@ async def test_a_disruption_budget_that_went_meanwhile_is_none(there: bool) -> N
 async def unprotected(double: ApiDouble) -> bool:
     """Return whether the operator considers attempt 3 to be without a budget."""
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(job(), [UnprotectWorkers(attempt=3)])
-        known = hands.memories.of(job()["metadata"]["uid"]).protection
+        executor = make_executor(api)
+        await executor.perform(job(), [UnprotectWorkers(attempt=3)])
+        known = executor.job_states.of(job()["metadata"]["uid"]).protection
     return known == Protection(attempt=3, exists=False)

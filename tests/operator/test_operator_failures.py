@@ -12,7 +12,7 @@ import pytest
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import NODE, ensure_node, kubelet, wait_for_step
 from tests.operator.kubelet_logs import KubeletLogs, served_logs
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, OperatorProcess, operator
 from tests.support.devcluster import Cluster, wait_until
 
@@ -86,7 +86,7 @@ def test_the_last_lines_survive_a_kill_before_they_were_read(
             double.may_end.set()
             process.start()
             done = job.wait_for("Completed")
-            judge_attempts(double, attempts=2)
+            check_attempts(double, attempts=2)
         failure = done["failures"][0]
         assert (failure["rank"], failure["log"]) == (2, "attempt-1.log")
         found = kept(control_plane, namespace)
@@ -171,7 +171,7 @@ def test_a_dead_node_is_waited_for_by_nobody(
         assert status["failures"][0]["reason"] == "NodeLost"
         assert status["failures"][0]["node"] == node
         assert status["restarts"] == {**status["restarts"], "infra": 1, "app": 0}
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
 
 
 def test_a_node_that_falls_silent_is_waited_for_and_then_left(
@@ -199,12 +199,12 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_left(
         (failure,) = status["failures"]
         assert (failure["reason"], failure["node"], failure["pod"]) == ("NodeLost", node, "gpt-1-1")
         assert status["restarts"] == {**status["restarts"], "infra": 1, "app": 0}
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
 
 
 def fell_silent_long_ago(api: KubeJson, node: str) -> None:
     """Set the node's condition as the node controller does after its grace period."""
     since = "2026-01-01T00:00:00Z"
     unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
-    told = {**unknown, "lastHeartbeatTime": since, "lastTransitionTime": since}
-    api.patch(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [told]}})
+    condition = {**unknown, "lastHeartbeatTime": since, "lastTransitionTime": since}
+    api.patch(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [condition]}})

@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.api_double import ApiDouble, Json, served
 from tests.operator.reconcile_builders import NOW, UID, job
-from tests.operator.test_operator_controller import KEY, PATH, controller, turn
+from tests.operator.test_operator_controller import KEY, PATH, make_controller, run_pass
 from zerotrain.operator.api.planning import PlanMissing
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.controller import controller as module
@@ -42,21 +42,21 @@ def accepting() -> ApiDouble:
     return double
 
 
-async def began(hands: Controller, body: Json) -> None:
-    hands.job_changed(body)
-    await turn(hands)
+async def began(controller: Controller, body: Json) -> None:
+    controller.job_changed(body)
+    await run_pass(controller)
 
 
 async def test_pods_come_first_and_the_status_soon_after() -> None:
     double = accepting()
     async with served(double) as api:
-        hands = controller(api)
-        await began(hands, unwritten())
+        controller = make_controller(api)
+        await began(controller, unwritten())
         assert (double.asked(f"POST {CORE}/pods"), double.asked(STATUS)) == (2, 0)
-        await turn(hands)  # nothing has changed, but the write is due
+        await run_pass(controller)  # nothing has changed, but the write is due
         (sent,) = double.bodies(STATUS)
         assert sent["status"]["attempt"] == 1
-        assert not hands.jobs.owes(UID)
+        assert not controller.jobs.has_unwritten_status(UID)
 
 
 async def test_the_first_status_waits_as_long_as_jobs_that_start_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ async def test_the_first_status_waits_as_long_as_jobs_that_start_do(monkeypatch:
     monkeypatch.setattr(Pace, "wait_s", wait_s)
     double = accepting()
     async with served(double) as api:
-        await began(controller(api), unwritten())
+        await began(make_controller(api), unwritten())
     assert (asked, double.asked(STATUS)) == ([True], 0)
 
 
@@ -84,52 +84,52 @@ async def test_the_first_status_waits_as_long_as_jobs_that_start_do(monkeypatch:
 async def test_others_are_written_before_their_pods(spec: Json) -> None:
     double = accepting()
     async with served(double) as api:
-        hands = controller(api)
+        controller = make_controller(api)
         body = unwritten()
         body["spec"] = {**body["spec"], **spec}
-        await began(hands, body)
+        await began(controller, body)
         assert double.asked(STATUS) == 1
 
 
 async def test_an_edit_of_the_job_does_not_take_the_status_away() -> None:
     double = accepting()
     async with served(double) as api:
-        hands = controller(api)
-        await began(hands, unwritten())
+        controller = make_controller(api)
+        await began(controller, unwritten())
         edited = unwritten()
         edited["metadata"]["resourceVersion"] = "7"
         edited["metadata"]["labels"] = {"team": "a"}
-        hands.job_changed(edited)
-        held = hands.jobs.get(KEY)
+        controller.job_changed(edited)
+        held = controller.jobs.get(KEY)
         assert held is not None
         assert (held["status"]["attempt"], held["metadata"]["labels"]) == (1, {"team": "a"})
         await asyncio.sleep(0.2)
-        await turn(hands)
+        await run_pass(controller)
         (sent,) = double.bodies(STATUS)
         assert (sent["status"]["attempt"], sent["metadata"]["resourceVersion"]) == (1, "7")
 
 
 async def test_a_status_of_another_operator_counts_more_than_ours() -> None:
     async with served(accepting()) as api:
-        hands = controller(api)
-        await began(hands, unwritten())
+        controller = make_controller(api)
+        await began(controller, unwritten())
         theirs = unwritten()
         theirs["metadata"]["resourceVersion"] = "7"
-        hands.job_changed({**theirs, "status": {"attempt": 3, "phase": "Running"}})
-        held = hands.jobs.get(KEY)
+        controller.job_changed({**theirs, "status": {"attempt": 3, "phase": "Running"}})
+        held = controller.jobs.get(KEY)
         assert held is not None
-        assert (held["status"]["attempt"], hands.jobs.owes(UID)) == (3, False)
+        assert (held["status"]["attempt"], controller.jobs.has_unwritten_status(UID)) == (3, False)
 
 
 async def test_a_job_of_the_same_name_inherits_nothing() -> None:
     async with served(accepting()) as api:
-        hands = controller(api)
-        await began(hands, unwritten())
-        hands.job_deleted(unwritten())
+        controller = make_controller(api)
+        await began(controller, unwritten())
+        controller.job_deleted(unwritten())
         following = unwritten()
         following["metadata"]["uid"] = "other-uid"
-        hands.job_changed(following)
-        held = hands.jobs.get(KEY)
+        controller.job_changed(following)
+        held = controller.jobs.get(KEY)
         assert held is not None
         assert "status" not in held
 
@@ -139,9 +139,9 @@ async def test_a_gang_is_written_before_its_pods() -> None:
     double, groups = accepting(), "/apis/scheduling.k8s.io/v1beta1/namespaces/ml/podgroups"
     double.on(f"POST {groups}", (201, {"metadata": {"uid": "g"}}))
     async with served(double) as api:
-        hands = controller(api)
-        hands.memories.apis = ClusterApis(at=NOW, gangs={Gang.NATIVE: "scheduling.k8s.io/v1beta1"})
-        await began(hands, unwritten(spec={"scheduling": {"gang": "Native"}}))
+        controller = make_controller(api)
+        controller.job_states.apis = ClusterApis(at=NOW, gangs={Gang.NATIVE: "scheduling.k8s.io/v1beta1"})
+        await began(controller, unwritten(spec={"scheduling": {"gang": "Native"}}))
         (sent,) = double.bodies(STATUS)
         assert sent["status"]["shape"]["gang"] == "scheduling.k8s.io/v1beta1"
 
@@ -151,12 +151,12 @@ async def test_a_job_known_from_before_this_operator_led_is_written_first(edited
     """The former leader may be attempts ahead; the version in the write shows it."""
     double = accepting()
     async with served(double) as api:
-        hands = controller(api)
-        hands.job_changed(unwritten())
-        hands.jobs.doubt()
+        controller = make_controller(api)
+        controller.job_changed(unwritten())
+        controller.jobs.mark_uncertain()
         if edited:
-            hands.job_changed(later())
-        await turn(hands)
+            controller.job_changed(later())
+        await run_pass(controller)
         assert double.asked(STATUS) == (not edited)
         assert double.asked(f"POST {CORE}/pods") == 2
 
@@ -174,23 +174,23 @@ async def test_news_that_come_while_the_plan_is_made_are_not_lost(
     def slowly(*known: Any) -> Plan:
         if len(known) == 5:
             raise PlanMissing
-        asyncio.run_coroutine_threadsafe(told(), loop).result()
+        asyncio.run_coroutine_threadsafe(edit_job(), loop).result()
         return reconcile(*known)
 
-    async def told() -> None:
-        hands.job_changed(later(uid, spec={"suspend": True}))
+    async def edit_job() -> None:
+        controller.job_changed(later(uid, spec={"suspend": True}))
 
     double = accepting()
     async with served(double) as api:
-        hands = controller(api)
+        controller = make_controller(api)
         with monkeypatch.context() as patched:
             patched.setattr(module, "reconcile", slowly)
-            await began(hands, unwritten())
+            await began(controller, unwritten())
         assert not double.requests
-        held = hands.jobs.get(KEY)
+        held = controller.jobs.get(KEY)
         assert held is not None
         assert held["metadata"]["uid"] == uid
-        await turn(hands)  # the pass of the new version
+        await run_pass(controller)  # the pass of the new version
         (sent,) = double.bodies(STATUS)
         assert sent["status"]["phase"] == "Suspended"
         assert not double.asked(f"POST {CORE}/pods")
@@ -198,12 +198,12 @@ async def test_news_that_come_while_the_plan_is_made_are_not_lost(
 
 async def test_late_news_of_a_deleted_job_do_not_hide_the_one_that_has_its_name_now() -> None:
     async with served(accepting()) as api:
-        hands = controller(api)
-        await began(hands, unwritten())
-        hands.job_changed(later("other-uid"))
-        assert not hands.jobs.owes(UID)
-        hands.job_changed(unwritten(resourceVersion="5"))
-        hands.job_deleted(unwritten(resourceVersion="6"))
-        held = hands.jobs.get(KEY)
+        controller = make_controller(api)
+        await began(controller, unwritten())
+        controller.job_changed(later("other-uid"))
+        assert not controller.jobs.has_unwritten_status(UID)
+        controller.job_changed(unwritten(resourceVersion="5"))
+        controller.job_deleted(unwritten(resourceVersion="6"))
+        held = controller.jobs.get(KEY)
         assert held is not None
         assert held["metadata"]["uid"] == "other-uid"

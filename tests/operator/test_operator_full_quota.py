@@ -10,8 +10,8 @@ import pytest
 
 from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
 from tests.operator.reconcile_builders import UID
-from tests.operator.test_operator_controller import KEY, controller, stored, turn
-from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, executor, job, mine
+from tests.operator.test_operator_controller import KEY, make_controller, run_pass, stored
+from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, job, make_executor, mine
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions import context as hands_module
@@ -38,7 +38,7 @@ KEEP = KeepShared(attempt=1)
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengthen the time slice of a pass, so that a machine of any speed makes all pods in one pass."""
-    monkeypatch.setattr(hands_module, "TURN_S", 600.0)
+    monkeypatch.setattr(hands_module, "CREATION_WINDOW_S", 600.0)
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
 
@@ -50,10 +50,10 @@ async def test_a_service_of_the_job_is_found_though_no_more_may_be_made(there: b
     double.on(f"GET {SERVICES}/{NAME}", (200, mine({})) if there else GONE)
     async with served(double) as api:
         if there:
-            await executor(api).perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
+            await make_executor(api).perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
         else:
             with pytest.raises(ActionRefused) as caught:
-                await executor(api).perform(job(), [CREATE])
+                await make_executor(api).perform(job(), [CREATE])
             assert caught.value.problem.reason == "QuotaExceeded"
     assert double.asked(f"GET {SERVICES}/{NAME}") == 1
     assert double.asked(f"POST {PODS}") == (2 if there else 0)
@@ -65,8 +65,8 @@ async def test_a_service_of_somebody_else_is_no_way_around_a_quota() -> None:
     double.on(f"POST {SERVICES}", FULL)
     double.on(f"GET {SERVICES}/{NAME}", (200, {"metadata": {"name": NAME}}))
     async with served(double) as api:
-        with pytest.raises(ActionRefused, match="belongs to somebody else"):
-            await executor(api).perform(job(), [CREATE])
+        with pytest.raises(ActionRefused, match="belongs to another owner"):
+            await make_executor(api).perform(job(), [CREATE])
 
 
 async def test_what_is_refused_for_another_reason_is_not_looked_for() -> None:
@@ -76,7 +76,7 @@ async def test_what_is_refused_for_another_reason_is_not_looked_for() -> None:
     double.on(f"GET {SERVICES}/{NAME}", (200, mine({})))
     async with served(double) as api:
         with pytest.raises(ActionRefused, match="denied by policy"):
-            await executor(api).perform(job(), [CREATE])
+            await make_executor(api).perform(job(), [CREATE])
     assert not double.asked(f"GET {SERVICES}/{NAME}")
 
 
@@ -86,11 +86,11 @@ async def test_a_secret_that_took_the_last_place_holds_up_no_pods(monkeypatch: p
     accept_all(double)
     double.on(f"POST {SECRETS}", (201, {}), FULL)
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(job(), [CREATE, CREATE])
+        executor = make_executor(api)
+        await executor.perform(job(), [CREATE, CREATE])
         assert double.asked(f"POST {PODS}") == 4
         with pytest.raises(ActionRefused, match="exceeded quota"):  # the next attempt has one of its own
-            await hands.perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
+            await executor.perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
     assert not [path for verb, path, _ in double.requests if verb == "GET" and "secrets" in path]
 
 
@@ -100,15 +100,15 @@ async def test_another_process_made_it_where_pods_of_the_attempt_exist(attempt: 
     accept_all(double)
     double.on(f"POST {SECRETS}", FULL)
     async with served(double) as api:
-        hands = executor(api)
+        executor = make_executor(api)
         uid = job()["metadata"]["uid"]
-        hands.store.put(pod_json(0, version=1, uid=uid), now=datetime.now(UTC))
+        executor.store.put(pod_json(0, version=1, uid=uid), now=datetime.now(UTC))
         action = CreateWorkers(attempt=attempt, indices=(1,))
         if refused:
             with pytest.raises(ActionRefused, match="exceeded quota"):
-                await hands.perform(job(), [action])
+                await executor.perform(job(), [action])
         else:
-            await hands.perform(job(), [action])
+            await executor.perform(job(), [action])
     assert double.asked(f"POST {PODS}") == (not refused)
 
 
@@ -119,9 +119,9 @@ async def test_a_running_attempt_is_not_refused_its_own_secret() -> None:
     double.on(f"GET {SERVICES}/{NAME}", (200, mine({})))
     double.on(f"GET {POLICIES}/gpt", (200, mine({"spec": wanted})))
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(job(), [KEEP])
-        assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
+        executor = make_executor(api)
+        await executor.perform(job(), [KEEP])
+        assert executor.job_states.of(job()["metadata"]["uid"]).shared_at is not None
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -135,9 +135,9 @@ async def test_a_later_failures_lines_are_kept_beside_the_first_ones(there: bool
     double.on(f"PATCH {path}", (200, {}))
     action = SaveLog(attempt=2, pod="gpt-2-0", rank=0, key="attempt-2.log", title="second")
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(job(), [action])
-        known = hands.memories.of(job()["metadata"]["uid"]).log
+        executor = make_executor(api)
+        await executor.perform(job(), [action])
+        known = executor.job_states.of(job()["metadata"]["uid"]).log
     assert known is not None
     if there:
         assert not known.error
@@ -163,17 +163,17 @@ async def test_a_deadline_holds_where_an_action_is_refused(
     monkeypatch.setattr(Executor, "perform", refuse)
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     async with served(ApiDouble()) as api:
-        hands = replace(controller(api), clock=lambda: now)
-        add_after = hands.queue.add_after
+        controller = replace(make_controller(api), clock=lambda: now)
+        add_after = controller.queue.add_after
 
         def note(key: JobKey, wait_s: float) -> None:
             asked.append(wait_s)
             add_after(key, wait_s)
 
-        monkeypatch.setattr(hands.queue, "add_after", note)
-        memory = hands.memories.of(UID)
+        monkeypatch.setattr(controller.queue, "add_after", note)
+        memory = controller.job_states.of(UID)
         memory.failures, memory.problem = 4, ActionRefused(Reason.QUOTA_EXCEEDED, "before").problem
-        hands.job_changed(stored())
-        await turn(hands)
+        controller.job_changed(stored())
+        await run_pass(controller)
         assert asked == waits
-        assert hands.queue._due[KEY] == min(waits)
+        assert controller.queue._due[KEY] == min(waits)

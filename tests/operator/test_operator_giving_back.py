@@ -28,7 +28,7 @@ SIBLING = "tests/operator/test_reconcile_table_giving_back.py::test_giving_back"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow(cheaper=SIBLING)]
 
 NODES = 8
-SOON = {
+SHORT_TIMES = {
     "ZEROTRAIN_OPERATOR_CHANNEL": "silent",
     "ZEROTRAIN_OPERATOR_REFUSED_CREATION_SECONDS": "3",
     "ZEROTRAIN_OPERATOR_START_DEADLINE_SECONDS": "5",
@@ -44,7 +44,7 @@ def nodes(simulated_cluster: object, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("giving-back")
     with (
         Devcluster().lease("simulated", "--nodes", str(NODES)) as cluster,
-        operator(install(cluster, folder), folder, SOON),
+        operator(install(cluster, folder), folder, SHORT_TIMES),
     ):
         yield cluster
 
@@ -85,7 +85,7 @@ def all_complete(cluster: Cluster, space: str, teams: list[LiveJob]) -> list[dic
     return [job.status() for job in teams]
 
 
-def judge(statuses: list[dict[str, Any]]) -> None:
+def check_all_complete(statuses: list[dict[str, Any]]) -> None:
     for status in statuses:
         assert status["restarts"]["total"] == 0, "giving back was charged"
         assert not status.get("failures"), status["failures"]
@@ -93,12 +93,12 @@ def judge(statuses: list[dict[str, Any]]) -> None:
 
 def test_two_jobs_of_sixty_in_a_quota_of_ninety(nodes: Cluster, space: str) -> None:
     quota(nodes, space, 90)
-    judge(all_complete(nodes, space, jobs(nodes, space, 2, 60)))
+    check_all_complete(all_complete(nodes, space, jobs(nodes, space, 2, 60)))
 
 
 def test_two_jobs_of_six_on_eight_nodes(nodes: Cluster, space: str) -> None:
     teams = jobs(nodes, space, 2, 6, gpus={"count": 8})
-    judge(all_complete(nodes, space, teams))
+    check_all_complete(all_complete(nodes, space, teams))
 
 
 def test_three_jobs_of_sixteen_in_a_quota_of_twenty_four_behind_a_slow_webhook(
@@ -106,7 +106,7 @@ def test_three_jobs_of_sixteen_in_a_quota_of_twenty_four_behind_a_slow_webhook(
 ) -> None:
     quota(nodes, space, 24)
     with slow_webhook(nodes, space, tmp_path, seconds=0.4):
-        judge(all_complete(nodes, space, jobs(nodes, space, 3, 16)))
+        check_all_complete(all_complete(nodes, space, jobs(nodes, space, 3, 16)))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
 from zerotrain.contract.progress import Straggler
@@ -47,7 +47,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
         after = job.wait_for("Running")
         first = double.trainings()[0]
         assert set(first.stacks_asked) == {0, 1}
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
         (failure,) = after["failures"]
         assert (failure["reason"], failure["rank"], failure["attempt"]) == ("Hang", RANK, 1)
         assert after["restarts"]["app"] == after["restarts"]["total"] == 1
@@ -55,9 +55,9 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
         kept = control_plane.get("configmap", failure["stacks"], "-n", namespace)["data"]
         assert "rank 2\n  process: stopped by a signal" in kept["summary.txt"]
         assert set(kept) == {"summary.txt", "worker-0.txt", "worker-1.txt"}
-        told = job.events()
-        assert sum(1 for reason, text in told if reason == "Hang" and "collecting the stacks" in text) == 1
-        assert any(reason == "Straggler" and "rank 2 (pod gpt-1-1" in text for reason, text in told)
+        events = job.events()
+        assert sum(1 for reason, text in events if reason == "Hang" and "collecting the stacks" in text) == 1
+        assert any(reason == "Straggler" and "rank 2 (pod gpt-1-1" in text for reason, text in events)
 
 
 def test_action_report_says_so_and_leaves_the_attempt_alone(

@@ -71,17 +71,17 @@ def other_tenant(cluster: Cluster, name: str) -> Iterator[None]:
         yield
 
 
-def said_of(cluster: Cluster, namespace: str, name: str) -> str:
+def condition_of(cluster: Cluster, namespace: str, name: str) -> str:
     """Return status, reason and message of the job's condition Stalled."""
     path = "{range .status.conditions[?(@.type=='Stalled')]}{.status} {.reason} {.message}{end}"
     return cluster.kubectl("get", "ztj", name, "-n", namespace, "-o", f"jsonpath={path}").stdout
 
 
-def judge(cluster: Cluster, namespace: str, process: OperatorProcess, names: list[str]) -> None:
+def check_refused(cluster: Cluster, namespace: str, process: OperatorProcess, names: list[str]) -> None:
     for name in names:
-        said = wait_until(lambda name=name: said_of(cluster, namespace, name), f"a condition of {name}")
-        assert said.startswith("True InvalidSpec spec"), (name, said)
-        assert "spec.config" in said, name
+        found = wait_until(lambda name=name: condition_of(cluster, namespace, name), f"a condition of {name}")
+        assert found.startswith("True InvalidSpec spec"), (name, found)
+        assert "spec.config" in found, name
     assert process.get("/healthz"), process.tail()
     assert process.get("/readyz"), process.tail()
     assert "Traceback" not in process.log.read_text()
@@ -102,14 +102,14 @@ def test_hostile_specs_cost_nobody_else_anything(
         operator(operator_kubeconfig, tmp_path, {"ZEROTRAIN_OPERATOR_RESYNC_SECONDS": "20"}) as process,
         other_tenant(cluster, "second"),
     ):
-        judge(cluster, namespace, process, [*HOSTILE, "fat-0", f"fat-{FAT - 1}"])
+        check_refused(cluster, namespace, process, [*HOSTILE, "fat-0", f"fat-{FAT - 1}"])
         for name, config in HOSTILE.items():
             store(cluster, tmp_path, namespace, f"late-{name}", config, suspend=True)
         with other_tenant(cluster, "third"):
-            judge(cluster, namespace, process, [f"late-{name}" for name in HOSTILE])
+            check_refused(cluster, namespace, process, [f"late-{name}" for name in HOSTILE])
         cluster.kubectl("label", "ztj", *HOSTILE, "fat-0", "-n", namespace, "touched=yes")
         cluster.kubectl("delete", "ztj", "late-deep", "-n", namespace)
         with other_tenant(cluster, "fourth"):
-            judge(cluster, namespace, process, list(HOSTILE))
+            check_refused(cluster, namespace, process, list(HOSTILE))
         assert peak_bytes(process) - calm <= MAX_GROWTH
     cluster.kubectl("delete", "ztj", "--all", "-n", namespace, "--wait=false")

@@ -17,7 +17,7 @@ from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import job_reflector
 from zerotrain.operator.cluster.channel import ChannelKind
-from zerotrain.operator.cluster.job_reflector import TURN, JobReflector, _Jobs
+from zerotrain.operator.cluster.job_reflector import BATCH_SIZE, JobReflector, _Jobs
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.controller.config import OperatorConfig
@@ -82,16 +82,16 @@ class Known:
     """The calls in their order, and the cache that they fill."""
 
     def __init__(self) -> None:
-        self.jobs, self.told = JobCache(), list[tuple[str, str, str]]()
+        self.jobs, self.calls = JobCache(), list[tuple[str, str, str]]()
 
     def changed(self, job: Json) -> None:
         meta = job["metadata"]
-        self.told.append(("changed", meta["uid"], meta["resourceVersion"]))
+        self.calls.append(("changed", meta["uid"], meta["resourceVersion"]))
         assert job["kind"] == "ZeroTrainingJob"
         self.jobs.put(job)
 
     def deleted(self, job: Json) -> None:
-        self.told.append(("deleted", job["metadata"]["uid"], job["metadata"]["resourceVersion"]))
+        self.calls.append(("deleted", job["metadata"]["uid"], job["metadata"]["resourceVersion"]))
         self.jobs.remove(job)
 
     def names(self) -> set[str]:
@@ -137,7 +137,7 @@ async def test_a_kind_that_is_gone_is_waited_for() -> None:
     site = Site((5, [listed_job("a", 2)]), [says(404)], 404, 404, (90, [listed_job("b", 80)]), [])
     async with following(everywhere=site) as (known, reflector):
         await until(lambda: known.names() == {"b"})
-        assert ("deleted", "a", "2") in known.told
+        assert ("deleted", "a", "2") in known.calls
         assert reflector.refused == {"": False}
 
 
@@ -146,7 +146,7 @@ async def test_jobs_that_went_while_nobody_watched_are_deleted_and_younger_ones_
     site = Site((5, [listed_job("a", 2), listed_job("b", 3)]), [says(410)], (7, [listed_job("b", 3)]), [])
     async with following(everywhere=site) as (known, _):
         known.jobs.put(listed_job("c", 8))
-        await until(lambda: ("deleted", "a", "2") in known.told)
+        await until(lambda: ("deleted", "a", "2") in known.calls)
         await until(lambda: site.watches == 2)
         assert known.names() == {"b", "c"}
 
@@ -160,7 +160,7 @@ async def test_a_job_that_went_before_its_event_was_handed_over_is_not_brought_b
     sink.listed({"b"}, 5)
     async with asyncio.timeout(PATIENCE_S):
         await listed.wait()
-    assert known.told == [("changed", "b", "3"), ("changed", "c", "8")]
+    assert known.calls == [("changed", "b", "3"), ("changed", "c", "8")]
 
 
 async def test_events_of_one_job_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +176,8 @@ async def test_events_of_one_job_in_one_moment_are_one(monkeypatch: pytest.Monke
         event("ADDED", "b", 10, uid="b-2"),
     ]
     async with following(everywhere=Site((5, [listed_job("a", 2)]), events)) as (known, _):
-        await until(lambda: len(known.told) >= 3)
-        assert known.told == [("deleted", "b-1", "9"), ("changed", "a", "7"), ("changed", "b-2", "10")]
+        await until(lambda: len(known.calls) >= 3)
+        assert known.calls == [("deleted", "b-1", "9"), ("changed", "a", "7"), ("changed", "b-2", "10")]
 
 
 async def test_a_namespace_that_may_not_be_read_keeps_no_other_waiting() -> None:
@@ -187,19 +187,19 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_waiting() -> None
         await until(lambda: known.names() == {"a", "b"})
         await reflector.synced.wait()
         assert reflector.refused == {"ml": False, "lost": True, "other": False}
-        assert {what for what, *_ in known.told} == {"changed"}
+        assert {what for what, *_ in known.calls} == {"changed"}
 
 
 async def test_a_long_list_is_handed_over_in_turns_and_a_bad_job_costs_no_other_its_own() -> None:
-    jobs = [listed_job(f"job-{number:03}", number + 1) for number in range(2 * TURN + 1)]
+    jobs = [listed_job(f"job-{number:03}", number + 1) for number in range(2 * BATCH_SIZE + 1)]
     del jobs[3]["metadata"]["name"]
     async with following(everywhere=Site((900, jobs), [])) as (known, reflector):
         turns = set[int]()
         while not reflector.synced.is_set():
             turns.add(len(known.names()))
             await asyncio.sleep(0)
-        assert TURN - 1 in turns
-        assert len(known.names()) == 2 * TURN, "it is not told before the last one"
+        assert BATCH_SIZE - 1 in turns
+        assert len(known.names()) == 2 * BATCH_SIZE, "it is not told before the last one"
         assert "job-003" not in known.names()
 
 

@@ -56,15 +56,15 @@ def test_the_greatest_depth_is_read() -> None:
 def test_the_message_names_the_largest_field_and_its_size() -> None:
     text = text_of('{"x":[' + ",".join(["{}"] * 450_000) + "]}", status=STATUS)
     found = bounded(text)
-    for said in ("spec.config", "1,350,", f"{MAX_SPEC_BYTES:,}", "mount"):
-        assert said in found[UNREAD]
+    for part in ("spec.config", "1,350,", f"{MAX_SPEC_BYTES:,}", "mount"):
+        assert part in found[UNREAD]
     assert found["status"] == STATUS
     assert len(json_codec.write(found)) < 4096
 
 
 def test_small_values_are_counted() -> None:
-    few = bounded(text_of('{"x":[' + ",".join(["{}"] * (MAX_SPEC_VALUES - 100)) + "]}"))
-    assert UNREAD not in few
+    within_limits = bounded(text_of('{"x":[' + ",".join(["{}"] * (MAX_SPEC_VALUES - 100)) + "]}"))
+    assert UNREAD not in within_limits
     many = bounded(text_of('{"x":[' + ",".join(["{}"] * MAX_SPEC_VALUES) + "]}"))
     assert f"{MAX_SPEC_VALUES:,}" in many[UNREAD]
 

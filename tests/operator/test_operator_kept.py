@@ -86,7 +86,7 @@ def test_jobs_are_found_by_the_phase_that_they_are_in_now() -> None:
     assert found(cache, "Completed", "") == ["job-1", "job-3"]
     cache.put(in_phase(0, "Completed", version=10))
     cache.put(in_phase(2, "Pending", version=1))  # older than what is known
-    cache.owe(in_phase(3, "", version=4), {"phase": "Starting"})
+    cache.keep_unwritten(in_phase(3, "", version=4), {"phase": "Starting"})
     cache.remove(in_phase(1, "Completed", version=11))
     assert found(cache, "Running", "Starting") == ["job-2", "job-3"]
     assert found(cache, "Completed") == ["job-0"]
@@ -95,24 +95,24 @@ def test_jobs_are_found_by_the_phase_that_they_are_in_now() -> None:
 
 
 def test_the_models_of_the_latest_jobs_alone_are_kept() -> None:
-    memories = JobStates()
+    job_states = JobStates()
     body = sent()
     for number in range(MOST_MODELS + 50):
-        memories.known(str(number)).read_spec(body)
-    first = memories.known("50")  # read again: now it is the latest
+        job_states.known(str(number)).read_spec(body)
+    first = job_states.known("50")  # read again: now it is the latest
     assert first.spec is not None
-    assert memories.known("0").spec is None
-    assert memories.known("51").spec is None, "the oldest went for the one before"
-    assert memories.known("50") is first
-    assert len(memories.models) == MOST_MODELS
+    assert job_states.known("0").spec is None
+    assert job_states.known("51").spec is None, "the oldest went for the one before"
+    assert job_states.known("50") is first
+    assert len(job_states.models) == MOST_MODELS
 
 
 @pytest.mark.parametrize("end", ["forget", "prune"])
 def test_nothing_is_kept_of_a_job_that_is_gone(end: str) -> None:
-    memories = JobStates()
-    memories.known("gone")
+    job_states = JobStates()
+    job_states.known("gone")
     if end == "forget":
-        memories.forget("gone")
+        job_states.forget("gone")
     else:
-        memories.prune(set())
-    assert not memories.models
+        job_states.prune(set())
+    assert not job_states.models

@@ -9,7 +9,7 @@ import pytest
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.kueue_double import KueueDouble
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.crd import wait_established
 from tests.support.devcluster import Cluster, wait_until
@@ -68,7 +68,7 @@ def test_admitted_evicted_through_a_checkpoint_admitted_again_and_finished(
         double.may_end.set()
         script.admit(flavor="a100")
         done = job.wait_for("Completed")
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
         assert done["restarts"]["total"] == 0
         wait_until(
             lambda: script.condition("Finished").get("reason") == "Succeeded", "the Workload to finish"
@@ -92,7 +92,7 @@ def test_a_suspended_job_leaves_its_queue_and_a_new_operator_follows_it(
             job.patch('{"suspend": true}')
             job.wait_for("Suspended")
             wait_until(lambda: script.workloads() == [], "the Workload to go")
-    judge_attempts(double, attempts=1)
+    check_attempts(double, attempts=1)
 
 
 def test_a_queue_left_while_nobody_looked_keeps_no_quota(

@@ -15,7 +15,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, install, operator
 from tests.support.devcluster import Cluster, Devcluster, wait_until
 from tests.support.kueue import CERTS, GROUP, kueue_running, kueues, team_namespace
@@ -159,7 +159,7 @@ def test_who_was_told_to_stop_comes_back_when_told_to_go_on(
     job.wait_for("Running")
     double.may_end.set()
     job.wait_for("Completed")
-    judge_attempts(double, attempts=2)
+    check_attempts(double, attempts=2)
     assert workload(queues, space, "gpt")["metadata"]["uid"] == uid, "Kueue counts evictions in it"
 
 

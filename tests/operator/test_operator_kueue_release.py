@@ -11,7 +11,7 @@ from tests.operator.reconcile_builders import NOW
 from tests.operator.test_operator_admission import conditions
 from tests.operator.test_operator_executor import job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.kueue import Said, WorkloadClient, advanced
+from zerotrain.operator.cluster.kueue import StatusChange, WorkloadClient, advanced
 from zerotrain.operator.reconcile.queues import QueueStep
 from zerotrain.operator.resources.kueue import workload_name
 
@@ -56,8 +56,8 @@ async def test_only_what_is_evicted_now_is_given_back(evicted: str, reserved: st
 def test_kueue_is_told_whether_pods_start_or_recover(before: str, step: QueueStep, after: str) -> None:
     """Kueue has a limit for each of the two; the one for a recovery only where an administrator set it."""
     found = {"conditions": conditions(PodsReady=before) if before else []}
-    told = advanced(found, Said(step=step, message="why", at=NOW, generation=4))
+    status = advanced(found, StatusChange(step=step, message="why", at=NOW, generation=4))
     words = [
-        f"{item['status']} {item['reason']}" for item in told["conditions"] if item["type"] == "PodsReady"
+        f"{item['status']} {item['reason']}" for item in status["conditions"] if item["type"] == "PodsReady"
     ]
     assert words == ([after] if after else [])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, install, operator
 from tests.support.devcluster import Cluster, Devcluster, wait_until
 from tests.support.kueue import CERTS, GROUP, kueue_running, kueues, team_namespace
@@ -79,7 +79,7 @@ def test_workers_are_where_kueue_wants_them_neighbours_by_rank_beside_each_other
     assert places(racks, space, attempt=2) == first, "the admission outlives an attempt"
     double.may_end.set()
     job.wait_for("Completed")
-    judge_attempts(double, attempts=2, workers=4)
+    check_attempts(double, attempts=2, workers=4)
 
 
 def test_a_node_that_the_job_keeps_off_is_not_chosen_again(
@@ -100,7 +100,7 @@ def test_a_node_that_the_job_keeps_off_is_not_chosen_again(
     assert annotations["zerotrain.dev/excluded-nodes"] == first[3]
     double.may_end.set()
     job.wait_for("Completed")
-    judge_attempts(double, attempts=2, workers=4)
+    check_attempts(double, attempts=2, workers=4)
 
 
 def test_a_drained_node_is_left_for_another_one(racks: Cluster, space: str, double: KubeletDouble) -> None:
@@ -206,10 +206,10 @@ def workload(cluster: Cluster, space: str) -> dict[str, Any]:
 
 def node(name: str, rack: str) -> dict[str, Any]:
     """Return a node as its kubelet registers it."""
-    room = {"cpu": "2900m", "memory": "4Gi", "pods": "10"}
+    capacity = {"cpu": "2900m", "memory": "4Gi", "pods": "10"}
     labels = {RACK: rack, HOST: name, "zerotrain.dev/pool": "racks"}
     conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]
-    status = {"capacity": room, "allocatable": room, "conditions": conditions}
+    status = {"capacity": capacity, "allocatable": capacity, "conditions": conditions}
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
 
@@ -34,7 +34,7 @@ def test_runs_to_completion_and_goes_without_a_trace(
         done = job.wait_for("Completed")
         assert done["checkpoint"]["last"]["step"] == 60
         assert job.condition("Complete")["status"] == "True"
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)
         assert sorted(reason for reason, _ in job.events()) == ["AllRanksJoined", "Completed"]
         assert 'zerotrain_operator_jobs{phase="Completed"}' in process.get("/metrics")
         control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace)
@@ -50,15 +50,15 @@ def test_restarts_all_ranks_from_the_last_durable_step(
         double.end("gpt-1-1", 137, reason="OOMKilled", exception="killed")
         double.may_end.set()
         done = job.wait_for("Completed")
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
         assert done["attempt"] == 2
         assert done["restarts"]["app"] == 1
         (failure,) = done["failures"]
         assert (failure["pod"], failure["exitCode"], failure["reason"]) == ("gpt-1-1", 137, "OutOfMemory")
         assert (failure["rank"], failure["node"]) == (2, "double")
-        told = [message for reason, message in job.events() if reason == "OutOfMemory"]
-        assert len(told) == 1
-        assert "worker 1 (rank 2, pod gpt-1-1, node double): exit code 137" in told[0]
+        messages = [message for reason, message in job.events() if reason == "OutOfMemory"]
+        assert len(messages) == 1
+        assert "worker 1 (rank 2, pod gpt-1-1, node double): exit code 137" in messages[0]
 
 
 def test_a_code_that_the_user_must_answer_ends_the_job(
@@ -72,7 +72,7 @@ def test_a_code_that_the_user_must_answer_ends_the_job(
         assert "data.path /data is empty" in job.condition("Failed")["message"]
         wait_until(lambda: job.owned().count("Pod/gpt-1-1") == 0, "the live worker to be ended")
         assert "Pod/gpt-1-0" in job.owned()
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)
 
 
 def test_a_refused_spec_creates_nothing_until_it_is_corrected(
@@ -88,7 +88,7 @@ def test_a_refused_spec_creates_nothing_until_it_is_corrected(
         job.patch('{"suspend": true, "config": {"train_batch_size": 4}}')
         job.patch('{"suspend": false}')
         job.wait_for("Completed")
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)
 
 
 def test_a_pod_that_somebody_deletes_makes_all_ranks_yield_and_go_on(
@@ -101,6 +101,6 @@ def test_a_pod_that_somebody_deletes_makes_all_ranks_yield_and_go_on(
         wait_until(lambda: len(double.trainings()) == 2, "the second attempt")
         double.may_end.set()
         done = job.wait_for("Completed")
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
         assert done["restarts"]["preemption"] == 1
         assert done["restarts"]["app"] == done["restarts"]["infra"] == 0

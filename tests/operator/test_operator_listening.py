@@ -12,7 +12,7 @@ import pytest
 from tests.operator.reconcile_builders import NOW, UID, job, ready, status
 from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.operator.cluster.channel import ChannelError, Lane, NotAsked
+from zerotrain.operator.cluster.channel import CallKind, ChannelError, NotAsked
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.node_prober import MISSED_S
 from zerotrain.operator.cluster.progress import ProgressPuller
@@ -32,7 +32,7 @@ class Cluster:
     """A job of thousands of workers in a long first step, whose workers all answer at once."""
 
     def __init__(self) -> None:
-        self.now_s, self.calls, self.memories = 1000.0, 0, JobStates()
+        self.now_s, self.calls, self.job_states = 1000.0, 0, JobStates()
         self.refuses: ChannelError | None = None
         """Error that workers raise in the place of a report."""
         self.changed: list[JobKey] = []
@@ -41,7 +41,7 @@ class Cluster:
         self.puller = ProgressPuller(
             jobs=cast(Any, self),
             store=cast(Any, SimpleNamespace(of_job=lambda _: (self._pods, ()))),
-            memories=self.memories,
+            job_states=self.job_states,
             channel=cast(Any, self),
             changed=self.changed.append,
             now=self.now,
@@ -59,7 +59,7 @@ class Cluster:
 
     async def report(self, worker: Any) -> WorkerReport:
         self.calls += 1
-        if self.refuses is not None and worker.lane is Lane.LISTEN:
+        if self.refuses is not None and worker.call_kind is CallKind.PROBE:
             raise self.refuses
         index = int(worker.pod.rsplit("-", 1)[1])
         motion = Motion(idle_seconds=1000, silent_seconds=1)
@@ -76,7 +76,7 @@ class Cluster:
         )
 
     def silence(self, nodes: int) -> None:
-        known = self.memories.nodes
+        known = self.job_states.nodes
         for number in range(nodes):
             name = f"node-{number}"
             known._known.add(name)
@@ -98,24 +98,24 @@ async def test_looks_at_all_workers_leave_calls_for_those_on_silent_nodes(nodes:
     for _ in range(2):
         asked_at = cluster.now()
         await cluster.go_on(LOST_AFTER_S / 2)
-        heard = cluster.memories.of(UID).heard
-        assert len(heard) == nodes
-        assert min(heard.values()) > asked_at
+        responded_at = cluster.job_states.of(UID).responded_at
+        assert len(responded_at) == nodes
+        assert min(responded_at.values()) > asked_at
 
 
 async def test_that_nobody_could_ask_a_worker_is_remembered_until_somebody_did() -> None:
     cluster = Cluster()
     await asyncio.gather(*cluster.puller.start_due())
     cluster.silence(2)
-    memory, nodes = cluster.memories.of(UID), {"node-0", "node-1"}
+    memory, nodes = cluster.job_states.of(UID), {"node-0", "node-1"}
     full, silent = NotAsked("all slots are taken"), ChannelError("no answer", timed_out=True)
     cluster.refuses = full
     await cluster.go_on(10)
-    assert (memory.unasked, memory.heard) == (nodes, {})
-    cluster.refuses, told = silent, len(cluster.changed)
+    assert (memory.unasked, memory.responded_at) == (nodes, {})
+    cluster.refuses, num_changed = silent, len(cluster.changed)
     await cluster.go_on(10)
-    assert (memory.unasked, memory.heard) == (set(), {})
-    assert len(cluster.changed) > told, "when the nodes count as lost is another moment now"
+    assert (memory.unasked, memory.responded_at) == (set(), {})
+    assert len(cluster.changed) > num_changed, "when the nodes count as lost is another moment now"
     cluster.refuses = full
     await cluster.go_on(MISSED_S - 10)
     assert memory.unasked == set(), "they were asked just now"
@@ -124,15 +124,15 @@ async def test_that_nobody_could_ask_a_worker_is_remembered_until_somebody_did()
     cluster.refuses = None
     await cluster.go_on(10)
     assert memory.unasked == set()
-    assert memory.heard.keys() == nodes
+    assert memory.responded_at.keys() == nodes
 
 
 async def test_a_question_that_the_budget_forbids_was_not_asked() -> None:
     cluster = Cluster()
     cluster.silence(WORKERS)
     await asyncio.gather(*cluster.puller.start_due())
-    memory = cluster.memories.of(UID)
-    assert (len(memory.heard), memory.unasked) == (WORKERS, set())
+    memory = cluster.job_states.of(UID)
+    assert (len(memory.responded_at), memory.unasked) == (WORKERS, set())
     await cluster.go_on(MISSED_S + 5)
     assert len(memory.unasked) == WORKERS
     await cluster.go_on(10)
@@ -145,6 +145,6 @@ async def test_a_node_that_spoke_again_is_not_remembered() -> None:
     cluster.silence(2)
     cluster.refuses = NotAsked("all slots are taken")
     await cluster.go_on(10)
-    cluster.memories.nodes._keep("node-1", None)
+    cluster.job_states.nodes._keep("node-1", None)
     await cluster.go_on(10)
-    assert cluster.memories.of(UID).unasked == {"node-0"}
+    assert cluster.job_states.of(UID).unasked == {"node-0"}

@@ -30,8 +30,8 @@ async def test_who_has_not_come_is_known_long_before_the_rendezvous_is_given_up(
     assert await bench.after(0) == ["gpt-1-0"]
     workers.idle_s = MEETING_S
     assert await bench.after(3) == BOTH
-    assert bench.laggard.rank == 1
-    assert bench.laggard.why == "it has not come to the rendezvous in which others wait"
+    assert bench.slow_rank.rank == 1
+    assert bench.slow_rank.why == "it has not come to the rendezvous in which others wait"
     assert await bench.after(3) == ["gpt-1-0"], "not at every question"
     assert await bench.after(INSPECTION_INTERVAL_S) == BOTH
 
@@ -41,7 +41,7 @@ async def test_so_where_rank_0_is_the_one() -> None:
     workers.idle_s = MEETING_S
     bench = Bench(workers, phase="Starting")
     assert await bench.after(0) == BOTH
-    assert bench.laggard.rank == 0
+    assert bench.slow_rank.rank == 0
 
 
 async def test_ranks_that_load_together_wait_for_nobody() -> None:

@@ -79,7 +79,7 @@ def scoped_operator(cluster: Cluster, folder: Path, *namespaces: str) -> Any:
     return operator(kubeconfig, folder, {VARIABLE: ",".join(namespaces)})
 
 
-def said_once(process: OperatorProcess, what: str) -> bool:
+def logged_once(process: OperatorProcess, what: str) -> bool:
     return process.log.read_text().count(what) == 1
 
 
@@ -104,7 +104,7 @@ def test_jobs_run_in_the_named_namespaces_with_a_role_in_each(
         assert outside.status() == {}
         assert not control_plane.get("pods", "-n", foreign)["items"]
         wait_until(
-            lambda: said_once(process, "nodes cannot be watched"), "the refusal of nodes to be told once"
+            lambda: logged_once(process, "nodes cannot be watched"), "the refusal of nodes to be told once"
         )
         assert "Traceback" not in process.log.read_text()
         refused = process.refusals()
@@ -151,12 +151,12 @@ def test_a_namespace_that_loses_its_roles_stops_no_other(
         process.start()
         # Jobs elsewhere are reconciled, and /readyz names the namespace that is not.
         LiveJob(control_plane, first, workers=2).wait_for("Running")
-        told = process.get("/readyz").splitlines()
-        assert told[0] == "ok"
+        lines = process.get("/readyz").splitlines()
+        assert lines[0] == "ok"
         kinds, spaces_lost = ("pods", "zerotrainingjobs"), (second, "never-made")
         unreadable = {f"namespace {space}: {kind}" for kind in kinds for space in spaces_lost}
         unreadable.add("the whole cluster: nodes")
-        assert {line.split(" may not")[0] for line in told[1:]} == unreadable
+        assert {line.split(" may not")[0] for line in lines[1:]} == unreadable
         shown = process.get("/metrics")
         for place, value in ((second, "1.0"), ("never-made", "1.0"), (first, "0.0")):
             labels = f'resource="pods",watched_namespace="{place}"'

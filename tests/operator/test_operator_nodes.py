@@ -32,7 +32,7 @@ def taint(key: str, effect: str) -> dict[str, Any]:
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("item", "told"),
+    ("item", "kept"),
     [
         (node(), False),
         (node(ready=None), False),
@@ -46,13 +46,13 @@ def taint(key: str, effect: str) -> dict[str, Any]:
         (node(**taint("ToBeDeletedByClusterAutoscaler", "NoSchedule")), True),
     ],
 )
-def test_only_nodes_with_something_to_say_are_kept(item: dict[str, Any], told: bool) -> None:
+def test_only_nodes_with_something_to_say_are_kept(item: dict[str, Any], kept: bool) -> None:
     changed: list[str] = []
     store = NodeStore(changed.append)
     store.put(item)
-    assert ("node-0" in store.of([running(0)])) is told
+    assert ("node-0" in store.of([running(0)])) is kept
     store.put(item)
-    assert len(changed) == int(told), "a heartbeat wakes nobody"
+    assert len(changed) == int(kept), "a heartbeat wakes nobody"
 
 
 @pytest.mark.unit
@@ -60,23 +60,23 @@ def test_a_silence_counts_from_when_it_was_heard_of_and_from_its_own_beginning()
     minutes = iter(NOW + timedelta(minutes=number) for number in range(9))
     store = NodeStore(now=lambda: next(minutes))
 
-    def told_at() -> datetime | None:
+    def reported_at() -> datetime | None:
         return store.of([running(0)])["node-0"].told_at
 
     store.put(node(ready="Unknown"))
     store.put(node(ready="Unknown"))
-    assert told_at() == NOW, "a heartbeat is no news"
+    assert reported_at() == NOW, "a heartbeat is no news"
     store.put(node(ready="Unknown", unschedulable=True))
-    assert told_at() == NOW, "nor is another change of the same silence"
+    assert reported_at() == NOW, "nor is another change of the same silence"
     assert store.any_silent()
     again = node(ready="Unknown")
     again["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T12:09:00Z"
     store.put(again)
-    assert told_at() == NOW + timedelta(minutes=1), "it came back in between, unseen"
+    assert reported_at() == NOW + timedelta(minutes=1), "it came back in between, unseen"
     store.put(node())
     assert not store.any_silent()
     store.put(node(ready="Unknown"))
-    assert told_at() == NOW + timedelta(minutes=2)
+    assert reported_at() == NOW + timedelta(minutes=2)
 
 
 @pytest.mark.unit

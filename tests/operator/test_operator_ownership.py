@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
 from zerotrain.operator.api import ZeroTrainingJob
@@ -35,11 +35,11 @@ def test_a_name_that_is_taken_is_said_and_waited_for(
     name = service_name(ZeroTrainingJob.parse(job.object()))
     api.post(services, {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}]}})
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10) as double:
-        assert f"Service {name} belongs to somebody else; delete it" in wait_for_reason(job, "NameTaken")
+        assert f"Service {name} belongs to another owner; delete it" in wait_for_reason(job, "NameTaken")
         assert not double.created
         control_plane.kubectl("delete", "service", name, "-n", namespace)
         job.wait_for("Completed")
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)
 
 
 def test_a_quota_is_said_and_waited_for(
@@ -51,7 +51,7 @@ def test_a_quota_is_said_and_waited_for(
         assert "exceeded quota" in wait_for_reason(job, "QuotaExceeded")
         control_plane.kubectl("delete", "quota", "small", "-n", namespace)
         job.wait_for("Completed")
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)
 
 
 def test_a_node_that_does_not_answer_costs_the_timeout_and_no_more(
@@ -64,7 +64,7 @@ def test_a_node_that_does_not_answer_costs_the_timeout_and_no_more(
         double.end("gpt-1-0", 137)
         double.may_end.set()
         done = job.wait_for("Completed")
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
         assert done["restarts"]["app"] == 1
 
 
@@ -99,7 +99,7 @@ def test_a_namesake_of_a_deleted_job_starts_afresh(
         double.obeys_sigterm = False
         control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace)
         second = LiveJob(control_plane, namespace)
-        assert "belongs to somebody else" in wait_for_reason(second, "NameTaken")
+        assert "belongs to another owner" in wait_for_reason(second, "NameTaken")
         double.obeys_sigterm = True
         double.may_end.set()
         done = second.wait_for("Completed")

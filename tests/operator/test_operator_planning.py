@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, served
-from tests.operator.test_operator_controller import KEY, PATH, controller, stored
+from tests.operator.test_operator_controller import KEY, PATH, make_controller, stored
 from zerotrain.operator.api import planning
 from zerotrain.operator.api.spec import ZeroTrainingJobSpec
 
@@ -30,11 +30,11 @@ async def test_a_memory_plan_is_made_beside_the_event_loop_and_once(monkeypatch:
     body["spec"]["steps"] = 123_456_789  # a spec that no other test has planned
     double.on(f"PUT {PATH}/status", (200, {"metadata": {**body["metadata"], "resourceVersion": "2"}}))
     async with served(double) as api:
-        hands = controller(api)
+        controller = make_controller(api)
         for uid in ("one", "two"):
             job_of_its_own = {**body, "metadata": {**body["metadata"], "uid": uid, "generation": 1}}
             with suppress(Exception):  # the rest of the pass needs a whole cluster
-                await hands._reconcile(KEY, job_of_its_own)
+                await controller._reconcile(KEY, job_of_its_own)
     assert len(made) == 1
     assert made[0] != threading.get_ident()
 

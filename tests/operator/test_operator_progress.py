@@ -23,8 +23,8 @@ from zerotrain.operator.cluster.progress import (
     INSPECTION_CALLS_PER_SECOND,
     INSPECTION_INTERVAL_S,
     MIN_INTERVAL_S,
-    MUTE_S,
     PASS_INTERVAL_S,
+    SILENT_S,
     ProgressPuller,
 )
 from zerotrain.operator.cluster.store import JobKey, PodStore
@@ -88,7 +88,7 @@ class Bench:
     def __init__(self, workers: Workers, *, phase: str = "Running", jobs: int = 1) -> None:
         self.workers, self.now = workers, 1000.0
         self.changed: list[JobKey] = []
-        self.memories, self.store = JobStates(), PodStore()
+        self.job_states, self.store = JobStates(), PodStore()
         cache = JobCache()
         self.cache = cache
         for number in range(jobs):
@@ -99,7 +99,7 @@ class Bench:
         self.puller = ProgressPuller(
             jobs=cache,
             store=self.store,
-            memories=self.memories,
+            job_states=self.job_states,
             channel=workers,
             changed=self.changed.append,
             now=lambda: NOW,
@@ -114,12 +114,12 @@ class Bench:
         return sorted(self.workers.asked)
 
     @property
-    def laggard(self) -> Any:
+    def slow_rank(self) -> Any:
         return self.memory.inspection.laggard
 
     @property
     def memory(self) -> Any:
-        return self.memories.of("job-uid")
+        return self.job_states.of("job-uid")
 
 
 def stored(name: str, uid: str, phase: str, *, version: str = "1") -> Json:
@@ -253,12 +253,12 @@ async def test_when_worker_0_is_mute_the_others_say_whether_the_job_moves() -> N
     workers = Workers({"gpt-1-1": 7})
     bench = Bench(workers)
     await bench.after(0)
-    assert await bench.after(MUTE_S) == BOTH
+    assert await bench.after(SILENT_S) == BOTH
     assert bench.memory.inspection is None, "it does: no look is kept that could be taken for an alarm"
     workers.idle_s = LIMIT_S
     await bench.after(INSPECTION_INTERVAL_S)
-    laggard = bench.laggard
-    assert (laggard.worker, "does not answer" in laggard.why) == (0, True)
+    slow_rank = bench.slow_rank
+    assert (slow_rank.worker, "does not answer" in slow_rank.why) == (0, True)
 
 
 async def test_when_worker_0_has_ended_the_others_are_asked_without_it() -> None:
@@ -269,7 +269,7 @@ async def test_when_worker_0_has_ended_the_others_are_asked_without_it() -> None
     ended = [{"name": "worker", "state": {"terminated": {"exitCode": 0}}}]
     bench.store.put(pod_json(0, version=2, phase="Succeeded", containerStatuses=ended), now=NOW)
     workers.idle_s = LIMIT_S
-    assert await bench.after(MUTE_S) == ["gpt-1-1"]
+    assert await bench.after(SILENT_S) == ["gpt-1-1"]
     look = bench.memory.inspection
     assert (look.step, look.paces[Phase.STEP].idle_s) == (7, LIMIT_S)
 
@@ -336,14 +336,14 @@ async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live()
         pod = pod_json(index, version=2, phase="Running", containerStatuses=RUNNING)
         bench.store.put(pod | {"spec": {"nodeName": f"node-{index}"}}, now=NOW)
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    bench.memories.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
+    bench.job_states.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
     assert await bench.after(0) == ["gpt-1-0", "gpt-1-1"]
-    assert bench.memory.heard == {"node-1": NOW}
+    assert bench.memory.responded_at == {"node-1": NOW}
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"]
     del bench.workers.steps["gpt-1-1"]
-    bench.memory.heard.clear()
+    bench.memory.responded_at.clear()
     assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
-    assert bench.memory.heard == {}
+    assert bench.memory.responded_at == {}
 
 
 async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
@@ -352,9 +352,9 @@ async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
     bench.store.put(pod | {"spec": {"nodeName": "node-0"}}, now=NOW)
     assert await bench.after(0) == []
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    bench.memories.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
+    bench.job_states.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
     assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0"]
-    assert bench.memory.heard == {"node-0": NOW}
+    assert bench.memory.responded_at == {"node-0": NOW}
 
 
 async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:
@@ -362,6 +362,6 @@ async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:
     pod = pod_json(1, version=2, phase="Running", containerStatuses=RUNNING)
     bench.store.put(pod | {"spec": {"nodeName": "node-1"}}, now=NOW)
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    bench.memories.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
+    bench.job_states.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
     await bench.after(0)
     assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-1"]

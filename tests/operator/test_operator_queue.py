@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from zerotrain.operator.controller.manager import dead_tasks
-from zerotrain.operator.controller.work_queue import MAX_BESIDE_LATE, MAX_VOID, WorkQueue
+from zerotrain.operator.controller.work_queue import MAX_PASSES_WHEN_LATE, MAX_VOID, WorkQueue
 
 pytestmark = pytest.mark.unit
 
@@ -143,12 +143,12 @@ async def test_what_is_thrown_out_of_the_queue_is_void() -> None:
 
 async def test_a_namespace_in_which_a_pass_takes_long_has_no_more_than_so_many_at_once() -> None:
     queue = WorkQueue[str](lambda key: key[0])
-    names = [f"a{number:02}" for number in range(MAX_BESIDE_LATE + 4)]
+    names = [f"a{number:02}" for number in range(MAX_PASSES_WHEN_LATE + 4)]
     for name in (*names, "b"):
         queue.add(name)
-    running = [await take(queue) for _ in range(MAX_BESIDE_LATE + 1)]
-    assert running == names[: MAX_BESIDE_LATE + 1], "none takes long yet"
-    queue.lanes.late("a00")
+    running = [await take(queue) for _ in range(MAX_PASSES_WHEN_LATE + 1)]
+    assert running == names[: MAX_PASSES_WHEN_LATE + 1], "none takes long yet"
+    queue.passes.late("a00")
     assert await take(queue) == "b"
     await nothing(queue)
     assert len(queue) == 3
@@ -164,10 +164,10 @@ async def test_a_namespace_in_which_a_pass_takes_long_has_no_more_than_so_many_a
 
 async def test_whoever_waits_for_a_key_hears_of_those_that_stood_aside() -> None:
     queue = WorkQueue[str](lambda key: key[0])
-    for number in range(MAX_BESIDE_LATE + 2):
+    for number in range(MAX_PASSES_WHEN_LATE + 2):
         queue.add(f"a{number:02}")
-    running = [await take(queue) for _ in range(MAX_BESIDE_LATE)]
-    queue.lanes.late("a00")
+    running = [await take(queue) for _ in range(MAX_PASSES_WHEN_LATE)]
+    queue.passes.late("a00")
     waiters = [asyncio.create_task(take(queue)) for _ in range(2)]
     await asyncio.sleep(0)
     for name in running:

@@ -51,9 +51,9 @@ NAMED: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize(("method", "path", "said"), NAMED, ids=[said for _, _, said in NAMED])
-def test_a_request_is_named_as_a_role_names_it(method: str, path: str, said: str) -> None:
-    assert str(call_of(method, f"https://127.0.0.1:6443{path}")) == said
+@pytest.mark.parametrize(("method", "path", "call"), NAMED, ids=[call for _, _, call in NAMED])
+def test_a_request_is_named_as_a_role_names_it(method: str, path: str, call: str) -> None:
+    assert str(call_of(method, f"https://127.0.0.1:6443{path}")) == call
 
 
 @pytest.mark.unit

@@ -215,15 +215,15 @@ def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None
 def test_the_first_refusal_of_the_scheduler_is_remembered() -> None:
     store = PodStore()
 
-    def told(version: int, s: float, **more: Any) -> datetime | None:
+    def unschedulable_since(version: int, s: float, **more: Any) -> datetime | None:
         refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         body = pod_json(0, version=version, conditions=[refusal], **more)
         store.put(body, now=NOW + timedelta(seconds=s))
         return store.of_job(OWNER)[0][0].refused_seen_at
 
-    assert told(1, 5) == told(2, 50) == NOW + timedelta(seconds=5)
-    assert told(3, 55, nominatedNodeName="node-1") is None
-    assert told(4, 60) == NOW + timedelta(seconds=60)
+    assert unschedulable_since(1, 5) == unschedulable_since(2, 50) == NOW + timedelta(seconds=5)
+    assert unschedulable_since(3, 55, nominatedNodeName="node-1") is None
+    assert unschedulable_since(4, 60) == NOW + timedelta(seconds=60)
 
 
 @pytest.mark.unit

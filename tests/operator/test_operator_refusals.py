@@ -10,8 +10,8 @@ from aiohttp import web
 from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.reconcile_builders import UID, ago, stamp, status
 from tests.operator.reconcile_builders import job as job_of
-from tests.operator.test_operator_controller import PATH, controller, turn
-from tests.operator.test_operator_executor import CORE, accept_all, executor, job
+from tests.operator.test_operator_controller import PATH, make_controller, run_pass
+from tests.operator.test_operator_executor import CORE, accept_all, job, make_executor
 from zerotrain.operator.cluster.errors import Unavailable
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.constants import Reason
@@ -38,9 +38,9 @@ async def test_a_log_that_a_webhook_keeps_from_being_stored_keeps_no_pod() -> No
     with_log(double)
     double.on(f"POST {CORE}/configmaps", WEBHOOK_DOWN)
     async with served(double) as api:
-        hands = executor(api)
-        await hands.perform(job(), [SAVE, REMOVE])
-        kept = hands.memories.of(job()["metadata"]["uid"]).log
+        executor = make_executor(api)
+        await executor.perform(job(), [SAVE, REMOVE])
+        kept = executor.job_states.of(job()["metadata"]["uid"]).log
     assert double.asked(f"DELETE {CORE}/pods/gpt-1-0") == 1
     assert kept is not None
     assert "failed calling webhook" in kept.error
@@ -52,7 +52,7 @@ async def test_one_that_an_api_server_in_trouble_does_not_take_is_tried_again_fi
     double.on(f"POST {CORE}/configmaps", failure(503, "ServiceUnavailable", "apiserver is shutting down"))
     async with served(double) as api:
         with pytest.raises(Unavailable):
-            await executor(api).perform(job(), [SAVE, REMOVE])
+            await make_executor(api).perform(job(), [SAVE, REMOVE])
     assert double.asked(f"DELETE {CORE}/pods/gpt-1-0") == 0
 
 
@@ -65,15 +65,15 @@ async def test_that_a_webhook_is_down_stands_in_the_conditions() -> None:
     written = job_of(status=stored, resourceVersion="2")["metadata"]
     double.on(f"PUT {PATH}/status", (200, {"metadata": written}))
     async with served(double) as api:
-        hands = controller(api)
-        hands.job_changed(body)
+        controller = make_controller(api)
+        controller.job_changed(body)
         for _ in range(3):
-            await turn(hands)
-        problem = hands.memories.of(UID).problem
+            await run_pass(controller)
+        problem = controller.job_states.of(UID).problem
     assert problem is not None
     assert "failed calling webhook" in problem.message
-    told = double.bodies(f"PUT {PATH}/status")[-1]["status"]["conditions"]
-    assert any("failed calling webhook" in item["message"] for item in told)
+    conditions = double.bodies(f"PUT {PATH}/status")[-1]["status"]["conditions"]
+    assert any("failed calling webhook" in item["message"] for item in conditions)
 
 
 @pytest.mark.parametrize("answer", [(403, "Forbidden"), (422, "Invalid"), (500, "InternalError")])
@@ -82,5 +82,5 @@ async def test_so_does_any_other_action_that_is_refused(answer: tuple[int, str])
     double.on(f"DELETE {CORE}/pods", failure(*answer, "a policy says no"))
     async with served(double) as api:
         with pytest.raises(ActionRefused, match="a policy says no") as refused:
-            await executor(api).perform(job(), [DeleteWorkers(attempt=1, grace_s=1)])
+            await make_executor(api).perform(job(), [DeleteWorkers(attempt=1, grace_s=1)])
     assert refused.value.problem.reason == Reason.API_REFUSED

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
-from tests.operator.test_operator_executor import executor, job
+from tests.operator.test_operator_executor import job, make_executor
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.reconcile import Capacity, ReadCapacity
 
@@ -50,16 +50,16 @@ async def hint(
     double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": nodes}))
     double.on("GET /api/v1/pods", (200, {"metadata": {}, "items": pods}))
     async with served(double) as api:
-        return await _read(executor(api), asked, excluded)
+        return await _read(make_executor(api), asked, excluded)
 
 
-async def _read(hands: Any, asked: Json, excluded: tuple[str, ...] = ()) -> Capacity:
-    memory = hands.memories.of(UID)
+async def _read(executor: Any, asked: Json, excluded: tuple[str, ...] = ()) -> Capacity:
+    memory = executor.job_states.of(UID)
     shape = AttemptShape(workers=9, excluded_nodes=excluded)
-    await hands.perform(asked, [ReadCapacity(shape=shape)])
-    assert memory.room is not None
-    assert memory.room.workers == 9
-    found: Capacity = memory.room
+    await executor.perform(asked, [ReadCapacity(shape=shape)])
+    assert memory.capacity is not None
+    assert memory.capacity.workers == 9
+    found: Capacity = memory.capacity
     return found
 
 
@@ -115,7 +115,7 @@ async def test_all_pages_are_read() -> None:
     double.on("GET /api/v1/nodes", page)
     double.on("GET /api/v1/pods", (200, {"metadata": {}, "items": []}))
     async with served(double) as api:
-        assert (await _read(executor(api), body())).fits == 4
+        assert (await _read(make_executor(api), body())).fits == 4
     assert asked == ["", "next"]
 
 
@@ -124,15 +124,15 @@ async def test_who_may_not_see_the_pods_cannot_tell() -> None:
     double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": [node("a")]}))
     double.on("GET /api/v1/pods", failure(403, "Forbidden", "pods of the whole cluster"))
     async with served(double) as api:
-        assert (await _read(executor(api), body())).fits is None
+        assert (await _read(make_executor(api), body())).fits is None
 
 
 async def test_one_job_reads_at_a_time() -> None:
     double = ApiDouble()
     async with served(double) as api:
-        hands = executor(api)
-        memory = hands.memories.of(UID)
-        async with hands.memories.reading:
-            await hands.perform(body(), [ReadCapacity(shape=AttemptShape(workers=2))])
-        assert memory.room is None
+        executor = make_executor(api)
+        memory = executor.job_states.of(UID)
+        async with executor.job_states.reading:
+            await executor.perform(body(), [ReadCapacity(shape=AttemptShape(workers=2))])
+        assert memory.capacity is None
     assert double.requests == []

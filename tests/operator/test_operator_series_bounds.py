@@ -141,8 +141,8 @@ def test_what_is_left_out_is_told_at_a_scrape(monkeypatch: pytest.MonkeyPatch) -
     telemetry.watch_jobs(JobCollector(jobs, lambda: True))
     text = generate_latest(telemetry.registry).decode()
     assert 'zerotrain_operator_jobs_without_series{job_namespace="hog",phase="Running"} 22.0' in text
-    told = {line.split('namespace="')[1].split('"')[0] for line in text.splitlines() if "job_step{" in line}
-    assert told == {"hog", "small"}
+    named = {line.split('namespace="')[1].split('"')[0] for line in text.splitlines() if "job_step{" in line}
+    assert named == {"hog", "small"}
     assert text.count("zerotrain_job_step{") == 10
     assert 'queue="research"' in text
     own = [line for line in text.splitlines() if line and line[0] != "#" and "zerotrain_job_" not in line]

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from zerotrain.operator.cluster.server_time import LISTEN_EVERY_S, ServerTime
+from zerotrain.operator.cluster.server_time import READ_EVERY_S, ServerTime
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +38,7 @@ def test_a_wrong_clock_is_set_right_by_the_first_answer(off_s: float) -> None:
     machine = Machine(off_s)
     clock = machine.server_time()
     assert clock.now() == machine.wall()
-    clock.heard(format_datetime(machine.true, usegmt=True))
+    clock.record_date(format_datetime(machine.true, usegmt=True))
     machine.ticks += 90.5
     assert clock.now() == machine.true
 
@@ -47,7 +47,7 @@ def test_a_clock_that_is_nearly_right_is_left_alone() -> None:
     """The whole seconds of the answer would only make the clock jump."""
     machine = Machine(0.7)
     clock = machine.server_time()
-    clock.heard(format_datetime(machine.true, usegmt=True))
+    clock.record_date(format_datetime(machine.true, usegmt=True))
     assert clock.now() == machine.wall()
 
 
@@ -62,10 +62,10 @@ def test_a_correction_of_the_machines_clock_moves_nothing() -> None:
 def test_a_clock_that_drifts_is_set_again() -> None:
     machine = Machine(0.0)
     clock = machine.server_time()
-    clock.heard(format_datetime(machine.true, usegmt=True))
-    machine.ticks += LISTEN_EVERY_S
+    clock.record_date(format_datetime(machine.true, usegmt=True))
+    machine.ticks += READ_EVERY_S
     later = machine.true + timedelta(seconds=5)
-    clock.heard(format_datetime(later, usegmt=True))
+    clock.record_date(format_datetime(later, usegmt=True))
     assert clock.now() == later
 
 
@@ -73,5 +73,5 @@ def test_a_clock_that_drifts_is_set_again() -> None:
 def test_an_answer_without_a_date_changes_nothing(text: str | None) -> None:
     machine = Machine(3600)
     clock = machine.server_time()
-    clock.heard(text)
+    clock.record_date(text)
     assert clock.now() == machine.wall()

@@ -77,7 +77,7 @@ def test_large_jobs_and_small_ones_do_not_wait_for_each_other() -> None:
 
 def test_the_small_jobs_of_a_namespace_that_hangs_leave_places_to_others() -> None:
     """No pass ends behind a webhook that does not answer."""
-    starts = Starts[str](namespace_of=lambda key: key[0], room=lambda _: 1000)
+    starts = Starts[str](namespace_of=lambda key: key[0], capacity=lambda _: 1000)
     entered = [starts.enter(f"a{number}", pods=4) for number in range(40)]
     assert sum(entered) == MAX_STARTS_OF_ONE
     assert starts.enter("b0", pods=4)
@@ -166,8 +166,8 @@ def test_who_has_pods_already_goes_on_before_all_that_have_none() -> None:
 
 
 def test_few_large_jobs_or_many_small_ones_begin_together() -> None:
-    room = 16
-    starts = Starts[str](least=2, room=lambda _: room)
+    capacity = 16
+    starts = Starts[str](least=2, capacity=lambda _: capacity)
     assert enters(starts, "abcde") == [True, True, True, True, False]
     assert starts.leave("a") == ["e"]
     assert starts.enter("e", pods=12)
@@ -175,13 +175,13 @@ def test_few_large_jobs_or_many_small_ones_begin_together() -> None:
     assert starts.leave("b") == [], "20 pods of c, d and e"
     assert starts.leave("c") == [], "16 of d and e"
     assert starts.leave("e") == ["f"]
-    room = 8
+    capacity = 8
     assert starts.enter("f", pods=4)
     assert not starts.enter("g", pods=1), "the API server became slower meanwhile"
 
 
 def test_those_who_were_called_are_taken_to_be_like_the_last() -> None:
-    starts = Starts[str](least=2, room=lambda _: 25)
+    starts = Starts[str](least=2, capacity=lambda _: 25)
     assert [starts.enter(key, pods=10) for key in "abcdef"] == [True, True, True, False, False, False]
     assert starts.leave("a") == ["d"]
     assert starts.leave("b") == ["e"], "10 of c and 10 that d may have"
@@ -189,14 +189,14 @@ def test_those_who_were_called_are_taken_to_be_like_the_last() -> None:
 
 
 def test_a_job_of_many_pods_is_never_alone() -> None:
-    starts = Starts[str](least=2, room=lambda _: 16)
+    starts = Starts[str](least=2, capacity=lambda _: 16)
     assert [starts.enter(key, pods=24) for key in "abc"] == [True, True, False]
 
 
 def test_a_slow_namespace_keeps_no_other_waiting() -> None:
     """Every creation of one tenant waits for a webhook that hangs; no creation of the other does."""
     starts = Starts[str](
-        8, least=2, namespace_of=lambda key: key[0], room=lambda namespace: 8 if namespace == "a" else 80
+        8, least=2, namespace_of=lambda key: key[0], capacity=lambda namespace: 8 if namespace == "a" else 80
     )
     names = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4", "b5", "b6", "b7"]
     assert [name for name in names if starts.enter(name, pods=10)] == [

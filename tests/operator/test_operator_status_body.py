@@ -47,7 +47,7 @@ def test_parts_that_say_nothing_yet_are_left_out() -> None:
 
 
 def test_a_step_of_zero_is_told_once_a_rank_has_said_so() -> None:
-    heard = ZeroTrainingJobStatus.model_validate(status("Running", progress={"attempt": 1, "step": 0}))
-    assert status_body(heard)["progress"]["step"] == 0
+    parsed = ZeroTrainingJobStatus.model_validate(status("Running", progress={"attempt": 1, "step": 0}))
+    assert status_body(parsed)["progress"]["step"] == 0
     resumed = ZeroTrainingJobStatus.model_validate(status("Running", checkpoint={"resumedFromStep": 0}))
     assert status_body(resumed)["checkpoint"] == {"resumedFromStep": 0}

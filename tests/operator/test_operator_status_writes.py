@@ -9,7 +9,7 @@ import pytest
 
 from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.reconcile_builders import UID
-from tests.operator.test_operator_controller import KEY, PATH, controller, stored
+from tests.operator.test_operator_controller import KEY, PATH, make_controller, stored
 from tests.support.ports import free_port
 from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.status import Count
@@ -45,18 +45,18 @@ async def test_passes_in_between_bring_no_try_forward(monkeypatch: pytest.Monkey
     double, tried = ApiDouble(), list[int]()
     double.on(PUT, failure(status, "Invalid", "Unsupported value"))
     async with served(double) as api:
-        hands = replace(
-            controller(api),
+        controller = replace(
+            make_controller(api),
             writes=StatusWrites(clock=lambda: float(now)),
             pace=Pace(clock=lambda: float(now)),
         )
-        hands.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
+        controller.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
         for now in range(200):
             before = double.asked(PUT)
-            await hands._pass(KEY)
+            await controller._pass(KEY)
             tried += [now] * (double.asked(PUT) - before)
         assert tried == DUE
-        (line,) = hands.writes.lines()
+        (line,) = controller.writes.lines()
         assert line.startswith(
             "the status of 1 job cannot be written, and what is shown of them is old; ml/gpt: "
         )
@@ -74,15 +74,15 @@ async def test_a_status_that_is_written_ends_it(monkeypatch: pytest.MonkeyPatch)
         PUT, failure(422, "Invalid"), (200, {"metadata": {**stored()["metadata"], "resourceVersion": "2"}})
     )
     async with served(double) as api:
-        hands = replace(controller(api), writes=StatusWrites(clock=lambda: now))
-        hands.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
-        await hands._pass(KEY)
-        assert len(hands.writes) == 1
-        await hands._pass(KEY)
+        controller = replace(make_controller(api), writes=StatusWrites(clock=lambda: now))
+        controller.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
+        await controller._pass(KEY)
+        assert len(controller.writes) == 1
+        await controller._pass(KEY)
         assert double.asked(PUT) == 1
         now = 1.0
-        await hands._pass(KEY)
-        assert (double.asked(PUT), len(hands.writes), hands.writes.lines()) == (2, 0, [])
+        await controller._pass(KEY)
+        assert (double.asked(PUT), len(controller.writes), controller.writes.lines()) == (2, 0, [])
 
 
 def test_a_job_that_is_gone_is_told_of_no_more() -> None:

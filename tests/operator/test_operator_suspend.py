@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster
 
@@ -34,7 +34,7 @@ def test_suspends_through_a_checkpoint_and_resumes_at_that_step(
         assert resumed["attempt"] == 2
         double.may_end.set()
         job.wait_for("Completed")
-        judge_attempts(double, attempts=2)
+        check_attempts(double, attempts=2)
 
 
 def test_without_an_answer_sigterm_asks_for_the_same_checkpoint(
@@ -60,4 +60,4 @@ def test_a_job_born_suspended_makes_nothing_until_it_is_resumed(
         assert job.owned() == []
         job.patch('{"suspend": false}')
         job.wait_for("Completed")
-        judge_attempts(double, attempts=1)
+        check_attempts(double, attempts=1)

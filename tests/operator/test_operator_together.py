@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, failure, served
-from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, executor, job, mine
+from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, job, make_executor, mine
 from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.reconcile import Action, DeletePods, KeepShared
@@ -52,5 +52,5 @@ async def test_what_was_begun_together_ends_together(action: Action, refused: st
     double.on(late, answer_late)
     async with served(double) as api:
         with pytest.raises((ActionRefused, ApiError), match="denied by policy"):
-            await executor(api).perform(job(), [action])
+            await make_executor(api).perform(job(), [action])
         assert ended == [late]

@@ -7,7 +7,7 @@ import pytest
 from tests.operator.api_double import pod_json
 from tests.operator.test_operator_progress import NOW, RUNNING, Bench, Workers, stored
 from zerotrain.operator.cluster.channel import SilentChannel
-from zerotrain.operator.cluster.progress import UNHEARD_S
+from zerotrain.operator.cluster.progress import UNRESPONSIVE_S
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.telemetry import Telemetry
 
@@ -20,16 +20,16 @@ GPT = JobKey("ml", "gpt")
 async def test_a_worker_that_does_not_answer_for_long_is_told_of_once_and_until_it_does() -> None:
     bench = Bench(Workers({}))
     await bench.after(0)
-    await bench.after(UNHEARD_S - 1)
-    assert (bench.puller.unheard, bench.memory.unheard) == (0, False)
+    await bench.after(UNRESPONSIVE_S - 1)
+    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False)
     bench.changed.clear()
     await bench.after(3)
-    assert (bench.puller.unheard, bench.memory.unheard) == (1, True)
+    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (1, True)
     assert GPT in bench.changed
     bench.workers.steps = {"gpt-1-0": 7}
     bench.changed.clear()
     await bench.after(3)
-    assert (bench.puller.unheard, bench.memory.unheard) == (0, False)
+    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False)
     assert GPT in bench.changed
 
 
@@ -37,10 +37,10 @@ async def test_one_answer_begins_the_count_anew() -> None:
     bench = Bench(Workers({}))
     for _ in range(5):
         bench.workers.steps = {}
-        await bench.after(UNHEARD_S / 2)
+        await bench.after(UNRESPONSIVE_S / 2)
         bench.workers.steps = {"gpt-1-0": 7}
-        await bench.after(UNHEARD_S / 2)
-    assert bench.puller.unheard == 0
+        await bench.after(UNRESPONSIVE_S / 2)
+    assert bench.puller.unresponsive == 0
 
 
 async def test_an_answer_without_ranks_is_one() -> None:
@@ -48,8 +48,8 @@ async def test_an_answer_without_ranks_is_one() -> None:
     bench = Bench(Workers({"gpt-1-0": 7}))
     bench.workers.empty = True
     await bench.after(0)
-    await bench.after(UNHEARD_S + 3)
-    assert bench.puller.unheard == 0
+    await bench.after(UNRESPONSIVE_S + 3)
+    assert bench.puller.unresponsive == 0
 
 
 async def test_a_worker_that_does_not_run_is_not_waited_for() -> None:
@@ -62,22 +62,24 @@ async def test_a_worker_that_does_not_run_is_not_waited_for() -> None:
             ),
             now=NOW,
         )
-        await bench.after(UNHEARD_S + 3)
-        assert bench.puller.unheard == 0
+        await bench.after(UNRESPONSIVE_S + 3)
+        assert bench.puller.unresponsive == 0
     bench.store.put(pod_json(0, version=4, phase="Running", containerStatuses=RUNNING), now=NOW)
     await bench.after(3)
-    assert bench.puller.unheard == 0, "the count begins with the program"
+    assert bench.puller.unresponsive == 0, "the count begins with the program"
 
 
 async def test_a_job_that_is_not_asked_any_more_does_not_count() -> None:
     bench = Bench(Workers({}))
     await bench.after(0)
-    await bench.after(UNHEARD_S + 3)
-    assert bench.puller.unheard == 1
+    await bench.after(UNRESPONSIVE_S + 3)
+    assert bench.puller.unresponsive == 1
     bench.cache.put(stored("gpt", "job-uid", "Pending", version="2"))
     bench.changed.clear()
     await bench.after(3)
-    assert (bench.puller.unheard, bench.memory.unheard) == (0, False), "its next attempt was not asked yet"
+    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False), (
+        "its next attempt was not asked yet"
+    )
     assert GPT in bench.changed
 
 
@@ -85,13 +87,13 @@ async def test_where_pods_run_nothing_nobody_is_missed() -> None:
     bench = Bench(Workers({}))
     bench.puller._channel = SilentChannel()
     await bench.after(0)
-    await bench.after(UNHEARD_S + 3)
-    assert (bench.puller.unheard, bench.memory.unheard) == (0, False)
+    await bench.after(UNRESPONSIVE_S + 3)
+    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False)
 
 
 def test_the_metric_is_counted_when_somebody_asks() -> None:
     telemetry, count = Telemetry(), 0
-    telemetry.count_unheard(lambda: count)
-    assert telemetry.registry.get_sample_value("zerotrain_operator_unheard_jobs") == 0
+    telemetry.count_unresponsive(lambda: count)
+    assert telemetry.registry.get_sample_value("zerotrain_operator_unresponsive_jobs") == 0
     count = 3
-    assert telemetry.registry.get_sample_value("zerotrain_operator_unheard_jobs") == 3
+    assert telemetry.registry.get_sample_value("zerotrain_operator_unresponsive_jobs") == 3

@@ -13,17 +13,17 @@ import pytest
 from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, pod_json, served
-from tests.operator.test_operator_executor import executor, job
+from tests.operator.test_operator_executor import job, make_executor
 from tests.operator.test_operator_progress import LIMIT_S, NOW, RUNNING, Bench, Workers
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster import channel as channel_module
 from zerotrain.operator.cluster.actions import yields
 from zerotrain.operator.cluster.channel import (
     CONNECTIONS,
+    CallKind,
     ChannelError,
     ChannelKind,
     HttpChannel,
-    Lane,
     NotAsked,
     Worker,
     share_of,
@@ -32,7 +32,7 @@ from zerotrain.operator.cluster.progress import (
     INSPECTION_INTERVAL_S,
     MAX_VAIN_INTERVAL_S,
     MIN_INTERVAL_S,
-    UNHEARD_S,
+    UNRESPONSIVE_S,
 )
 from zerotrain.operator.reconcile import RequestYield
 
@@ -45,13 +45,13 @@ class CutOff(Workers):
     def __init__(self, steps: dict[str, int]) -> None:
         super().__init__(steps)
         self.error = LOST
-        self.endless: set[Lane] = set()
-        """Lanes in which calls do not even time out."""
+        self.endless: set[CallKind] = set()
+        """Kinds of calls in which calls do not even time out."""
         self.reached = ""
         """The worker that answers all the same."""
         self.open = 0
-        self.lanes: list[Lane] = []
-        """Lanes of the polls."""
+        self.call_kinds: list[CallKind] = []
+        """Kinds of the polls."""
 
     async def report(self, worker: Worker) -> WorkerReport:
         if not worker.pod.startswith("gpt1-"):
@@ -60,9 +60,9 @@ class CutOff(Workers):
         if worker.pod == self.reached:
             return replace(await super().report(worker), job_uid="uid-1")
         if worker.pod != "gpt1-1-0":
-            self.lanes.append(worker.lane)
+            self.call_kinds.append(worker.call_kind)
         self.open += 1
-        if worker.lane in self.endless:
+        if worker.call_kind in self.endless:
             await asyncio.Event().wait()
         self.open -= 1
         raise self.error
@@ -80,8 +80,10 @@ def bench_of(workers: Workers, size: int) -> Bench:
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("endless", [{Lane.POLL}, {Lane.LOOK}])
-async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_asked(endless: set[Lane]) -> None:
+@pytest.mark.parametrize("endless", [{CallKind.POLL}, {CallKind.INSPECT}])
+async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_asked(
+    endless: set[CallKind],
+) -> None:
     workers = CutOff({"gpt-1-0": 7})
     workers.endless = endless
     bench, left = bench_of(workers, 1000), set[asyncio.Task[None]]()
@@ -93,9 +95,9 @@ async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_aske
             await asyncio.sleep(0)
         left = {task for task in left if not task.done()}
         assert "gpt-1-0" in workers.asked
-        assert ("gpt1-1-0" in workers.asked) == (number == 0 or Lane.POLL not in endless)
+        assert ("gpt1-1-0" in workers.asked) == (number == 0 or CallKind.POLL not in endless)
         assert len(left) <= 1
-        assert workers.open <= share_of(Lane.LOOK)
+        assert workers.open <= share_of(CallKind.INSPECT)
     assert workers.open > 0
     for task in left:
         task.cancel()
@@ -115,9 +117,9 @@ async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] >= 2 * INSPECTION_INTERVAL_S
     assert pauses[-1] == MAX_VAIN_INTERVAL_S
-    assert max(calls for _, calls in looks) <= share_of(Lane.LOOK)
-    assert workers.lanes[0] is Lane.LOOK
-    assert workers.lanes[-1] is Lane.SAMPLE, "such jobs wait among themselves"
+    assert max(calls for _, calls in looks) <= share_of(CallKind.INSPECT)
+    assert workers.call_kinds[0] is CallKind.INSPECT
+    assert workers.call_kinds[-1] is CallKind.SAMPLE, "such jobs wait among themselves"
 
 
 @pytest.mark.unit
@@ -138,14 +140,14 @@ async def test_a_worker_that_got_no_slot_is_not_silent() -> None:
     workers.error = NotAsked("all slots are taken")
     workers.asked.clear()
     for _ in range(5):
-        asked = await bench.after(UNHEARD_S)
+        asked = await bench.after(UNRESPONSIVE_S)
         assert "gpt1-1-1" not in asked, "nor is it looked at"
-    assert bench.puller.unheard == 0
+    assert bench.puller.unresponsive == 0
     workers.error = LOST
-    await bench.after(UNHEARD_S)
-    assert bench.puller.unheard == 0, "in between it was not asked"
-    await bench.after(UNHEARD_S)
-    assert bench.puller.unheard == 1
+    await bench.after(UNRESPONSIVE_S)
+    assert bench.puller.unresponsive == 0, "in between it was not asked"
+    await bench.after(UNRESPONSIVE_S)
+    assert bench.puller.unresponsive == 1
 
 
 @pytest.mark.unit
@@ -155,7 +157,7 @@ async def test_a_look_goes_on_with_the_workers_that_answered() -> None:
     workers.reached = "gpt1-1-25"
     workers.idle_s = LIMIT_S
     bench = bench_of(workers, 40)
-    memory, seen = bench.memories.of("uid-1"), 0
+    memory, seen = bench.job_states.of("uid-1"), 0
     for _ in range(20):
         await bench.after(MAX_VAIN_INTERVAL_S)
         reached = memory.inspection is not None and memory.inspection.step == 7
@@ -178,7 +180,7 @@ async def test_a_look_whose_first_workers_get_no_slot_asks_no_more() -> None:
     bench = bench_of(Full({"gpt-1-0": 7}), 1000)
     for _ in range(5):
         asked = await bench.after(MAX_VAIN_INTERVAL_S)
-        assert sum(pod.startswith("gpt1-") for pod in asked) <= 1 + share_of(Lane.LOOK)
+        assert sum(pod.startswith("gpt1-") for pod in asked) <= 1 + share_of(CallKind.INSPECT)
 
 
 @pytest.mark.unit
@@ -225,20 +227,20 @@ async def test_a_yield_asks_all_workers_unless_these_take_too_long_to_say_nothin
     channel, others = Yielding({}), tuple((f"gpt-3-{index}", "10.0.0.1") for index in range(1, 1000))
     action = RequestYield(attempt=3, pod="gpt-3-0", pod_ip="10.0.0.1", others=others)
     async with served(ApiDouble()) as api:
-        hands = executor(api, channel)  # type: ignore[arg-type]
-        await hands.perform(job(), [action])
+        executor = make_executor(api, channel)  # type: ignore[arg-type]
+        await executor.perform(job(), [action])
         assert len(channel.asked) == 1000
         channel.asked.clear()
         channel.reached = False
-        await hands.perform(job(), [action])
-        state = hands.memories.of(job()["metadata"]["uid"]).yielding
-    assert len(channel.asked) <= share_of(Lane.YIELD)
+        await executor.perform(job(), [action])
+        state = executor.job_states.of(job()["metadata"]["uid"]).yielding
+    assert len(channel.asked) <= share_of(CallKind.YIELD)
     assert state is not None
     assert (state.acked_at, state.refused) == (None, False)
 
 
-def worker(index: int, lane: Lane = Lane.POLL) -> Worker:
-    return Worker(namespace="ml", pod=f"gpt-1-{index}", ip="10.0.0.1", lane=lane)
+def worker(index: int, call_kind: CallKind = CallKind.POLL) -> Worker:
+    return Worker(namespace="ml", pod=f"gpt-1-{index}", ip="10.0.0.1", call_kind=call_kind)
 
 
 @asynccontextmanager
@@ -269,10 +271,10 @@ async def silent_workers() -> AsyncIterator[tuple[HttpChannel, asyncio.Semaphore
 async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     async with silent_workers() as (channel, held):
-        lanes = (Lane.POLL, Lane.LOOK, Lane.LISTEN, Lane.DOUBTED, Lane.SAMPLE)
+        call_kinds = (CallKind.POLL, CallKind.INSPECT, CallKind.PROBE, CallKind.UNRESPONSIVE, CallKind.SAMPLE)
         calls = [
-            asyncio.create_task(channel.report(worker(number, lane)))
-            for lane in lanes
+            asyncio.create_task(channel.report(worker(number, call_kind)))
+            for call_kind in call_kinds
             for number in range(99)
         ]
         for _ in range(20 + 20 + 24 + 10 + 10):  # all slots of these lanes
@@ -287,7 +289,9 @@ async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pyt
 async def test_a_poll_gets_its_slot_whatever_the_doubted_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     async with silent_workers() as (channel, held):
-        calls = [asyncio.create_task(channel.report(worker(number, Lane.DOUBTED))) for number in range(50)]
+        calls = [
+            asyncio.create_task(channel.report(worker(number, CallKind.UNRESPONSIVE))) for number in range(50)
+        ]
         for _ in range(10):
             await held.acquire()
         calls.append(asyncio.create_task(channel.report(worker(99))))
@@ -300,8 +304,8 @@ async def test_a_poll_gets_its_slot_whatever_the_doubted_hold(monkeypatch: pytes
 @pytest.mark.ranks
 async def test_nobody_waits_for_a_slot_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
-    room = channel_module._Room(calls=1, of_job=1, wait_s=0.01)
-    monkeypatch.setitem(channel_module._ROOMS, Lane.POLL, room)
+    limits = channel_module._CallLimits(calls=1, of_job=1, wait_s=0.01)
+    monkeypatch.setitem(channel_module._CALL_LIMITS, CallKind.POLL, limits)
     async with silent_workers() as (channel, held):
         first = asyncio.create_task(channel.report(worker(0)))
         await held.acquire()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
-from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
 
@@ -32,6 +32,6 @@ def test_the_pod_of_a_rank_that_was_done_is_deleted_before_the_operator_is_back(
         control_plane.kubectl("delete", "pod", "gpt-1-1", "-n", namespace)
         with operator(operator_kubeconfig, tmp_path):
             done = job.wait_for("Completed")
-    judge_attempts(double, attempts=1)
+    check_attempts(double, attempts=1)
     assert done["restarts"]["total"] == 0
     assert done["checkpoint"]["last"]["step"] == STEPS

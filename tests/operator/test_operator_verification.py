@@ -45,8 +45,8 @@ def test_one_pod_reads_the_checkpoint_and_the_time_to_live_waits_for_it(
         found = wait_until(lambda: outcome(damaged), "the outcome")
         assert (found["state"], found["pod"], found["tries"]) == ("Damaged", "damaged-1-verify-1", 1)
         assert damaged.condition("CheckpointDurable")["reason"] == "CheckpointDamaged"
-        told = [message for reason, message in damaged.events() if reason == "CheckpointDamaged"]
-        assert told == ["checkpoint 20 of step 20: rank-0.safetensors lacks 3 bytes"]
+        messages = [message for reason, message in damaged.events() if reason == "CheckpointDamaged"]
+        assert messages == ["checkpoint 20 of step 20: rank-0.safetensors lacks 3 bytes"]
         same = helper(api, namespace, "passing")
         assert same["metadata"]["uid"] == pods["passing"]["metadata"]["uid"]
         assert passing.status()["checkpoint"]["verification"]["state"] == "Running"

@@ -123,6 +123,6 @@ def test_rdma_in_a_namespace_that_refuses_it_is_a_stall_with_a_way_out(
         control_plane.kubectl("label", "namespace", namespace, f"{LEVEL}=privileged", "--overwrite")
         job.wait_for("Completed")
         assert job.status()["attempt"] == 1, "a refusal is no failed attempt"
-        told = [reason for reason, _ in job.events()]
-        assert told.count("IpcLockAdded") == 1
-        assert told.count("PodSecurity") == 1
+        reasons = [reason for reason, _ in job.events()]
+        assert reasons.count("IpcLockAdded") == 1
+        assert reasons.count("PodSecurity") == 1

@@ -84,24 +84,24 @@ def workload(uid: str = UID, *, namespace: str = "ml", name: str | None = None) 
 
 
 def watch_of(server: Server) -> tuple[WorkloadWatch, JobStates, list[JobKey]]:
-    memories, changed = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION)), list[JobKey]()
-    return WorkloadWatch(server, memories, changed.append), memories, changed  # type: ignore[arg-type]
+    job_states, changed = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION)), list[JobKey]()
+    return WorkloadWatch(server, job_states, changed.append), job_states, changed  # type: ignore[arg-type]
 
 
-def queue_of(memories: JobStates, uid: str = UID, namespace: str = "ml") -> QueueView | None:
-    return memories.observe(namespace, uid, PodStore()).queue
+def queue_of(job_states: JobStates, uid: str = UID, namespace: str = "ml") -> QueueView | None:
+    return job_states.observe(namespace, uid, PodStore()).queue
 
 
 def test_the_list_may_come_before_the_first_pass_of_a_job() -> None:
     """A running job must not see its Workload as deleted because it was not in the operator's memory yet."""
-    watch, memories, changed = watch_of(Server(workload("early-uid"), workload()))
-    memories.of("early-uid")
-    assert queue_of(memories) is None
+    watch, job_states, changed = watch_of(Server(workload("early-uid"), workload()))
+    job_states.of("early-uid")
+    assert queue_of(job_states) is None
     asyncio.run(watch._list())
-    found = queue_of(memories)
+    found = queue_of(job_states)
     assert found is not None
     assert (found.exists, found.admitted) == (True, True)
-    assert queue_of(memories, "without-one") == QueueView()
+    assert queue_of(job_states, "without-one") == QueueView()
     assert changed == [JobKey("ml", "gpt")] * 2
 
 
@@ -137,40 +137,40 @@ def test_the_age_begins_with_the_first_list_and_ends_with_a_refusal(monkeypatch:
 
 def test_what_is_not_listed_any_more_is_gone() -> None:
     server = Server(workload())
-    watch, memories, _ = watch_of(server)
+    watch, job_states, _ = watch_of(server)
     asyncio.run(watch._list())
     server.items = []
     asyncio.run(watch._list())
-    assert queue_of(memories) == QueueView()
+    assert queue_of(job_states) == QueueView()
 
 
 @pytest.mark.parametrize("forged", [{"namespace": "evil"}, {"name": "another"}], ids=["namespace", "name"])
 def test_a_forged_workload_admits_and_evicts_nobody(forged: dict[str, str]) -> None:
-    watch, memories, _ = watch_of(Server())
+    watch, job_states, _ = watch_of(Server())
 
     async def take() -> None:
         await watch._list()
         await watch._take("ADDED", workload(**forged))
-        assert queue_of(memories) == QueueView()
+        assert queue_of(job_states) == QueueView()
         await watch._take("ADDED", workload())
         await watch._take("DELETED", workload(**forged))
 
     asyncio.run(take())
-    assert queue_of(memories) != QueueView()
+    assert queue_of(job_states) != QueueView()
 
 
 def test_a_flavor_is_asked_for_once_for_many_workloads() -> None:
     server = Server(*(workload(f"{number:08}-uid") for number in range(50)))
-    watch, memories, _ = watch_of(server)
+    watch, job_states, _ = watch_of(server)
     asyncio.run(watch._list())
     assert server.asked[f"/apis/{VERSION}/resourceflavors/a"] == 1
-    assert all(view.node_selector == {"pool": "a"} for view in memories.queues.values())
+    assert all(view.node_selector == {"pool": "a"} for view in job_states.queues.values())
 
 
 def test_a_version_that_goes_away_is_looked_for_again() -> None:
     server = Server(workload())
-    watch, memories, _ = watch_of(server)
-    memories.queues_wanted.set()
+    watch, job_states, _ = watch_of(server)
+    job_states.queues_wanted.set()
 
     async def run_until_watched() -> None:
         server.watched.clear()
@@ -184,8 +184,8 @@ def test_a_version_that_goes_away_is_looked_for_again() -> None:
         await run_until_watched()
 
     asyncio.run(upgrade())
-    assert memories.apis is not None
-    assert memories.apis.kueue == "kueue.x-k8s.io/v1beta2"
+    assert job_states.apis is not None
+    assert job_states.apis.kueue == "kueue.x-k8s.io/v1beta2"
 
 
 @pytest.mark.parametrize(
@@ -195,19 +195,19 @@ def test_a_version_that_goes_away_is_looked_for_again() -> None:
 )
 def test_who_begins_to_lead_looks_for_what_was_left_behind(server: Server, found: bool) -> None:
     """A job whose `queueName` was removed while no operator ran does not request the watch itself."""
-    watch, memories, _ = watch_of(server)
-    memories.apis = None
+    watch, job_states, _ = watch_of(server)
+    job_states.apis = None
     asyncio.run(watch.look())
-    assert memories.queues_wanted.is_set() is found
+    assert job_states.queues_wanted.is_set() is found
     assert server.asked[f"/apis/{VERSION}/workloads"] == 1
 
 
 def test_nothing_is_looked_for_where_kueue_is_not_served() -> None:
     server = Server()
     server.served = "kueue.x-k8s.io/v1alpha1"
-    watch, memories, _ = watch_of(server)
+    watch, job_states, _ = watch_of(server)
     asyncio.run(watch.look())
-    assert not memories.queues_wanted.is_set()
+    assert not job_states.queues_wanted.is_set()
     assert server.asked[f"/apis/{VERSION}/workloads"] == 0
 
 
@@ -222,21 +222,21 @@ def test_a_refusal_ends_the_look_and_an_error_does_not() -> None:
             return await super().call(request)
 
     server = Refusing(workload())
-    watch, memories, _ = watch_of(server)
+    watch, job_states, _ = watch_of(server)
     asyncio.run(watch.look())
     assert server.asked["refused"] == 2
-    assert not memories.queues_wanted.is_set()
+    assert not job_states.queues_wanted.is_set()
 
 
 def test_a_namespace_that_is_refused_keeps_no_others_jobs_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    memories = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION))
+    job_states = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION))
     server: Any = Server(workload())
-    seen, lost = workload_watches(server, memories, lambda key: None, ["ml", "lost"])
+    seen, lost = workload_watches(server, job_states, lambda key: None, ["ml", "lost"])
     asyncio.run(seen._list())
-    assert queue_of(memories, "without-one") == QueueView()
-    assert queue_of(memories, "without-one", "lost") is None
+    assert queue_of(job_states, "without-one") == QueueView()
+    assert queue_of(job_states, "without-one", "lost") is None
     asyncio.run(lost._list())
-    assert queue_of(memories, "without-one", "lost") == QueueView()
+    assert queue_of(job_states, "without-one", "lost") == QueueView()
 
     async def refuse(pause_s: float) -> None:
         assert pause_s == MAX_PAUSE_S
@@ -245,8 +245,8 @@ def test_a_namespace_that_is_refused_keeps_no_others_jobs_waiting(caplog: pytest
         patch.setattr(asyncio, "sleep", refuse)
         for _ in range(3):
             asyncio.run(lost._be_refused(Forbidden("no role", status=403)))
-    assert queue_of(memories, "without-one", "lost") is None
-    assert queue_of(memories, "without-one") == QueueView()
+    assert queue_of(job_states, "without-one", "lost") is None
+    assert queue_of(job_states, "without-one") == QueueView()
     assert [record.levelname for record in caplog.records if "Workloads" in record.message] == ["WARNING"]
 
 
@@ -266,12 +266,12 @@ async def test_a_flavor_that_could_not_be_read_is_looked_at_again() -> None:
             self.watched.set()
             yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "6"}}}
 
-    memories, news = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION)), asyncio.Queue[JobKey]()
-    watch = WorkloadWatch(Guarded(workload()), memories, news.put_nowait)  # type: ignore[arg-type]
-    memories.queues_wanted.set()
+    job_states, news = JobStates(apis=ClusterApis(at=NOW, kueue=VERSION)), asyncio.Queue[JobKey]()
+    watch = WorkloadWatch(Guarded(workload()), job_states, news.put_nowait)  # type: ignore[arg-type]
+    job_states.queues_wanted.set()
     await watch._list()
     await news.get()
-    before = queue_of(memories)
+    before = queue_of(job_states)
     assert before is not None
     assert before.problem is not None
     running = asyncio.create_task(watch.run())
@@ -279,6 +279,6 @@ async def test_a_flavor_that_could_not_be_read_is_looked_at_again() -> None:
         await asyncio.wait_for(news.get(), PATIENCE_S)
     finally:
         running.cancel()
-    found = queue_of(memories)
+    found = queue_of(job_states)
     assert found is not None
     assert (found.problem, found.node_selector) == (None, {"pool": "a"})

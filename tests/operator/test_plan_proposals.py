@@ -82,8 +82,8 @@ def check(given: dict[str, Any], *, workers: int | None = None) -> Proposal | No
     if proposal is None:
         return None
     changed = ZeroTrainingJobSpec.model_validate(done_by_hand(given, proposal), by_alias=True)
-    judged = changed if workers is None else changed.model_copy(update={"workers": base})
-    assert refusals(judged) == (), proposal.changes
+    resized = changed if workers is None else changed.model_copy(update={"workers": base})
+    assert refusals(resized) == (), proposal.changes
     grows = changed.workers != spec.workers
     again = plan_job(changed, workers=changed.workers if grows else workers, base_workers=base)
     assert again.demand is not None, again.message
@@ -266,7 +266,7 @@ KINDS: tuple[dict[str, Any], ...] = ({}, elastic(4), {"checkpoint": OWN})
 def test_so_is_every_other(stage: int) -> None:
     """All optimizers at this stage, over batches, models and kinds of jobs by turns."""
     turns = itertools.cycle(itertools.product(SIZES, KINDS))
-    told: set[str] = set()
+    changes: set[str] = set()
     for batch, kind in itertools.product(BATCHES[stage % 2 :: 2], OPTIMIZERS):
         size, others = next(turns)
         if kind == "OneBitAdam" and stage > 1:
@@ -275,9 +275,9 @@ def test_so_is_every_other(stage: int) -> None:
         if kind is not None:
             config["optimizer"] = {"type": kind}
         found = check(job(config, **size, **others))
-        told |= set() if found is None else {change.split(":")[0] for change in found.changes}
+        changes |= set() if found is None else {change.split(":")[0] for change in found.changes}
     higher = {'"zero_optimization"'} if stage < 3 else set()
-    assert told >= {"spec.workers", '"offload_optimizer"', '"activation_checkpointing"', *higher}
+    assert changes >= {"spec.workers", '"offload_optimizer"', '"activation_checkpointing"', *higher}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

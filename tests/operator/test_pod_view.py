@@ -90,12 +90,12 @@ def test_an_init_container_that_failed_is_named_with_its_own_code(code: int) -> 
     assert seen.state is PodState.FAILED
 
 
-@pytest.mark.parametrize(("attempt", "told"), [(0, "no MASTER_ADDR"), (1, "no MASTER_ADDR"), (2, None)])
-def test_a_launcher_that_could_not_read_its_attempt_is_heard(attempt: int, told: str | None) -> None:
+@pytest.mark.parametrize(("attempt", "exception"), [(0, "no MASTER_ADDR"), (1, "no MASTER_ADDR"), (2, None)])
+def test_a_launcher_that_could_not_read_its_attempt_is_heard(attempt: int, exception: str | None) -> None:
     message = Termination(attempt=attempt, code=69, exception="no MASTER_ADDR").to_json()
     state = {"terminated": {**ended(69)["terminated"], "message": message}}
     found = view(worker(state), phase="Failed").termination
-    assert (found.exception if found else None) == told
+    assert (found.exception if found else None) == exception
 
 
 @pytest.mark.parametrize(("policy", "found"), [("Always", None), (None, 143)])

@@ -30,7 +30,7 @@ from zerotrain.operator.reconcile import Problem, reconcile
 pytestmark = pytest.mark.unit
 
 QUOTA = Problem(reason="QuotaExceeded", message="exceeded quota: q, limited: pods=0")
-TAKEN = Problem(reason="NameTaken", message="Pod gpt-1-0 belongs to somebody else")
+TAKEN = Problem(reason="NameTaken", message="Pod gpt-1-0 belongs to another owner")
 NO_NODE = "Unschedulable: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
 

@@ -31,7 +31,7 @@ QUOTA = Problem(reason="QuotaExceeded", message="exceeded quota: q, used: pods=1
 DOWN = Problem(reason="ApiRefused", message="500 failed calling webhook x: connection refused")
 LIMIT = Problem(reason="ApiRefused", message="maximum cpu usage per Pod is 2, but limit is 4", lasting=True)
 CLASS = Problem(reason="ApiRefused", message="no PriorityClass with name high was found", lasting=True)
-TAKEN = Problem(reason="NameTaken", message="Service gpt belongs to somebody else", lasting=True)
+TAKEN = Problem(reason="NameTaken", message="Service gpt belongs to another owner", lasting=True)
 
 
 def refused(problem: Problem, **stored: Any) -> Row:

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("level", "said", "least"),
+    ("level", "violation", "least"),
     [
         ("restricted", 'restricted volume types (volume "d" uses restricted volume type "nfs")', "baseline"),
         ("restricted", "runAsNonRoot != true (pod must set securityContext.runAsNonRoot=true)", "baseline"),
@@ -27,10 +27,10 @@ Json = dict[str, Any]
         ("baseline", 'non-default capabilities (container must not include "IPC_LOCK")', "privileged"),
     ],
 )
-def test_the_least_level_of_pod_security_that_suffices(level: str, said: str, least: str) -> None:
-    told = f'pods "gpt-1-0" is forbidden: violates PodSecurity "{level}:latest": {said}'
+def test_the_least_level_of_pod_security_that_suffices(level: str, violation: str, least: str) -> None:
+    message = f'pods "gpt-1-0" is forbidden: violates PodSecurity "{level}:latest": {violation}'
     item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
-    refused = _refusal(Forbidden(told, status=403), item)
+    refused = _refusal(Forbidden(message, status=403), item)
     assert f"enforce={least} --overwrite" in refused.problem.message
 
 
@@ -41,11 +41,11 @@ def policy(labels: Json, **meta: Any) -> Json:
 def test_a_leftover_of_an_earlier_job_is_told_from_what_is_somebody_elses() -> None:
     """An orphaned policy still applies to pods that may train: deleting it first would open them."""
     labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/job-uid": "old"}
-    told = name_taken(policy(labels)).problem.message
-    assert told.startswith("NetworkPolicy gpt is left over from an earlier job gpt (uid old)")
-    assert "kubectl delete pods -l zerotrain.dev/job-uid=old" in told
+    message = name_taken(policy(labels)).problem.message
+    assert message.startswith("NetworkPolicy gpt is left over from an earlier job gpt (uid old)")
+    assert "kubectl delete pods -l zerotrain.dev/job-uid=old" in message
     for other in (policy({}), policy(labels, ownerReferences=[{"uid": "other"}])):
-        assert "belongs to somebody else" in name_taken(other).problem.message
+        assert "belongs to another owner" in name_taken(other).problem.message
 
 
 def lost(*pods: PodView, gone: PodView | None = None) -> str:
@@ -56,7 +56,7 @@ def lost(*pods: PodView, gone: PodView | None = None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("pod", "told"),
+    ("pod", "message"),
     [
         (going(0, asked_s_ago=5), "the pod was deleted, not by the operator"),
         (
@@ -66,16 +66,16 @@ def lost(*pods: PodView, gone: PodView | None = None) -> str:
         (ready(0), "the pod is gone"),
     ],
 )
-def test_a_pod_that_somebody_deleted_is_not_blamed_on_its_node(pod: PodView, told: str) -> None:
-    assert lost(ready(1), gone=pod) == told
+def test_a_pod_that_somebody_deleted_is_not_blamed_on_its_node(pod: PodView, message: str) -> None:
+    assert lost(ready(1), gone=pod) == message
 
 
 @pytest.mark.parametrize(
-    ("finalizers", "told"),
+    ("finalizers", "message"),
     [
         ((), "its node does not finish the deletion of the pod"),
         (("example.com/audit",), "the pod was deleted and is held by finalizer example.com/audit"),
     ],
 )
-def test_of_one_that_does_not_go_it_is_said_what_keeps_it(finalizers: tuple[str, ...], told: str) -> None:
-    assert lost(going(0, asked_s_ago=200, finalizers=finalizers), ready(1)) == told
+def test_of_one_that_does_not_go_it_is_said_what_keeps_it(finalizers: tuple[str, ...], message: str) -> None:
+    assert lost(going(0, asked_s_ago=200, finalizers=finalizers), ready(1)) == message

@@ -69,7 +69,7 @@ def ready(plan: Plan) -> tuple[str, str]:
     return found.reason, found.message
 
 
-def told(plan: Plan, reason: str) -> list[str]:
+def messages_of(plan: Plan, reason: str) -> list[str]:
     return [event.message for event in plan.events if event.reason == reason]
 
 
@@ -80,13 +80,13 @@ def test_volumes_that_are_not_set_up_are_named() -> None:
     )
     message = f"worker 0 (pod gpt-1-0): {since}; it needs {NEEDS}: does each exist in the namespace?"
     assert ready(plan) == ("PodNotStarting", message)
-    assert told(plan, "PodNotStarting") == [f"attempt 1: {message}"]
+    assert messages_of(plan, "PodNotStarting") == [f"attempt 1: {message}"]
 
 
 def test_nothing_is_told_before_and_a_pass_comes_when_it_is() -> None:
     plan = passed(starting(20))
     assert ready(plan)[0] == "WaitingForPods"
-    assert not told(plan, "PodNotStarting")
+    assert not messages_of(plan, "PodNotStarting")
     assert plan.wake_at is not None
     assert (plan.wake_at - NOW).total_seconds() == 10
 
@@ -124,31 +124,31 @@ def test_one_that_runs_for_longer_may_wait_for_packets_that_the_policy_drops() -
     assert "the job's NetworkPolicy" in message
     assert "spec.network.egressCidrs" in message
     assert "zerotrain.dev/job=gpt" in message
-    assert told(plan, reason) == [f"attempt 1: {message}"]
+    assert messages_of(plan, reason) == [f"attempt 1: {message}"]
     assert [str(event.type) for event in plan.events] == ["Normal"]
     assert plan.actions == ()
-    before = {**TOLD_BEFORE, "reason": reason}
-    assert not told(fetching(301, [before]), reason), "once"
+    before = {**REPORTED_BEFORE, "reason": reason}
+    assert not messages_of(fetching(301, [before]), reason), "once"
 
 
 def test_a_kubelet_that_says_nothing_is_not_accused() -> None:
     assert ready(passed(starting(3600, sandbox=None)))[0] == "WaitingForPods"
 
 
-TOLD_BEFORE: Json = {
+REPORTED_BEFORE: Json = {
     "type": "Reconciling", "status": "True", "reason": "PodNotStarting", "message": "",
     "lastTransitionTime": stamp(ago(60)),
 }  # fmt: skip
 
 
 def test_it_is_told_once() -> None:
-    assert not told(passed(starting(120), conditions=[TOLD_BEFORE]), "PodNotStarting")
+    assert not messages_of(passed(starting(120), conditions=[REPORTED_BEFORE]), "PodNotStarting")
 
 
 def test_a_container_that_cannot_start_makes_an_event() -> None:
     plan = passed(starting(5, sandbox="True", waiting="ImagePullBackOff", message="no such image"))
     assert ready(plan)[0] == "ContainerWaiting"
-    assert told(plan, "ContainerWaiting") == [
+    assert messages_of(plan, "ContainerWaiting") == [
         "attempt 1: worker 0 (pod gpt-1-0): ImagePullBackOff: no such image"
     ]
 
@@ -177,7 +177,7 @@ def test_a_finalizer_is_named_once_it_is_all_that_is_left(s_ago: float, over: bo
     reason, message = ready(plan)
     assert (reason == "PodHeld") is named
     assert ("pod gpt-1-0 cannot go: it is held by finalizer example.com/audit" in message) is named
-    assert len(told(plan, "PodHeld")) == named
+    assert len(messages_of(plan, "PodHeld")) == named
 
 
 def test_finalizers_count_for_pods_that_are_to_go() -> None:

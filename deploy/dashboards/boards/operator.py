@@ -115,7 +115,7 @@ _HEALTH = Row(
             width=4,
             height=4,
             thresholds=at_least(1, Level.WARNING),
-            queries=(Query(expr="max(zerotrain_operator_unheard_jobs{OPERATOR})", legend="jobs"),),
+            queries=(Query(expr="max(zerotrain_operator_unresponsive_jobs{OPERATOR})", legend="jobs"),),
             alerts=("WorkersUnreachable",),
         ),
         Panel(

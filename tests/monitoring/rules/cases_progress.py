@@ -295,15 +295,15 @@ def operator() -> tuple[Case, ...]:
             alert="ZeroTrainWorkersUnreachable",
             name="one replica hears nothing of a job for a while, and the other knows of none",
             series=merged(
-                replica("zerotrain_operator_unheard_jobs", [*flat(0, 10), *flat(1, 20), *flat(0, 20)]),
-                replica("zerotrain_operator_unheard_jobs", flat(0, 50), pod="op-1"),
+                replica("zerotrain_operator_unresponsive_jobs", [*flat(0, 10), *flat(1, 20), *flat(0, 20)]),
+                replica("zerotrain_operator_unresponsive_jobs", flat(0, 50), pod="op-1"),
             ),
             fires=(Firing(labels=here, from_s=480, until_s=900),),
         ),
         Case(
             alert="ZeroTrainWorkersUnreachable",
             name="one that is slow to answer now and then",
-            series=replica("zerotrain_operator_unheard_jobs", [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0] * 4),
+            series=replica("zerotrain_operator_unresponsive_jobs", [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0] * 4),
             quiet_at_s=(300, 600, 900, 1200),
         ),
         Case(

@@ -104,13 +104,13 @@ def one_for_changes(path: str, rules: Sequence[Rule], message: str) -> Rule:
         if item.holds is not None or "'" in item.message:
             raise ValueError(f"rule {item.message!r}: only rules about changes, without quotes, can be one")
     cels = [re.sub(r"\b(self|oldSelf)\.", rf"\1.{path}.", item.cel) for item in rules]
-    told = " + ".join(
+    messages = " + ".join(
         f"(({cel}) ? '' : '{path}{item.field_path or ''}: {item.message}. ')"
         for cel, item in zip(cels, rules, strict=True)
     )
     same = f"{_STATUS_WRITE} || self.{path} == oldSelf.{path}"
     folded = rule(f"{same} || ({' && '.join(f'({cel})' for cel in cels)})", message, field_path=f".{path}")
-    return replace(folded, message_cel=f"({told}).trim()")
+    return replace(folded, message_cel=f"({messages}).trim()")
 
 
 def one_of(*fields: str, note: str = "", field_path: str | None = None) -> Rule:

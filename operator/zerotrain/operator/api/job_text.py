@@ -82,11 +82,11 @@ def _read_spec(text: bytes, read: Read) -> Json:
     kept = {name: read(fields[name]) for name in _KEPT_SPEC if name in fields}
     field = max(fields, key=lambda name: len(fields[name]), default="")
     if len(text) > MAX_SPEC_BYTES:
-        told = _too_long(len(text), field, len(fields.get(field, b"")))
+        message = _too_long(len(text), field, len(fields.get(field, b"")))
     else:
         field = max(fields, key=lambda name: depth_of(fields[name]), default="")
-        told = _too_deep(field)
-    return {"spec": kept, UNREAD: told}
+        message = _too_deep(field)
+    return {"spec": kept, UNREAD: message}
 
 
 def kept(job: Mapping[str, Any]) -> Json:
@@ -111,8 +111,8 @@ def _shared_spec(spec: Mapping[str, Any]) -> Json:
         try:
             shared[_one(name)] = walk.shared(value, MAX_SPEC_DEPTH)
         except _TooMuch:
-            told = _too_many(name) if walk.left < 0 else _too_deep(name)
-            return {"spec": {key: spec[key] for key in _KEPT_SPEC if key in spec}, UNREAD: told}
+            message = _too_many(name) if walk.left < 0 else _too_deep(name)
+            return {"spec": {key: spec[key] for key in _KEPT_SPEC if key in spec}, UNREAD: message}
     return {"spec": shared}
 
 

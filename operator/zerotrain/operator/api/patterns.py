@@ -53,5 +53,5 @@ def compiled(pattern: str) -> Pattern:
     try:
         return Pattern(re2.compile(pattern.encode(errors="replace"), options))
     except re2.error as error:
-        said = error.args[0].decode(errors="replace") if error.args else "refused"
-        raise PatternError(f"{pattern!r} is no regular expression of RE2's syntax: {said}") from None
+        reason = error.args[0].decode(errors="replace") if error.args else "refused"
+        raise PatternError(f"{pattern!r} is no regular expression of RE2's syntax: {reason}") from None

@@ -163,7 +163,7 @@ def _bounds(schema: Schema) -> Iterator[str]:
         yield f"at least {low}"
     elif high is not None:
         yield f"at most {high}"
-    for few, many, what in (
+    for minimum, maximum, what in (
         ("minLength", "maxLength", "characters"),
         ("minItems", "maxItems", "items"),
         ("minProperties", "maxProperties", "entries"),
@@ -171,10 +171,10 @@ def _bounds(schema: Schema) -> Iterator[str]:
         # The length of a quantity adds nothing to its form.
         if INT_OR_STRING in schema:
             continue
-        if few in schema and many in schema:
-            yield f"{schema[few]} to {schema[many]} {what}"
-        elif many in schema:
-            yield f"at most {schema[many]} {what}"
+        if minimum in schema and maximum in schema:
+            yield f"{schema[minimum]} to {schema[maximum]} {what}"
+        elif maximum in schema:
+            yield f"at most {schema[maximum]} {what}"
     if "pattern" in schema and INT_OR_STRING not in schema:
         yield _form(str(schema["pattern"]))
 

@@ -190,8 +190,8 @@ class Api:
         if request.body is not None:
             data = json_codec.write(request.body)
             headers["Content-Type"] = request.content_type
-        told = f"{request.method} {request.path}"
-        self._check_fence(request, told)
+        description = f"{request.method} {request.path}"
+        self._check_fence(request, description)
         started = time.monotonic()
         try:
             async with self._session_of(request).request(
@@ -208,23 +208,23 @@ class Api:
                     return
                 body = await response.read()
                 self._count(request, response, started)
-                error = error_of(told, response.status, body)
+                error = error_of(description, response.status, body)
                 if isinstance(error, Unavailable):
                     error.retry_after_s = _retry_after(response)
                 raise error
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             self.telemetry.request(request.method, request.kind, 0, time.monotonic() - started)
-            raise Unavailable(f"{told}: no answer: {cause!r}") from cause
+            raise Unavailable(f"{description}: no answer: {cause!r}") from cause
 
     def _count(self, request: Request, response: aiohttp.ClientResponse, started: float) -> None:
         took_s = time.monotonic() - started
         self.telemetry.request(request.method, request.kind, response.status, took_s)
-        self.time.heard(response.headers.get("Date"))
+        self.time.record_date(response.headers.get("Date"))
 
-    def _check_fence(self, request: Request, told: str) -> None:
+    def _check_fence(self, request: Request, description: str) -> None:
         writes = request.method != "GET" and request.kind != "leases"
         if writes and self.may_write is not None and not self.may_write():
-            raise NotLeading(f"{told}: not sent, for another replica may lead by now")
+            raise NotLeading(f"{description}: not sent, for another replica may lead by now")
 
     def backoff_s(self, attempt: int, error: Unavailable) -> float:
         """Return the seconds before the next try; never less than the server requested."""

@@ -43,16 +43,16 @@ class ChannelKind(StrEnum):
     SILENT = "silent"
 
 
-class Lane(StrEnum):
+class CallKind(StrEnum):
     """Kinds of calls, which do not wait for each other."""
 
     POLL = "poll"
     """Poll of worker 0 of a job."""
-    LOOK = "look"
+    INSPECT = "inspect"
     """Inspection of all workers of a job that seems to stand still."""
-    LISTEN = "listen"
+    PROBE = "probe"
     """Calls to workers on nodes that are not ready: silence counts against the node."""
-    DOUBTED = "doubted"
+    UNRESPONSIVE = "unresponsive"
     """Polls of a worker whose earlier calls timed out."""
     SAMPLE = "sample"
     """First calls of an inspection of workers that could not be reached in the last one."""
@@ -61,7 +61,7 @@ class Lane(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Room:
+class _CallLimits:
     calls: int
     """Maximum of calls in flight."""
     of_job: int
@@ -70,25 +70,25 @@ class _Room:
     """Maximum seconds to wait for a slot; by default the time that a call may take."""
 
 
-_ROOMS = {
-    Lane.POLL: _Room(calls=20, of_job=1),
+_CALL_LIMITS = {
+    CallKind.POLL: _CallLimits(calls=20, of_job=1),
     # The answers of an inspection are lost when one call gets no slot.
-    Lane.LOOK: _Room(calls=20, of_job=10, wait_s=20.0),
-    Lane.LISTEN: _Room(calls=24, of_job=16),
-    Lane.DOUBTED: _Room(calls=10, of_job=1),
+    CallKind.INSPECT: _CallLimits(calls=20, of_job=10, wait_s=20.0),
+    CallKind.PROBE: _CallLimits(calls=24, of_job=16),
+    CallKind.UNRESPONSIVE: _CallLimits(calls=10, of_job=1),
     # Many jobs may be cut off at once, and each of them is inspected every few minutes.
-    Lane.SAMPLE: _Room(calls=10, of_job=5, wait_s=60.0),
-    Lane.YIELD: _Room(calls=32, of_job=16),
+    CallKind.SAMPLE: _CallLimits(calls=10, of_job=5, wait_s=60.0),
+    CallKind.YIELD: _CallLimits(calls=32, of_job=16),
     # Each call may take seconds, and stacks of eight jobs are collected at a time.
-    Lane.STACKS: _Room(calls=48, of_job=6, wait_s=20.0),
+    CallKind.STACKS: _CallLimits(calls=48, of_job=6, wait_s=20.0),
 }
-CONNECTIONS = sum(room.calls for room in _ROOMS.values())
+CONNECTIONS = sum(limits.calls for limits in _CALL_LIMITS.values())
 """Connections that the session needs: thousands of jobs share one event loop."""
 
 
-def share_of(lane: Lane) -> int:
-    """Return how many calls of the lane one job may make at once."""
-    return _ROOMS[lane].of_job
+def share_of(call_kind: CallKind) -> int:
+    """Return how many calls of the kind one job may make at once."""
+    return _CALL_LIMITS[call_kind].of_job
 
 
 class ChannelError(Exception):
@@ -112,8 +112,8 @@ class Worker:
     namespace: str
     pod: str
     ip: str | None
-    lane: Lane = Lane.POLL
-    """Lane of the calls for its report."""
+    call_kind: CallKind = CallKind.POLL
+    """Kind of the calls for its report."""
     job_uid: str = ""
     attempt: int = 0
     """Attempt whose token is sent with the call, if `job_uid` is given."""
@@ -143,31 +143,33 @@ class HttpChannel:
         delay requests to the API server."""
         self._api, self._session, self._kind = api, session, kind
         self._operator_key = operator_key
-        self._slots = {lane: asyncio.Semaphore(room.calls) for lane, room in _ROOMS.items()}
+        self._slots = {
+            call_kind: asyncio.Semaphore(limits.calls) for call_kind, limits in _CALL_LIMITS.items()
+        }
 
     async def report(self, worker: Worker) -> WorkerReport:
         # Reading a report needs no token. A caller with this token is served before all others.
         headers = {}
         if worker.job_uid:
             headers = bearer(for_reading(derive(self._operator_key, worker.job_uid, worker.attempt)))
-        text = await self._call("GET", worker, PROGRESS_PATH, worker.lane, headers)
+        text = await self._call("GET", worker, PROGRESS_PATH, worker.call_kind, headers)
         try:
             return WorkerReport.from_json(text)
         except ValueError as error:
             raise ChannelError(f"{worker.pod}: {error}") from error
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
-        await self._call("POST", worker, YIELD_PATH, Lane.YIELD, bearer(token), yield_body(attempt))
+        await self._call("POST", worker, YIELD_PATH, CallKind.YIELD, bearer(token), yield_body(attempt))
 
     async def stacks(self, worker: Worker, *, token: str) -> str:
-        return await self._call("GET", worker, STACKS_PATH, Lane.STACKS, bearer(token))
+        return await self._call("GET", worker, STACKS_PATH, CallKind.STACKS, bearer(token))
 
     async def _call(
         self,
         method: str,
         worker: Worker,
         path: str,
-        lane: Lane,
+        call_kind: CallKind,
         headers: Mapping[str, str] = MappingProxyType({}),
         body: bytes | None = None,
     ) -> str:
@@ -175,7 +177,7 @@ class HttpChannel:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with (
-                self._slot(lane, worker),
+                self._slot(call_kind, worker),
                 self._session.request(
                     method,
                     url,
@@ -188,22 +190,26 @@ class HttpChannel:
                 # A tenant's own program may serve this port: never read more than a report can hold.
                 text = await _limited(answer.content, worker)
                 if answer.status >= 300:
-                    said = text[:200].decode(errors="replace")
+                    excerpt = text[:200].decode(errors="replace")
                     final = answer.status in (400, 401, 403, 404, 405)
-                    raise ChannelError(f"{worker.pod}: {method} {path}: {answer.status} {said}", final=final)
+                    raise ChannelError(
+                        f"{worker.pod}: {method} {path}: {answer.status} {excerpt}", final=final
+                    )
                 return text.decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             timed_out = isinstance(error, TimeoutError)
             raise ChannelError(f"{worker.pod}: {method} {path}: {error!r}", timed_out=timed_out) from error
 
     @asynccontextmanager
-    async def _slot(self, lane: Lane, worker: Worker) -> AsyncIterator[None]:
-        slots, room = self._slots[lane], _ROOMS[lane]
+    async def _slot(self, call_kind: CallKind, worker: Worker) -> AsyncIterator[None]:
+        slots, limits = self._slots[call_kind], _CALL_LIMITS[call_kind]
         try:
-            async with asyncio.timeout(room.wait_s):
+            async with asyncio.timeout(limits.wait_s):
                 await slots.acquire()
         except TimeoutError:
-            raise NotAsked(f"{worker.pod} was not asked: all {room.calls} slots ({lane}) are taken") from None
+            raise NotAsked(
+                f"{worker.pod} was not asked: all {limits.calls} slots ({call_kind}) are taken"
+            ) from None
         try:
             yield
         finally:

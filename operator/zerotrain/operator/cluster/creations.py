@@ -28,15 +28,15 @@ MOST_OF_ONE: Final = 24
 LEAST: Final = 8
 """Limit that a namespace starts with and does not fall below. It is enough to keep an API server that is near
 always busy."""
-SOON_S: Final = 0.2
+FAST_S: Final = 0.2
 """Seconds after which an answer counts as late: a creation that does not wait takes a tenth of it or less."""
-MOST_SOON_S: Final = 1.0
+MAX_FAST_S: Final = 1.0
 """Largest threshold for a late answer. Where every answer takes long, as through slow webhooks, the threshold
 is twice the shortest time, but no more than this."""
 HANGS_S: Final = 1.0
 """Seconds without an answer after which a creation hangs: it waits for something behind the API server, and
 does not keep the API server busy."""
-FEW: Final = 2
+LIMIT_WHEN_HANGING: Final = 2
 """Limit of one namespace while as many creations hang as may be in flight, so that every namespace keeps
 some."""
 REST_S: Final = 60.0
@@ -46,7 +46,7 @@ _SHARE: Final = 0.6
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _NamespaceQueue:
     """State of one namespace."""
 
     allowed: float
@@ -85,12 +85,12 @@ class _Part:
     """Share of one job in its namespace's lane: always one creation, and more as long as no other job waits
     for them."""
 
-    lane: _Lane
+    queue: _NamespaceQueue
     asked: int = 0
 
     def grow(self) -> bool:
         """Take one more creation if there is one. Return whether there was."""
-        if self.asked and (self.asked >= self.lane.share or self.lane.asked >= int(self.lane.allowed)):
+        if self.asked and (self.asked >= self.queue.share or self.queue.asked >= int(self.queue.allowed)):
             return False
         self._add(1)
         return True
@@ -104,15 +104,17 @@ class _Part:
     @property
     def is_too_large(self) -> bool:
         """Return whether the job holds more than its share, because other jobs came or the limit fell."""
-        return self.asked > 1 and (self.asked > self.lane.share or self.lane.asked > int(self.lane.allowed))
+        return self.asked > 1 and (
+            self.asked > self.queue.share or self.queue.asked > int(self.queue.allowed)
+        )
 
     def _add(self, number: int) -> None:
         self.asked += number
-        self.lane.asked += number
+        self.queue.asked += number
 
 
 @dataclass(slots=True)
-class Turn:
+class Slot:
     """Slot of one creation."""
 
     began: float
@@ -152,36 +154,36 @@ class Creations:
         self._most_of_one, self._least = min(MOST_OF_ONE, most), min(least, most)
         self._held = self._hanging = 0
         """Creations of all namespaces in flight: those that do not hang, and those that hang."""
-        self._lanes: dict[str, _Lane] = {}
-        self._queue: dict[_Lane, None] = {}
+        self._queues: dict[str, _NamespaceQueue] = {}
+        self._queue: dict[_NamespaceQueue, None] = {}
         """Lanes with creations that wait; the next one to be served first."""
 
     def limit(self, namespace: str) -> int:
         """Return how many creations may be in flight in the namespace now."""
-        return int(self._lane(namespace).allowed)
+        return int(self._queue_of(namespace).allowed)
 
     def share(self, namespace: str) -> int:
         """Return how many creations one job should request at once: what the other jobs that create now
         leave, and some for another that may come. A job that requests more waits for them in the middle of a
         pass."""
-        return self._lane(namespace).share
+        return self._queue_of(namespace).share
 
     @asynccontextmanager
-    async def one(self, namespace: str) -> AsyncIterator[Turn]:
+    async def one(self, namespace: str) -> AsyncIterator[Slot]:
         """Wait for a slot, and hold it for the length of one creation. Slots are given first come, first
         served within a namespace; namespaces with free slots alternate."""
-        lane = self._lane(namespace)
-        await self._enter(lane)
-        turn, answered = Turn(self._clock()), False
-        alarm = asyncio.get_running_loop().call_later(self._hangs_s, self._hangs, lane, turn)
+        queue = self._queue_of(namespace)
+        await self._enter(queue)
+        slot, answered = Slot(self._clock()), False
+        alarm = asyncio.get_running_loop().call_later(self._hangs_s, self._hangs, queue, slot)
         try:
-            yield turn
-            answered = not turn.void
+            yield slot
+            answered = not slot.void
         finally:
             alarm.cancel()
-            if not turn.void:
-                self._learn(lane, turn.began, answered)
-            self._leave(lane, turn)
+            if not slot.void:
+                self._learn(queue, slot.began, answered)
+            self._leave(queue, slot)
 
     async def spread(
         self,
@@ -195,8 +197,8 @@ class Creations:
         one, when no items are left or `is_over` returns true. Raise the first error. An error stops the items
         that wait, as a quota rejects a thousand pods for the same reason, but none that is in flight: the
         quota may have counted a creation that is broken off."""
-        lane, tally = self._lane(namespace), _Tally(is_over)
-        part = _Part(lane)
+        queue, tally = self._queue_of(namespace), _Tally(is_over)
+        part = _Part(queue)
 
         async def work(group: asyncio.TaskGroup) -> None:
             for item in items:  # shared by all tasks, so that no item is built before its slot is free
@@ -208,13 +210,13 @@ class Creations:
                 if part.grow():
                     group.create_task(work(group))
 
-        lane.jobs += 1
+        queue.jobs += 1
         try:
             async with asyncio.TaskGroup() as group:
                 while part.grow():
                     group.create_task(work(group))
         finally:
-            lane.jobs -= 1
+            queue.jobs -= 1
             part.end()
         if tally.error is not None:
             raise tally.error
@@ -226,9 +228,9 @@ class Creations:
         """Call `act` on the item, unless the time is over before it gets a slot. Return whether there is time
         for more."""
         try:
-            async with self.one(namespace) as turn:
+            async with self.one(namespace) as slot:
                 if tally.begun and tally.is_over:
-                    turn.void = True
+                    slot.void = True
                     return False
                 tally.begun += 1
                 await act(item)
@@ -238,81 +240,81 @@ class Creations:
         tally.done += 1
         return not tally.is_over
 
-    def _lane(self, namespace: str) -> _Lane:
-        now, lane = self._clock(), self._lanes.get(namespace)
-        if lane is None or (lane.is_idle and now - lane.used_at > REST_S):
-            self._lanes = {
+    def _queue_of(self, namespace: str) -> _NamespaceQueue:
+        now, queue = self._clock(), self._queues.get(namespace)
+        if queue is None or (queue.is_idle and now - queue.used_at > REST_S):
+            self._queues = {
                 name: other
-                for name, other in self._lanes.items()
+                for name, other in self._queues.items()
                 if not other.is_idle or now - other.used_at <= REST_S
             }
-            lane = self._lanes[namespace] = _Lane(allowed=float(self._least), used_at=now)
-        return lane
+            queue = self._queues[namespace] = _NamespaceQueue(allowed=float(self._least), used_at=now)
+        return queue
 
-    def _is_open(self, lane: _Lane) -> bool:
-        few = FEW if self._hanging >= self._most else self._most
-        return self._held < self._most and lane.held < min(int(lane.allowed), few)
+    def _is_open(self, queue: _NamespaceQueue) -> bool:
+        limit = LIMIT_WHEN_HANGING if self._hanging >= self._most else self._most
+        return self._held < self._most and queue.held < min(int(queue.allowed), limit)
 
-    async def _enter(self, lane: _Lane) -> None:
-        if not lane.waiting and self._is_open(lane):
-            self._take(lane)
+    async def _enter(self, queue: _NamespaceQueue) -> None:
+        if not queue.waiting and self._is_open(queue):
+            self._take(queue)
             return
-        turn = asyncio.get_running_loop().create_future()
-        lane.waiting.append(turn)
-        self._queue[lane] = None
+        slot = asyncio.get_running_loop().create_future()
+        queue.waiting.append(slot)
+        self._queue[queue] = None
         self._wake()  # those ahead may have been cancelled
         try:
-            await turn  # `_wake` has counted this creation already
+            await slot  # `_wake` has counted this creation already
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its slot had just become free
-                self._leave(lane, Turn(self._clock()))
+            if not slot.cancelled():  # its slot had just become free
+                self._leave(queue, Slot(self._clock()))
             raise
 
-    def _take(self, lane: _Lane) -> None:
+    def _take(self, queue: _NamespaceQueue) -> None:
         self._held += 1
-        lane.held += 1
+        queue.held += 1
 
-    def _hangs(self, lane: _Lane, turn: Turn) -> None:
+    def _hangs(self, queue: _NamespaceQueue, slot: Slot) -> None:
         """Mark a creation as hanging: it frees its slot among those of all namespaces, but not the one of its
         namespace."""
-        turn.hangs = True
+        slot.hangs = True
         self._held -= 1
         self._hanging += 1
-        self._cut(lane, turn.began)
+        self._cut(queue, slot.began)
         self._wake()
 
-    def _leave(self, lane: _Lane, turn: Turn) -> None:
-        self._held -= not turn.hangs
-        self._hanging -= turn.hangs
-        lane.held -= 1
-        lane.used_at = self._clock()
+    def _leave(self, queue: _NamespaceQueue, slot: Slot) -> None:
+        self._held -= not slot.hangs
+        self._hanging -= slot.hangs
+        queue.held -= 1
+        queue.used_at = self._clock()
         self._wake()
 
-    def _learn(self, lane: _Lane, began: float, answered: bool) -> None:
+    def _learn(self, queue: _NamespaceQueue, began: float, answered: bool) -> None:
         """Adjust the namespace's limit by the time of one answer. A late error lowers it; an early error does
         not raise it, since it shows only that the request is rejected."""
         now = self._clock()
         took = now - began
         if answered:
-            lane.shortest_s = min(lane.shortest_s, took)
-        if took > min(max(SOON_S, 2 * lane.shortest_s), MOST_SOON_S):
-            self._cut(lane, began)
-        elif answered and lane.is_used:
-            more = 1.0 if lane.cut_at is None else 1 / lane.allowed
-            lane.allowed = min(self._most_of_one, lane.allowed + more)
+            queue.shortest_s = min(queue.shortest_s, took)
+        if took > min(max(FAST_S, 2 * queue.shortest_s), MAX_FAST_S):
+            self._cut(queue, began)
+        elif answered and queue.is_used:
+            more = 1.0 if queue.cut_at is None else 1 / queue.allowed
+            queue.allowed = min(self._most_of_one, queue.allowed + more)
 
-    def _cut(self, lane: _Lane, began: float) -> None:
-        if lane.cut_at is None or began >= lane.cut_at:  # only once for all that were in flight together
-            lane.allowed, lane.cut_at = max(self._least, lane.allowed * _CUT), self._clock()
+    def _cut(self, queue: _NamespaceQueue, began: float) -> None:
+        if queue.cut_at is None or began >= queue.cut_at:  # only once for all that were in flight together
+            queue.allowed, queue.cut_at = max(self._least, queue.allowed * _CUT), self._clock()
 
     def _wake(self) -> None:
-        while (lane := next(filter(self._is_open, self._queue), None)) is not None:
-            del self._queue[lane]
-            while lane.waiting:
-                turn = lane.waiting.popleft()
-                if not turn.done():  # a future that is done was cancelled
-                    self._take(lane)
-                    turn.set_result(None)
+        while (queue := next(filter(self._is_open, self._queue), None)) is not None:
+            del self._queue[queue]
+            while queue.waiting:
+                slot = queue.waiting.popleft()
+                if not slot.done():  # a future that is done was cancelled
+                    self._take(queue)
+                    slot.set_result(None)
                     break
-            if lane.waiting:
-                self._queue[lane] = None  # behind the others
+            if queue.waiting:
+                self._queue[queue] = None  # behind the others

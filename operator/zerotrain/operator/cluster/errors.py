@@ -82,10 +82,10 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 def error_of(request: str, status: int, body: bytes) -> ApiError:
     """Return the typed error for an answer that is not 2xx; `request` is `VERB path`."""
-    said = _status_object(body)
+    content = _status_object(body)
     reason, message = (
-        str(said.get("reason", "")),
-        str(said.get("message", "")) or body[:200].decode(errors="replace"),
+        str(content.get("reason", "")),
+        str(content.get("message", "")) or body[:200].decode(errors="replace"),
     )
     kind = AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(status, ApiError)
     if status >= 500:

@@ -50,7 +50,7 @@ class EventWriter:
         self._budgets = Budgets(burst=BURST, every_s=EVERY_S, max_keys=MAX_JOBS)
         self._waiting: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
 
-    def tell(self, job: Json, events: Iterable[Event]) -> None:
+    def emit(self, job: Json, events: Iterable[Event]) -> None:
         """Queue these events of the job, with the present time."""
         for event in events:
             body = event_body(job, event, instance=self._instance, now=datetime.now(UTC))
@@ -112,8 +112,8 @@ class EventWriter:
 def event_body(job: Json, event: Event, *, instance: str, now: datetime) -> Json:
     """Return an events.k8s.io/v1 object; `kubectl describe` shows it like a core event."""
     meta = job["metadata"]
-    told = "\n".join((meta["uid"], str(event.attempt), event.reason, event.message))
-    digest = hashlib.sha256(told.encode(errors="replace")).hexdigest()[:16]
+    identity = "\n".join((meta["uid"], str(event.attempt), event.reason, event.message))
+    digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:16]
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",

@@ -47,8 +47,8 @@ from zerotrain.operator.reconcile import (
 __all__ = ["ActionRefused", "Executor", "Unfinished"]
 
 
-async def _delete_job(hands: ActionContext, body: Json, action: DeleteJob) -> None:
-    await JobClient(hands.api).delete(body)
+async def _delete_job(context: ActionContext, body: Json, action: DeleteJob) -> None:
+    await JobClient(context.api).delete(body)
 
 
 _PERFORM: dict[type, Callable[[ActionContext, Json, Any], Awaitable[None]]] = {
@@ -87,5 +87,5 @@ class Executor(ActionContext):
             except ConfigError as error:
                 # The validation of the spec judges what is rendered. If it accepted too much, the user must
                 # see why.
-                told = f"spec.config: {error} It can be changed while spec.suspend is true."
-                raise ActionRefused(Reason.INVALID_SPEC, told, lasting=True) from error
+                message = f"spec.config: {error} It can be changed while spec.suspend is true."
+                raise ActionRefused(Reason.INVALID_SPEC, message, lasting=True) from error

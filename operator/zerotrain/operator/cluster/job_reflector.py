@@ -22,7 +22,7 @@ BATCH_S = 0.1
 """Seconds that an event waits for further events of its job. Most events are the echo of a write of our own
 whose answer is known by then, so that they cause no pass."""
 
-TURN = 100
+BATCH_SIZE = 100
 """Number of jobs that are passed on at once: the jobs of a full list must not block the event loop."""
 
 
@@ -61,10 +61,10 @@ class _Jobs:
         changed: Callable[[Json], None],
         deleted: Callable[[Json], None],
         namespace: str | None,
-        told: Callable[[str | None], None],
+        synced: Callable[[str | None], None],
     ) -> None:
         self._jobs, self._changed, self._deleted = jobs, changed, deleted
-        self._namespace, self._told = namespace, told
+        self._namespace, self._synced = namespace, synced
         self._held: dict[str, Json] = {}
         """Jobs that wait, by UID, in the order of their first event."""
         self._is_listed = False
@@ -92,10 +92,10 @@ class _Jobs:
                 self._deleted(job)
         self._is_listed = True
         if not self._held:
-            self._told(self._namespace)
+            self._synced(self._namespace)
 
     def _hand_over(self) -> None:
-        batch = [self._held.pop(uid) for uid in list(islice(self._held, TURN))]
+        batch = [self._held.pop(uid) for uid in list(islice(self._held, BATCH_SIZE))]
         if self._held:
             asyncio.get_running_loop().call_later(0.0, self._hand_over)
         for job in batch:
@@ -105,4 +105,4 @@ class _Jobs:
                 # A job that cannot be handled must not keep the others from being passed on.
                 log.exception("an event of the job with UID %s", job["metadata"]["uid"])
         if self._is_listed and not self._held:
-            self._told(self._namespace)
+            self._synced(self._namespace)

@@ -51,15 +51,15 @@ class JobState:
     step_moved_at: datetime | None = None
     """Time at which the job's step was seen to move, by the clock that decides passes."""
     inspection: Inspection | None = None
-    unheard: bool = False
+    unresponsive: bool = False
     """Whether worker 0 runs and has been unresponsive for long."""
-    heard: dict[str, datetime] = field(default_factory=dict)
+    responded_at: dict[str, datetime] = field(default_factory=dict)
     """Time at which a worker last answered, by the name of a node that is not ready."""
     unasked: set[str] = field(default_factory=set)
     """Nodes that are not ready and whose workers were not polled in time, for want of slots or budget."""
     stacks: StacksView | None = None
     log: LogView | None = None
-    room: Capacity | None = None
+    capacity: Capacity | None = None
     storage_classes: dict[str, StorageClassView] = field(default_factory=dict)
     """Views of the StorageClasses, by the part of the job whose volume it is."""
     ensured: int | None = None
@@ -129,36 +129,36 @@ class JobStates:
         """Return everything outside the job's own object, at this moment."""
         key = owner_key(namespace, uid)
         pods, gone = store.of_job(key)
-        memory = self.of(uid)
+        job_state = self.of(uid)
         known = not self.queues_listed.isdisjoint((None, namespace))
         return Observed(
             pods=pods,
             gone=gone,
             helpers=store.helpers_of(key),
             synced_at=self._acts_since(store.sight.since(namespace)),
-            progress=memory.progress,
-            step_moved_at=memory.step_moved_at,
-            inspection=memory.inspection,
-            unheard=memory.unheard,
-            stacks=memory.stacks,
-            yielding=memory.yielding,
-            protection=memory.protection,
-            ungrouped=memory.ungrouped,
-            shared_due=self._shared_due(uid, memory.shared_at or store.sight.since(namespace)),
-            problem=memory.problem,
-            making=memory.making,
+            progress=job_state.progress,
+            step_moved_at=job_state.step_moved_at,
+            inspection=job_state.inspection,
+            unheard=job_state.unresponsive,
+            stacks=job_state.stacks,
+            yielding=job_state.yielding,
+            protection=job_state.protection,
+            ungrouped=job_state.ungrouped,
+            shared_due=self._shared_due(uid, job_state.shared_at or store.sight.since(namespace)),
+            problem=job_state.problem,
+            making=job_state.making,
             nodes=self.nodes.of(pods),
             sees_nodes=self.nodes.are_seen,
-            heard=memory.heard,
-            unasked=memory.unasked,
-            log=memory.log or (LogView() if self.reads_logs else None),
+            heard=job_state.responded_at,
+            unasked=job_state.unasked,
+            log=job_state.log or (LogView() if self.reads_logs else None),
             apis=self.apis,
             queue=self.queues.get(key, QueueView()) if known else None,
             follows_queues=self.queues_wanted.is_set(),
             limits=self.limits,
-            room=memory.room,
+            room=job_state.capacity,
             egress_bounds=self.egress_bounds,
-            storage_classes=tuple(memory.storage_classes.values()),
+            storage_classes=tuple(job_state.storage_classes.values()),
         )
 
     def _acts_since(self, seen: datetime | None) -> datetime | None:

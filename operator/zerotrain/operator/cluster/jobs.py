@@ -64,9 +64,9 @@ class JobCache:
 
     def __init__(self) -> None:
         self._jobs = _ByPhase()
-        self._owed: dict[str, Json] = {}
+        self._unwritten: dict[str, Json] = {}
         """First statuses that are not written yet, by the job's UID."""
-        self._doubted: set[str] = set()
+        self._uncertain: set[str] = set()
         """UIDs of jobs without a status that were known before this replica led and have had no event since.
         """
 
@@ -80,13 +80,13 @@ class JobCache:
             return False
         job = kept(job)
         uid = job["metadata"]["uid"]
-        self._doubted.discard(uid)
+        self._uncertain.discard(uid)
         if old is not None and old["metadata"]["uid"] != uid:
             self._settle(old["metadata"]["uid"])
         if "status" in job:
-            self._owed.pop(uid, None)
-        elif uid in self._owed:  # the spec or a label was edited
-            job = {**job, "status": self._owed[uid]}
+            self._unwritten.pop(uid, None)
+        elif uid in self._unwritten:  # the spec or a label was edited
+            job = {**job, "status": self._unwritten[uid]}
         self._jobs[key] = job
         return True
 
@@ -96,26 +96,26 @@ class JobCache:
         if held is not None and held["metadata"]["uid"] == job["metadata"]["uid"]:
             self.put(job)
 
-    def owe(self, job: Json, status: Json) -> Json:
+    def keep_unwritten(self, job: Json, status: Json) -> Json:
         """Return the job with its first status. It is kept as if it were written until a body with a status
         arrives."""
-        self._owed[job["metadata"]["uid"]] = status
+        self._unwritten[job["metadata"]["uid"]] = status
         body = {**job, "status": status}
         self._jobs[key_of(job)] = body
         return body
 
-    def owes(self, uid: str) -> bool:
+    def has_unwritten_status(self, uid: str) -> bool:
         """Return whether the job's status exists only in this replica so far."""
-        return uid in self._owed
+        return uid in self._unwritten
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """Mark all jobs without a status as doubtful, as this replica begins to lead: another replica may
         have started them."""
-        self._doubted = {job["metadata"]["uid"] for job in self._jobs.values() if "status" not in job}
+        self._uncertain = {job["metadata"]["uid"] for job in self._jobs.values() if "status" not in job}
 
-    def doubts(self, uid: str) -> bool:
+    def is_uncertain(self, uid: str) -> bool:
         """Return whether the job may have a status that this replica has not seen."""
-        return uid in self._doubted
+        return uid in self._uncertain
 
     def remove(self, job: Mapping[str, Any]) -> bool:
         """Forget a deleted job, unless another job has its name by now. Return whether it was forgotten."""
@@ -129,8 +129,8 @@ class JobCache:
 
     def _settle(self, uid: str) -> None:
         """Forget the pending status and the doubts of the job with this UID."""
-        self._owed.pop(uid, None)
-        self._doubted.discard(uid)
+        self._unwritten.pop(uid, None)
+        self._uncertain.discard(uid)
 
     def get(self, key: JobKey) -> Json | None:
         return self._jobs.get(key)
@@ -174,10 +174,10 @@ _NOTHING = {"progress": ProgressStatus(), "checkpoint": CheckpointStatus()}
 
 def _without_empty_lists(part: Json) -> Json:
     """Return `part` without empty lists. An empty mapping may have a meaning and stays."""
-    said = {name: value for name, value in part.items() if value != []}
+    non_empty = {name: value for name, value in part.items() if value != []}
     return {
         name: _without_empty_lists(value) if isinstance(value, dict) else value
-        for name, value in said.items()
+        for name, value in non_empty.items()
     }
 
 

@@ -85,18 +85,20 @@ class WorkloadClient:
             found = await self._api.call(Request(method="GET", path=self._path, kind="workloads"))
         except NotFound:
             return
-        said = Said(step=step, message=message, at=self._api.time.now(), generation=_generation(found))
+        change = StatusChange(
+            step=step, message=message, at=self._api.time.now(), generation=_generation(found)
+        )
         status = found.get("status", {})
         if step is QueueStep.RELEASE and not may_release(status):
             return
-        status = advanced(status, said)
+        status = advanced(status, change)
         body = {**found, "status": status}
         path = f"{self._path}/status"
         await self._api.call(Request(method="PUT", path=path, kind="workloads/status", body=body))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class StatusChange:
     """One step of the operator, as it is written into the Workload's conditions."""
 
     step: QueueStep
@@ -112,16 +114,16 @@ def may_release(status: Mapping[str, Any]) -> bool:
     return all(_condition(status, kind).get("status") == "True" for kind in ("Evicted", "QuotaReserved"))
 
 
-def advanced(status: Mapping[str, Any], said: Said) -> Json:
+def advanced(status: Mapping[str, Any], change: StatusChange) -> Json:
     """Return the Workload's status after one step of the operator."""
     changed = {**status, "conditions": [dict(item) for item in status.get("conditions", ())]}
-    message = said.message
+    message = change.message
 
     def put(kind: str, value: bool, reason: str, text: str) -> None:
         entry = {"type": kind, "status": "True" if value else "False", "reason": reason, "message": text}
-        _put_condition(changed["conditions"], entry, said)
+        _put_condition(changed["conditions"], entry, change)
 
-    match said.step:
+    match change.step:
         case QueueStep.RELEASE:
             reason = _condition(status, "Evicted").get("reason", "")
             put("Requeued", reason in REQUEUES, reason or "Evicted", message)
@@ -149,11 +151,11 @@ class WorkloadWatch:
     def __init__(
         self,
         api: Api,
-        memories: JobStates,
+        job_states: JobStates,
         changed: Callable[[JobKey], None],
         namespace: str | None = None,
     ) -> None:
-        self._api, self._memories, self._changed = api, memories, changed
+        self._api, self._job_states, self._changed = api, job_states, changed
         self._namespace, self._refused = namespace, False
         self._version: str | None = None
         self._collection = self._api_version = ""
@@ -169,7 +171,7 @@ class WorkloadWatch:
         return None if self._alive_at is None or self._refused else time.monotonic() - self._alive_at
 
     async def run(self) -> None:
-        await self._memories.queues_wanted.wait()
+        await self._job_states.queues_wanted.wait()
         while True:
             started = asyncio.get_running_loop().time()
             try:
@@ -177,7 +179,7 @@ class WorkloadWatch:
                     await self._list()
                 if self._version is not None:
                     await self._watch()
-                if any(view.problem for view in self._memories.queues.values()):
+                if any(view.problem for view in self._job_states.queues.values()):
                     # A flavor that was created or became readable causes no event of the Workload.
                     self._version = None
             except Gone as error:
@@ -185,7 +187,7 @@ class WorkloadWatch:
                 self._version = None
             except NotFound as error:
                 log.warning("Workload watch: %s; looking for the versions that are served", error)
-                self._version = self._memories.apis = None
+                self._version = self._job_states.apis = None
             except Forbidden as error:
                 await self._be_refused(error)
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -199,17 +201,17 @@ class WorkloadWatch:
         level = logging.DEBUG if self._refused else logging.WARNING
         log.log(level, "Workloads cannot be watched, and jobs in queues wait until they can: %s", error)
         self._refused, self._version = True, None
-        self._memories.queues_listed.discard(self._namespace)
+        self._job_states.queues_listed.discard(self._namespace)
         await asyncio.sleep(MAX_PAUSE_S)
 
     async def look(self) -> None:
         """Start the watch if Workloads of jobs exist. A replica that begins to lead calls this: a job whose
         `queueName` was removed while no replica led asks for no watch, and its Workload would keep its quota.
         """
-        while not self._memories.queues_wanted.is_set():
+        while not self._job_states.queues_wanted.is_set():
             try:
                 if await self._any_left():
-                    self._memories.queues_wanted.set()
+                    self._job_states.queues_wanted.set()
                 return
             except Forbidden as error:
                 log.info("Workloads that are left behind are not looked for: %s", error)
@@ -233,14 +235,14 @@ class WorkloadWatch:
         return scoped(f"/apis/{version}/workloads", [self._namespace] if self._namespace else [])[0]
 
     async def _list(self) -> None:
-        apis = self._memories.apis
+        apis = self._job_states.apis
         if apis is None or apis.kueue is None:
-            apis = self._memories.apis = await discover(self._api)
+            apis = self._job_states.apis = await discover(self._api)
         if apis.kueue is None:
             await asyncio.sleep(MAX_PAUSE_S)
             return
         self._collection, self._api_version = self._path(apis.kueue), apis.kueue
-        found, told = dict[str, QueueView](), dict[str, JobKey]()
+        found, job_keys = dict[str, QueueView](), dict[str, JobKey]()
         listing = Listing(
             self._api, path=self._collection, kind="workloads", params={"labelSelector": LABEL_JOB}
         )
@@ -248,16 +250,16 @@ class WorkloadWatch:
             try:
                 item = json_codec.read(text)
                 if (key := _owner(item)) is not None:
-                    found[key], told[key] = await self._view(item), _job_key(item)
+                    found[key], job_keys[key] = await self._view(item), _job_key(item)
             except ApiError:
                 raise
             except Exception:
                 log.exception("a Workload cannot be read and is passed over: %.200r", text)
-        before = self._memories.queues
-        self._memories.queues = {**self._of_others(before), **found}
-        self._memories.queues_listed.add(self._namespace)
+        before = self._job_states.queues
+        self._job_states.queues = {**self._of_others(before), **found}
+        self._job_states.queues_listed.add(self._namespace)
         self._refused, self._alive_at = False, time.monotonic()
-        for key, job_key in told.items():
+        for key, job_key in job_keys.items():
             if before.get(key) != found[key]:
                 self._changed(job_key)
         self._version = str(listing.metadata["resourceVersion"])
@@ -292,7 +294,7 @@ class WorkloadWatch:
             self._version = item["metadata"]["resourceVersion"]
 
     async def _take(self, kind: str, item: Json) -> None:
-        key, queues = _owner(item), self._memories.queues
+        key, queues = _owner(item), self._job_states.queues
         if key is None:
             return
         before = queues.get(key)
@@ -329,10 +331,10 @@ class WorkloadWatch:
 
 
 def workload_watches(
-    api: Api, memories: JobStates, changed: Callable[[JobKey], None], namespaces: Sequence[str]
+    api: Api, job_states: JobStates, changed: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> list[WorkloadWatch]:
     """Return one watch for the whole cluster, or one for each namespace."""
-    return [WorkloadWatch(api, memories, changed, namespace) for namespace in namespaces or (None,)]
+    return [WorkloadWatch(api, job_states, changed, namespace) for namespace in namespaces or (None,)]
 
 
 def _owner(item: Json) -> str | None:
@@ -437,8 +439,8 @@ def _flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavor:
     try:
         parsed = tuple(Toleration.model_validate(item) for item in tolerations)
     except ValidationError as error:
-        told = one_line(str(error.errors()[0]["msg"]))
-        return Flavor(problem=f"a toleration of {what} is not understood: {told}")
+        message = one_line(str(error.errors()[0]["msg"]))
+        return Flavor(problem=f"a toleration of {what} is not understood: {message}")
     return Flavor(node_labels=labels, tolerations=parsed)
 
 
@@ -458,16 +460,16 @@ def _is_true(condition: Mapping[str, Any]) -> bool:
     return condition.get("status") == "True"
 
 
-def _put_condition(conditions: list[Json], entry: Json, said: Said) -> None:
+def _put_condition(conditions: list[Json], entry: Json, change: StatusChange) -> None:
     old = next((item for item in conditions if item.get("type") == entry["type"]), None)
-    since = said.at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    since = change.at.strftime("%Y-%m-%dT%H:%M:%SZ")
     if old is not None and old.get("status") == entry["status"]:
         since = old.get("lastTransitionTime", since)
     new = {
         **entry,
         "message": entry["message"][:1024],
         "lastTransitionTime": since,
-        "observedGeneration": said.generation,
+        "observedGeneration": change.generation,
     }
     if old is None:
         conditions.append(new)
@@ -479,4 +481,4 @@ def _generation(item: Mapping[str, Any]) -> int:
     return int(item["metadata"].get("generation", 0))
 
 
-__all__ = ["Said", "WorkloadClient", "WorkloadWatch", "advanced", "flavors_of", "queue_view"]
+__all__ = ["StatusChange", "WorkloadClient", "WorkloadWatch", "advanced", "flavors_of", "queue_view"]

@@ -59,8 +59,8 @@ async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: in
                     problem = "the log goes on; no more of it was read"
                     break
             if answer.status >= 300:
-                told = one_line(b"".join(kept).decode(errors="replace"), 300)
-                return f"(the log cannot be read: {answer.status} {told})\n", ""
+                excerpt = one_line(b"".join(kept).decode(errors="replace"), 300)
+                return f"(the log cannot be read: {answer.status} {excerpt})\n", ""
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         api.telemetry.request("GET", "pods/log", 0)
         problem = f"the log cannot be read: {error!r}"
@@ -73,12 +73,12 @@ def last_lines(text: str, rank: int | None) -> str:
     wrote none."""
     lines = text.removesuffix("\n").split("\n")
     own = lines if rank is None else [line for line in lines if _is_of(line, rank)]
-    kept, room = list[str](), MAX_KEPT_BYTES
+    kept, remaining = list[str](), MAX_KEPT_BYTES
     for line in reversed((own or lines)[-MAX_LINES:]):
         # A terminal that shows the log must not receive the control sequences of a tenant's program.
         clean = printable(line)[:MAX_LINE_CHARS]
-        room -= len(clean.encode(errors="replace")) + 1
-        if room < 0:
+        remaining -= len(clean.encode(errors="replace")) + 1
+        if remaining < 0:
             break
         kept.append(clean)
     return "".join(f"{line}\n" for line in reversed(kept))

@@ -13,10 +13,10 @@ from datetime import datetime
 
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.call_budget import CallBudgets
-from zerotrain.operator.cluster.channel import Lane, NotAsked, WorkerChannel, share_of
+from zerotrain.operator.cluster.channel import CallKind, NotAsked, WorkerChannel, share_of
 from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.store import JobKey
-from zerotrain.operator.cluster.worker_poller import WorkerPoller, in_turn
+from zerotrain.operator.cluster.worker_poller import WorkerPoller, call_concurrently
 from zerotrain.operator.reconcile import PodView
 
 INTERVAL_S = 5.0
@@ -32,7 +32,7 @@ might have answered."""
 
 
 @dataclass(slots=True)
-class _Turn:
+class _Schedule:
     """Schedule of one job."""
 
     due: float = 0.0
@@ -41,77 +41,77 @@ class _Turn:
 
 
 class NodeProber:
-    """Caller that maintains `JobState.heard` and `.unasked`. `changed` is called when a node in `unasked`
-    was called."""
+    """Caller that maintains `JobState.responded_at` and `.unasked`. `changed` is called when a node in
+    `unasked` was called."""
 
     def __init__(
         self,
         *,
-        memories: JobStates,
+        job_states: JobStates,
         channel: WorkerChannel,
         changed: Callable[[JobKey], None],
         now: Callable[[], datetime],
         clock: Callable[[], float],
     ) -> None:
-        self._memories, self._channel, self._changed = memories, channel, changed
+        self._job_states, self._channel, self._changed = job_states, channel, changed
         self._now, self._clock = now, clock
-        self._turns: dict[str, _Turn] = {}
+        self._schedules: dict[str, _Schedule] = {}
         self._budgets = CallBudgets(CALLS_PER_SECOND, clock())
 
     def forget_others(self, uids: Collection[str]) -> None:
         """Forget all jobs but these."""
-        self._turns = {uid: turn for uid, turn in self._turns.items() if uid in uids}
+        self._schedules = {uid: schedule for uid, schedule in self._schedules.items() if uid in uids}
 
     def begins(self, uid: str) -> bool:
-        """Return whether `listen` is due for the job; the caller must then call it. A job has one round at a
+        """Return whether `probe` is due for the job; the caller must then call it. A job has one round at a
         time."""
-        turn = self._turns.setdefault(uid, _Turn())
-        is_due = turn.due <= self._clock()
+        schedule = self._schedules.setdefault(uid, _Schedule())
+        is_due = schedule.due <= self._clock()
         if is_due:
-            turn.due = math.inf
+            schedule.due = math.inf
         return is_due
 
-    async def listen(self, key: JobKey, uid: str, attempt: int, pods: Iterable[PodView]) -> None:
+    async def probe(self, key: JobKey, uid: str, attempt: int, pods: Iterable[PodView]) -> None:
         """Call one of the job's `pods` on each node that is not ready."""
-        began, turn = self._clock(), self._turns.setdefault(uid, _Turn())
+        began, schedule = self._clock(), self._schedules.setdefault(uid, _Schedule())
         running = [pod for pod in pods if pod.started and not pod.ended]
-        troubled = self._memories.nodes.of(running)
+        troubled = self._job_states.nodes.of(running)
         nodes = {name for name, view in troubled.items() if not view.ready and not view.gone}
         silent = {pod.node: pod for pod in running if pod.node is not None and pod.node in nodes}
         try:
             if silent:
-                asker = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
-                await self._ask(asker, silent, turn)
+                poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
+                await self._ask(poller, silent, schedule)
         finally:
-            turn.due = began + INTERVAL_S
+            schedule.due = began + INTERVAL_S
 
-    async def _ask(self, asker: WorkerPoller, silent: Mapping[str, PodView], turn: _Turn) -> None:
-        # If the job is deleted meanwhile, `memory` is no longer part of the memories, and nothing is
+    async def _ask(self, poller: WorkerPoller, silent: Mapping[str, PodView], schedule: _Schedule) -> None:
+        # If the job is deleted meanwhile, `job_state` is no longer part of the states, and nothing is
         # remembered.
-        memory = self._memories.of(asker.uid)
-        memory.unasked &= silent.keys()
-        turn.asked_at = {node: at for node, at in turn.asked_at.items() if node in silent}
+        job_state = self._job_states.of(poller.uid)
+        job_state.unasked &= silent.keys()
+        schedule.asked_at = {node: at for node, at in schedule.asked_at.items() if node in silent}
         if not self._budgets.of(len(silent)).take(len(silent), self._clock()):
             for node in silent:
-                self._miss(memory, turn, node)
+                self._miss(job_state, schedule, node)
             return
 
         async def ask(node: str) -> None:
-            answer = await asker.report(silent[node], Lane.LISTEN)
+            answer = await poller.report(silent[node], CallKind.PROBE)
             if isinstance(answer, NotAsked):
-                self._miss(memory, turn, node)
+                self._miss(job_state, schedule, node)
                 return
-            turn.asked_at[node] = self._clock()
+            schedule.asked_at[node] = self._clock()
             # Recorded at once: the calls to the others may take long to time out.
             if isinstance(answer, WorkerReport):
-                memory.heard[node] = self._now()
-            if node in memory.unasked:
-                memory.unasked.discard(node)
-                self._changed(asker.key)  # the time at which the node counts as lost has changed
+                job_state.responded_at[node] = self._now()
+            if node in job_state.unasked:
+                job_state.unasked.discard(node)
+                self._changed(poller.key)  # the time at which the node counts as lost has changed
 
-        living_first = sorted(silent, key=lambda node: node not in memory.heard)
-        await in_turn(ask, living_first, most=share_of(Lane.LISTEN))
+        living_first = sorted(silent, key=lambda node: node not in job_state.responded_at)
+        await call_concurrently(ask, living_first, most=share_of(CallKind.PROBE))
 
-    def _miss(self, memory: JobState, turn: _Turn, node: str) -> None:
-        if self._clock() - turn.asked_at.get(node, -math.inf) >= MISSED_S:
-            memory.unasked.add(node)
+    def _miss(self, job_state: JobState, schedule: _Schedule, node: str) -> None:
+        if self._clock() - schedule.asked_at.get(node, -math.inf) >= MISSED_S:
+            job_state.unasked.add(node)

@@ -120,5 +120,11 @@ def node_view(node: Mapping[str, Any]) -> NodeView:
 def is_well(view: NodeView) -> bool:
     """Return whether the node gives no job a reason to act. Taints that only keep new pods away are usual on
     GPU nodes."""
-    telling = any(taint.effect == "NoExecute" or taint.key in LEAVING_TAINTS for taint in view.taints)
-    return view.ready and not view.unschedulable and not telling and not view.out_of_service and not view.gone
+    is_evicting = any(taint.effect == "NoExecute" or taint.key in LEAVING_TAINTS for taint in view.taints)
+    return (
+        view.ready
+        and not view.unschedulable
+        and not is_evicting
+        and not view.out_of_service
+        and not view.gone
+    )

@@ -23,24 +23,30 @@ from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.call_budget import CallBudgets
-from zerotrain.operator.cluster.channel import Lane, NotAsked, SilentChannel, WorkerChannel
+from zerotrain.operator.cluster.channel import CallKind, NotAsked, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
 from zerotrain.operator.cluster.node_prober import NodeProber
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
-from zerotrain.operator.cluster.worker_poller import Answer, WorkerPoller, is_vain, lacks_one, timed_out
+from zerotrain.operator.cluster.worker_poller import (
+    Answer,
+    WorkerPoller,
+    any_not_asked,
+    none_reachable,
+    timed_out,
+)
 from zerotrain.operator.reconcile import PodView, stragglers
 from zerotrain.operator.reconcile.hangs import HangLimits, is_met, stands_still, suspect_after_s
 from zerotrain.operator.reconcile.inspection import inspect
 
 log = logging.getLogger(__name__)
 
-ASKED_PHASES = frozenset({"Starting", "Running", "Suspending", "Yielding"})
-LISTENED_PHASES = ASKED_PHASES | {"Pending"}
+POLLED_PHASES = frozenset({"Starting", "Running", "Suspending", "Yielding"})
+PROBED_PHASES = POLLED_PHASES | {"Pending"}
 """Phases in which workers may run and be lost with their node, which includes the time in which other workers
 still wait for their image."""
 
-JUDGED_PHASES = frozenset({"Starting", "Running"})
+INSPECTED_PHASES = frozenset({"Starting", "Running"})
 TICK_S = 0.5
 MIN_INTERVAL_S = 2.0
 CALLS_PER_SECOND = 100.0
@@ -50,10 +56,10 @@ PASS_INTERVAL_S = 10.0
 """Minimum seconds between two passes for records that say only that the step moved: each pass costs a
 millisecond."""
 
-MUTE_S = 30.0
+SILENT_S = 30.0
 """Seconds without an answer of worker 0 after which all workers are inspected."""
 
-UNHEARD_S = 120.0
+UNRESPONSIVE_S = 120.0
 """Seconds without an answer after which the user is told that something keeps the operator from its worker: a
 launcher answers within seconds of its start, whatever the ranks do."""
 
@@ -66,8 +72,9 @@ MAX_VAIN_INTERVAL_S = 240.0
 """Maximum seconds between two inspections of a job none of whose workers can be reached. Each inspection
 without any answer doubles the interval."""
 
-DOUBTED_AFTER = 2
-"""Number of consecutive calls that time out before the job is polled in `Lane.DOUBTED`; one may be lost."""
+UNRESPONSIVE_AFTER = 2
+"""Number of consecutive calls that time out before the job is polled in `CallKind.UNRESPONSIVE`; one may be
+lost."""
 
 INSPECTION_CALLS_PER_SECOND = 25.0
 
@@ -81,9 +88,9 @@ class _Poll:
 
     key: JobKey
     answered_at: float
-    mute_since: float | None = None
+    silent_since: float | None = None
     """Time since which worker 0 runs and does not answer."""
-    mute_at: float = -math.inf
+    unanswered_at: float = -math.inf
     """Time of the last call that worker 0 did not answer."""
     skipped: bool = False
     """Whether a poll since then got no slot."""
@@ -92,14 +99,14 @@ class _Poll:
     due: float = 0.0
     asked_at: float = -math.inf
     """Time of the last call to worker 0 that was made; calls that got no slot do not count."""
-    pulls: bool = False
+    polling: bool = False
     """Whether a call to worker 0 is in flight."""
-    looks: bool = False
+    inspecting: bool = False
     """Whether an inspection of all workers is in progress."""
     inspected_at: float = -math.inf
-    vain_looks: int = 0
+    failed_inspections: int = 0
     """Number of consecutive inspections that reached no worker."""
-    turn: int = 0
+    sample_round: int = 0
     """Index of the sample of workers that an inspection calls first. It stays at the sample that answered
     last."""
     seen: tuple[int, int, str] = (0, 0, "")
@@ -110,14 +117,16 @@ class _Poll:
     passed_at: float = -math.inf
 
     @property
-    def is_unheard(self) -> bool:
+    def is_unresponsive(self) -> bool:
         """Return whether worker 0 has been unresponsive for UNHEARD_S. Time in which it was not called does
         not count."""
-        return self.mute_since is not None and self.mute_at - self.mute_since >= UNHEARD_S
+        return self.silent_since is not None and self.unanswered_at - self.silent_since >= UNRESPONSIVE_S
 
-    def look_due(self, interval_s: float) -> float:
+    def inspection_due(self, interval_s: float) -> float:
         """Return the time from which on the next inspection may be made."""
-        return self.inspected_at + min(interval_s * 2.0 ** min(self.vain_looks, 10), MAX_VAIN_INTERVAL_S)
+        return self.inspected_at + min(
+            interval_s * 2.0 ** min(self.failed_inspections, 10), MAX_VAIN_INTERVAL_S
+        )
 
 
 class ProgressPuller:
@@ -128,26 +137,28 @@ class ProgressPuller:
         *,
         jobs: JobCache,
         store: PodStore,
-        memories: JobStates,
+        job_states: JobStates,
         channel: WorkerChannel,
         changed: Callable[[JobKey], None],
         now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`now` is the time that passes are decided at; `clock` paces the polling."""
-        self._jobs, self._store, self._memories = jobs, store, memories
+        self._jobs, self._store, self._job_states = jobs, store, job_states
         self._channel, self._changed = channel, changed
         self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
         self._looking = CallBudgets(INSPECTION_CALLS_PER_SECOND, clock())
         # The listener has budgets of its own: an inspection of thousands of workers would otherwise keep
         # those on silent nodes from being called.
-        self._listener = NodeProber(memories=memories, channel=channel, changed=changed, now=now, clock=clock)
+        self._prober = NodeProber(
+            job_states=job_states, channel=channel, changed=changed, now=now, clock=clock
+        )
 
     @property
-    def unheard(self) -> int:
+    def unresponsive(self) -> int:
         """Return how many jobs have an unresponsive worker 0 that runs. May be called from any thread."""
-        return sum(poll.is_unheard for poll in list(self._polls.values()))
+        return sum(poll.is_unresponsive for poll in list(self._polls.values()))
 
     async def run(self) -> None:
         """Poll the jobs that are due, twice a second. An unresponsive worker delays its own job alone."""
@@ -159,27 +170,27 @@ class ProgressPuller:
 
     def start_due(self) -> set[asyncio.Task[None]]:
         """Start one call for every job that is due, and return the tasks."""
-        running = self._jobs.in_phases(ASKED_PHASES)
-        active = [*running, *self._jobs.in_phases(LISTENED_PHASES - ASKED_PHASES)]
+        running = self._jobs.in_phases(POLLED_PHASES)
+        active = [*running, *self._jobs.in_phases(PROBED_PHASES - POLLED_PHASES)]
         self._forget(running, active)
         interval, now = max(MIN_INTERVAL_S, len(running) / CALLS_PER_SECOND), self._clock()
         started = set()
         # The number of jobs does not slow this down: the time after which a silent node counts as lost does
         # not grow with it either.
-        for key, job in active if self._memories.nodes.any_silent() else ():
+        for key, job in active if self._job_states.nodes.any_silent() else ():
             uid = job["metadata"]["uid"]
-            if self._listener.begins(uid):
+            if self._prober.begins(uid):
                 attempt = int(job["status"].get("attempt", 0))
                 pods = self._started(key.namespace, uid, attempt)
-                started.add(asyncio.create_task(self._listener.listen(key, uid, attempt, pods)))
+                started.add(asyncio.create_task(self._prober.probe(key, uid, attempt, pods)))
         due: list[tuple[_Poll, Json]] = []
         for key, job in running:
             poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(key=key, answered_at=now))
-            if poll.due <= now and not poll.pulls:
+            if poll.due <= now and not poll.polling:
                 due.append((poll, job))
         # When slots are scarce, the jobs that have waited longest get them.
         for poll, job in sorted(due, key=lambda item: item[0].asked_at):
-            poll.due, poll.pulls = now + interval, True
+            poll.due, poll.polling = now + interval, True
             started.add(asyncio.create_task(self._ask(poll, job)))
         return started
 
@@ -188,13 +199,13 @@ class ProgressPuller:
         try:
             suspects = await self._pull(poll.key, job, poll)
         finally:
-            poll.pulls = False
-        if suspects and not poll.looks:
-            poll.looks = True
+            poll.polling = False
+        if suspects and not poll.inspecting:
+            poll.inspecting = True
             try:
                 await self._inspect(poll.key, job, suspects, poll)
             finally:
-                poll.looks = False
+                poll.inspecting = False
 
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> Mapping[int, PodView]:
         """Poll worker 0 and return the workers to inspect, if any."""
@@ -202,9 +213,12 @@ class ProgressPuller:
         started = {pod.index: pod for pod in self._started(key.namespace, uid, attempt)}
         pods = {index: pod for index, pod in started.items() if not pod.ended}
         # Worker 0 may have completed while others hang in their last work: then only those are inspected.
-        begun, lane = self._clock(), Lane.DOUBTED if poll.timeouts >= DOUBTED_AFTER else Lane.POLL
-        asker = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
-        answer = await asker.report(pods[0], lane) if 0 in pods else None
+        begun, kind = (
+            self._clock(),
+            CallKind.UNRESPONSIVE if poll.timeouts >= UNRESPONSIVE_AFTER else CallKind.POLL,
+        )
+        poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        answer = await poller.report(pods[0], kind) if 0 in pods else None
         if isinstance(answer, NotAsked):
             poll.skipped = True
         if self._jobs.get(key) is None or isinstance(answer, NotAsked):
@@ -212,48 +226,48 @@ class ProgressPuller:
         poll.asked_at = begun
         poll.timeouts = poll.timeouts + 1 if timed_out(answer) else 0
         report = _report_in(answer)
-        self._heed(key, uid, poll, mute=0 in pods and report is None)
+        self._record_silence(key, uid, poll, silent=0 in pods and report is None)
         if report is not None:
-            poll.vain_looks = 0
+            poll.failed_inspections = 0
         if 0 not in started:
             return {}
         if report is not None and report.ranks:
             self._take(key, uid, report, poll)
-        judged = phase_of(job) in JUDGED_PHASES and self._is_suspect(job, report, poll)
-        return pods if judged else {}
+        is_suspect = phase_of(job) in INSPECTED_PHASES and self._is_suspect(job, report, poll)
+        return pods if is_suspect else {}
 
-    def _heed(self, key: JobKey, uid: str, poll: _Poll, *, mute: bool) -> None:
+    def _record_silence(self, key: JobKey, uid: str, poll: _Poll, *, silent: bool) -> None:
         """Record whether worker 0 can be reached at all. Where pods run nothing (`SilentChannel`), no worker
         answers."""
-        if not mute or isinstance(self._channel, SilentChannel):
-            poll.mute_since = None
+        if not silent or isinstance(self._channel, SilentChannel):
+            poll.silent_since = None
         else:
             now = self._clock()
-            if poll.mute_since is None:
-                poll.mute_since = now
+            if poll.silent_since is None:
+                poll.silent_since = now
             elif poll.skipped:
-                poll.mute_since += now - poll.mute_at
-            poll.mute_at = now
+                poll.silent_since += now - poll.unanswered_at
+            poll.unanswered_at = now
         poll.skipped = False
-        memory, unheard = self._memories.of(uid), poll.is_unheard
-        if memory.unheard == unheard:
+        job_state, unresponsive = self._job_states.of(uid), poll.is_unresponsive
+        if job_state.unresponsive == unresponsive:
             return
-        memory.unheard = unheard
-        if unheard:
-            told = "%s/%s: worker 0 runs and has not answered for %d s; open its TCP %d for the operator"
-            log.warning(told, key.namespace, key.name, UNHEARD_S, WORKER_HTTP_PORT)
+        job_state.unresponsive = unresponsive
+        if unresponsive:
+            message = "%s/%s: worker 0 runs and has not answered for %d s; open its TCP %d for the operator"
+            log.warning(message, key.namespace, key.name, UNRESPONSIVE_S, WORKER_HTTP_PORT)
         self._changed(key)
 
     def _take(self, key: JobKey, uid: str, report: WorkerReport, poll: _Poll) -> None:
-        memory, progress = self._memories.of(uid), report.ranks[0]
-        memory.progress = progress
+        job_state, progress = self._job_states.of(uid), report.ranks[0]
+        job_state.progress = progress
         step = (progress.attempt, progress.step)
-        if step != poll.step or memory.step_moved_at is None:
-            poll.step, memory.step_moved_at = step, self._now() - _idle(progress)
+        if step != poll.step or job_state.step_moved_at is None:
+            poll.step, job_state.step_moved_at = step, self._now() - _idle(progress)
         poll.answered_at = self._clock()
         seen = (progress.attempt, progress.step, str(progress.phase))
         if seen != poll.seen:
-            poll.seen, memory.inspection = seen, None
+            poll.seen, job_state.inspection = seen, None
         alarmed = self._has_alarm(key)
         # A checkpoint may become durable or prove damaged while the step stands still. An alarm ends with a
         # step that moves.
@@ -273,7 +287,7 @@ class ProgressPuller:
 
     def _is_suspect(self, job: Json, report: WorkerReport | None, poll: _Poll) -> bool:
         if report is None or not report.ranks:
-            return self._clock() - poll.answered_at >= MUTE_S
+            return self._clock() - poll.answered_at >= SILENT_S
         first = report.ranks[0]
         if first.motion is None:
             return False  # a program that never reports
@@ -286,23 +300,25 @@ class ProgressPuller:
         alarmed = self._has_alarm(
             key
         )  # usually by the last inspection; one that may end the alarm comes sooner
-        due = poll.look_due(ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
+        due = poll.inspection_due(ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
         if now < due or not budget.take(len(pods), now):
             return
         poll.inspected_at = now
-        lane = Lane.SAMPLE if poll.vain_looks else Lane.LOOK
-        asker = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
-        answers = await asker.look(pods, lane, turn=poll.turn)
+        kind = CallKind.SAMPLE if poll.failed_inspections else CallKind.INSPECT
+        poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        answers = await poller.inspection_reports(pods, kind, sample_round=poll.sample_round)
         budget.give_back(len(pods) - len(answers))
-        if self._jobs.get(key) is None or lacks_one(answers.values()):
+        if self._jobs.get(key) is None or any_not_asked(answers.values()):
             return
-        vain = is_vain(answers.values())
-        poll.vain_looks, poll.turn = (poll.vain_looks + 1, poll.turn + 1) if vain else (0, poll.turn)
-        memory: JobState = self._memories.of(uid)
+        vain = none_reachable(answers.values())
+        poll.failed_inspections, poll.sample_round = (
+            (poll.failed_inspections + 1, poll.sample_round + 1) if vain else (0, poll.sample_round)
+        )
+        job_state: JobState = self._job_states.of(uid)
         reports = {index: _report_in(answer) for index, answer in answers.items()}
-        look = inspect(reports, attempt=attempt, at=self._now())
-        keeps = alarmed or not is_met(look) or stands_still(_limits(job), look)
-        memory.inspection = look if keeps else None
+        found = inspect(reports, attempt=attempt, at=self._now())
+        keeps = alarmed or not is_met(found) or stands_still(_limits(job), found)
+        job_state.inspection = found if keeps else None
         self._changed(key)
 
     def _started(self, namespace: str, uid: str, attempt: int) -> Iterable[PodView]:
@@ -310,15 +326,15 @@ class ProgressPuller:
         return [pod for pod in present if pod.attempt == attempt and pod.started]
 
     def _forget(self, running: Sequence[tuple[JobKey, Json]], active: Sequence[tuple[JobKey, Json]]) -> None:
-        asked, listened = ({job["metadata"]["uid"] for _, job in jobs} for jobs in (running, active))
+        asked, probed = ({job["metadata"]["uid"] for _, job in jobs} for jobs in (running, active))
         for uid, poll in self._polls.items():
             # The flag belongs to the attempt that is over. The next one may wait for its nodes, unpolled, for
             # hours.
-            if uid not in asked and self._memories.knows(uid) and self._memories.of(uid).unheard:
-                self._memories.of(uid).unheard = False
+            if uid not in asked and self._job_states.knows(uid) and self._job_states.of(uid).unresponsive:
+                self._job_states.of(uid).unresponsive = False
                 self._changed(poll.key)
         self._polls = {uid: poll for uid, poll in self._polls.items() if uid in asked}
-        self._listener.forget_others(listened)
+        self._prober.forget_others(probed)
 
 
 def _report_in(answer: Answer | None) -> WorkerReport | None:

@@ -18,7 +18,7 @@ class TokenBucket:
             raise ValueError(f"rate must be above 0 and burst at least 1; got {rate} and {burst}")
         self._rate, self._burst = rate, float(burst)
         self._tokens, self._at = float(burst), time.monotonic()
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def take(self, *, urgent: bool = False) -> None:
         """Wait for one token. An urgent request is sent at once and leaves a debt: the renewal of the lease
@@ -27,7 +27,7 @@ class TokenBucket:
             self._refill()
             self._tokens -= 1
             return
-        async with self._turn:
+        async with self._lock:
             while True:
                 self._refill()
                 if self._tokens >= 1:

@@ -56,22 +56,22 @@ class _Pods:
         listed: Callable[[str | None], None],
     ) -> None:
         self._api, self._store, self._changed = api, store, changed
-        self._namespace, self._told = namespace, listed
+        self._namespace, self._list_done = namespace, listed
 
     def key(self, item: Json) -> str:
         return str(item["metadata"]["uid"])
 
     def put(self, item: Json) -> None:
-        self._tell(self._store.put(item, now=self._api.time.now()))
+        self._notify(self._store.put(item, now=self._api.time.now()))
 
     def remove(self, item: Json) -> None:
-        self._tell(self._store.remove(item, now=self._api.time.now()))
+        self._notify(self._store.remove(item, now=self._api.time.now()))
 
     def listed(self, keys: set[str], version: int) -> None:
         for key in self._store.retain(keys, version=version, namespace=self._namespace):
-            self._tell(key)
-        self._told(self._namespace)
+            self._notify(key)
+        self._list_done(self._namespace)
 
-    def _tell(self, key: JobKey | None) -> None:
+    def _notify(self, key: JobKey | None) -> None:
         if key is not None:
             self._changed(key)

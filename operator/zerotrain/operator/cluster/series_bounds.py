@@ -63,12 +63,12 @@ def choose(
 
 def _share(sizes: Sequence[int], overall: int) -> int:
     """Return the largest share of one namespace with which all shares together stay within the limit."""
-    room, share = overall, overall
+    remaining, share = overall, overall
     for index, size in enumerate(sorted(sizes)):
-        share = room // (len(sizes) - index)
+        share = remaining // (len(sizes) - index)
         if size > share:
             return share
-        room -= size
+        remaining -= size
     return overall
 
 

@@ -18,7 +18,7 @@ TOLERANCE_S = 2.0
 """Difference below which Date says nothing about our clock: it has whole seconds and is as old as the
 answer's transit."""
 
-LISTEN_EVERY_S = 5.0
+READ_EVERY_S = 5.0
 
 
 def _wall() -> datetime:
@@ -34,23 +34,23 @@ class ServerTime:
     ) -> None:
         self._ticks = ticks
         self._base, self._base_at = wall(), ticks()
-        self._listened_at: float | None = None
+        self._read_at: float | None = None
 
     def now(self) -> datetime:
         """Return the present time in UTC."""
         return self._base + timedelta(seconds=self._ticks() - self._base_at)
 
-    def heard(self, date: str | None) -> None:
+    def record_date(self, date: str | None) -> None:
         """Take the Date header of an answer that has just arrived."""
         ticks = self._ticks()
-        if date is None or (self._listened_at is not None and ticks - self._listened_at < LISTEN_EVERY_S):
+        if date is None or (self._read_at is not None and ticks - self._read_at < READ_EVERY_S):
             return
-        self._listened_at = ticks
+        self._read_at = ticks
         try:
-            said = parsedate_to_datetime(date)
+            server_time = parsedate_to_datetime(date)
         except ValueError:
             return  # a proxy wrote it
-        if said.tzinfo is None:
+        if server_time.tzinfo is None:
             return
-        if abs((said - self.now()).total_seconds()) > TOLERANCE_S:
-            self._base, self._base_at = said.astimezone(UTC), ticks
+        if abs((server_time - self.now()).total_seconds()) > TOLERANCE_S:
+            self._base, self._base_at = server_time.astimezone(UTC), ticks

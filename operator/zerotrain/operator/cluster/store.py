@@ -56,7 +56,7 @@ class _Pods:
         owner."""
         return 2 * self.workers + HELPERS
 
-    def has_room_for(self, view: PodView) -> bool:
+    def has_capacity_for(self, view: PodView) -> bool:
         """Return whether a pod that is not known yet is kept; a worker of the attempt always is."""
         if len(self.present) < self.most:
             return True
@@ -135,7 +135,7 @@ class PodStore:
         old, version = pods.present.get(view.uid), version_of(pod)
         if view.uid in pods.gone or (old is not None and version <= old.version):
             return None
-        if old is None and not pods.has_room_for(view):
+        if old is None and not pods.has_capacity_for(view):
             return None
         if old is not None:
             view = _since(old.view, view)

@@ -51,7 +51,7 @@ class Telemetry:
         self.loop_lag_seconds = self._gauge("zerotrain_operator_loop_lag_seconds")
         self._watch_age_seconds = self._gauge("zerotrain_operator_watch_age_seconds")
         self._unreadable = self._gauge("zerotrain_operator_unreadable")
-        self._unheard = self._gauge("zerotrain_operator_unheard_jobs")
+        self._unresponsive = self._gauge("zerotrain_operator_unresponsive_jobs")
         self.unwritten_jobs = self._gauge("zerotrain_operator_unwritten_jobs")
         self.count_jobs({})
         self.set_watch_ages(dict.fromkeys(WATCHES, 0.0))
@@ -87,9 +87,9 @@ class Telemetry:
         for place, is_refused in refused.items():
             self._unreadable.labels(*place).set(is_refused)
 
-    def count_unheard(self, count: Callable[[], int]) -> None:
+    def count_unresponsive(self, count: Callable[[], int]) -> None:
         """Export the result of `count`, which is called at every scrape, from any thread."""
-        self._unheard.set_function(count)
+        self._unresponsive.set_function(count)
 
     def watch_jobs(self, collector: Collector) -> None:
         """Export the jobs' series as well."""

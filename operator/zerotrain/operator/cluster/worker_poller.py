@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.channel import (
+    CallKind,
     ChannelError,
-    Lane,
     NotAsked,
     Worker,
     WorkerChannel,
@@ -27,7 +27,7 @@ V = TypeVar("V")
 Answer = WorkerReport | ChannelError
 
 
-async def in_turn(
+async def call_concurrently(
     ask: Callable[[K], Awaitable[V]],
     asked: Iterable[K],
     *,
@@ -59,13 +59,13 @@ class WorkerPoller:
     uid: str
     attempt: int
 
-    async def report(self, pod: PodView, lane: Lane) -> Answer:
+    async def report(self, pod: PodView, kind: CallKind) -> Answer:
         """Return the worker's report, or the ChannelError that says why there is none. Never raises it."""
         worker = Worker(
             namespace=self.key.namespace,
             pod=pod.name,
             ip=pod.pod_ip,
-            lane=lane,
+            call_kind=kind,
             job_uid=self.uid,
             attempt=self.attempt,
         )
@@ -79,27 +79,29 @@ class WorkerPoller:
             return report
         return ChannelError(f"{pod.name}: the answer is another attempt's")
 
-    async def reports(self, pods: Mapping[K, PodView], lane: Lane) -> dict[K, Answer]:
+    async def reports(self, pods: Mapping[K, PodView], kind: CallKind) -> dict[K, Answer]:
         """Return the reports of all workers, until one call gets no slot."""
 
         async def ask(index: K) -> Answer:
-            return await self.report(pods[index], lane)
+            return await self.report(pods[index], kind)
 
-        return await in_turn(
-            ask, pods, most=share_of(lane), enough=lambda answer: isinstance(answer, NotAsked)
+        return await call_concurrently(
+            ask, pods, most=share_of(kind), enough=lambda answer: isinstance(answer, NotAsked)
         )
 
-    async def look(self, pods: Mapping[int, PodView], lane: Lane, *, turn: int) -> dict[int, Answer]:
-        """Return the reports of all workers, or of a sample in `lane` if that cannot be reached: a thousand
-        workers whose calls time out would hold slots for minutes, inspection after inspection. Each `turn`
-        has another sample."""
-        step = -(-len(pods) // share_of(lane))
-        first = dict(list(pods.items())[turn % step :: step])
-        answers = await self.reports(first, lane)
-        if is_vain(answers.values()) or lacks_one(answers.values()):
+    async def inspection_reports(
+        self, pods: Mapping[int, PodView], kind: CallKind, *, sample_round: int
+    ) -> dict[int, Answer]:
+        """Return the reports of all workers, or of a sample in `kind` if that cannot be reached: a thousand
+        workers whose calls time out would hold slots for minutes, inspection after inspection. Each
+        `sample_round` has another sample."""
+        step = -(-len(pods) // share_of(kind))
+        first = dict(list(pods.items())[sample_round % step :: step])
+        answers = await self.reports(first, kind)
+        if none_reachable(answers.values()) or any_not_asked(answers.values()):
             return answers
         others = {index: pod for index, pod in pods.items() if index not in answers}
-        return answers | await self.reports(others, Lane.LOOK)
+        return answers | await self.reports(others, CallKind.INSPECT)
 
 
 def timed_out(answer: Answer | None) -> bool:
@@ -107,11 +109,11 @@ def timed_out(answer: Answer | None) -> bool:
     return isinstance(answer, ChannelError) and answer.timed_out
 
 
-def lacks_one(answers: Collection[Answer]) -> bool:
+def any_not_asked(answers: Collection[Answer]) -> bool:
     """Return whether a worker was not called. It may be the one that moves: the others must not be judged."""
     return any(isinstance(answer, NotAsked) for answer in answers)
 
 
-def is_vain(answers: Collection[Answer]) -> bool:
+def none_reachable(answers: Collection[Answer]) -> bool:
     """Return whether no worker answered and a call timed out. A refused connection costs nothing."""
     return not any(isinstance(answer, WorkerReport) for answer in answers) and any(map(timed_out, answers))

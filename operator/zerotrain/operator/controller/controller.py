@@ -112,7 +112,7 @@ class Controller:
     queue: WorkQueue[JobKey]
     jobs: JobCache
     store: PodStore
-    memories: JobStates
+    job_states: JobStates
     client: JobClient
     executor: Executor
     events: EventWriter
@@ -155,7 +155,7 @@ class Controller:
             self.queue.forget(key)
             self.starts.forget(key)
         self.store.forget(owner_key(job["metadata"]["namespace"], uid))
-        self.memories.forget(uid)
+        self.job_states.forget(uid)
         self.pace.settled(uid)
         self.writes.settled(uid)
 
@@ -198,7 +198,7 @@ class Controller:
                 log.exception("listing the jobs again")
             known = {job["metadata"]["uid"]: key for key, job in self.jobs}
             self.store.prune({owner_key(key.namespace, uid) for uid, key in known.items()})
-            self.memories.prune(known.keys())
+            self.job_states.prune(known.keys())
             self.pace.prune(known.keys())
             self.writes.prune(known.keys())
             self.telemetry.count_jobs(self.phases())
@@ -223,15 +223,15 @@ class Controller:
         try:
             async with self.writing_large if UNREAD in job else nullcontext():
                 await self._reconcile(key, job)
-            memory = self.memories.of(job["metadata"]["uid"])
-            memory.failures = memory.conflicts = 0
+            job_state = self.job_states.of(job["metadata"]["uid"])
+            job_state.failures = job_state.conflicts = 0
         except Conflict as error:
             # Another client wrote between the operator's read and write: decide again on the stored object.
             log.debug("%s: %s", key, error)
             await self._refresh(key)
-            memory = self.memories.of(job["metadata"]["uid"])
-            memory.conflicts += 1
-            self.queue.add_after(key, conflict_backoff_s(memory.conflicts))
+            job_state = self.job_states.of(job["metadata"]["uid"])
+            job_state.conflicts += 1
+            self.queue.add_after(key, conflict_backoff_s(job_state.conflicts))
         except NotFound:
             # The job is gone, or something beside it (its namespace, a pod): then it still needs its pass.
             await self._refresh(key)
@@ -263,14 +263,14 @@ class Controller:
             self.jobs.put(await self.client.get(key))
             job = self.jobs.get(key) or job
         uid = job["metadata"]["uid"]
-        known = self.memories.known(uid)
+        known = self.job_states.known(uid)
         if not known.has_read(job) and is_heavy(job):
             async with self.planning:
-                await asyncio.to_thread(_judge, job, known)
+                await asyncio.to_thread(_check, job, known)
             if self.jobs.get(key) is not job:
                 self.queue.add(key)
                 return
-        observed = self.memories.observe(key.namespace, uid, self.store)
+        observed = self.job_states.observe(key.namespace, uid, self.store)
         if (older := older_in_shortage(self.jobs, job)) is not None:
             observed = replace(observed, older_in_shortage=older)
         if in_line := observed.problem is None and self.starts.is_in_line(key):
@@ -289,7 +289,7 @@ class Controller:
                 self.queue.add(key)  # to show it in the status
             return
         before = known.read_status(job)
-        status = plan.status or (before if self.jobs.owes(uid) else None)
+        status = plan.status or (before if self.jobs.has_unwritten_status(uid) else None)
         is_busy = False
         if status is None:
             self.pace.settled(uid)
@@ -298,7 +298,7 @@ class Controller:
             patient, began = plan.status is None or can_wait(before, plan), time.monotonic()
             job = await self._keep(key, job, plan, status, patient)
             is_busy = time.monotonic() - began > BUSY_S
-        self.events.tell(job, plan.events)
+        self.events.emit(job, plan.events)
         if is_busy and plan.actions and all(isinstance(action, UNHURRIED) for action in plan.actions):
             self.queue.add(key)
             return
@@ -320,9 +320,9 @@ class Controller:
     ) -> Json:
         """Write the status now, or leave it for a later pass. Return the job as known afterwards."""
         uid = job["metadata"]["uid"]
-        early = begins(job, plan) and not self.jobs.doubts(uid)
+        early = begins(job, plan) and not self.jobs.is_uncertain(uid)
         if early:
-            job = self.jobs.owe(job, status_body(status))
+            job = self.jobs.keep_unwritten(job, status_body(status))
         starts = status.phase in STARTING
         wait_s = self.writes.wait_s(uid)
         if patient or early:  # wait, so that later changes share the write
@@ -337,32 +337,32 @@ class Controller:
             self.pace.settled(uid)
             job = await self.writes.tried(uid, key, self.client.write_status(job, status))
             self.jobs.wrote(job)
-        self.memories.known(uid).keep_status(job, status)
+        self.job_states.known(uid).keep_status(job, status)
         owner = owner_key(key.namespace, uid)
         self.store.expect(owner, attempt=status.attempt, workers=status.workers.desired)
         return job
 
     async def _act(self, key: JobKey, job: Json, plan: Plan) -> None:
-        memory = self.memories.of(job["metadata"]["uid"])
-        memory.making = False
+        job_state = self.job_states.of(job["metadata"]["uid"])
+        job_state.making = False
         if not plan.actions:
-            if memory.problem is not None:  # no action is left that could be rejected
-                memory.problem = None
+            if job_state.problem is not None:  # no action is left that could be rejected
+                job_state.problem = None
                 self.queue.add(key)
             return
         try:
             await self.executor.perform(job, plan.actions)
         except Unfinished as error:
-            memory.making = True
+            job_state.making = True
             self.starts.stay(key)
             self.queue.add(key)
             if not error.made:
                 return  # an earlier rejection may still hold
-        cleared, memory.problem = memory.problem is not None, None
+        cleared, job_state.problem = job_state.problem is not None, None
         # Created objects are in the store already; an answer of a worker is in memory. Both may change the
         # plan. A worker that does not answer is asked again, but not at once: a refused connection takes no
         # time.
-        state = memory.yielding
+        state = job_state.yielding
         answered = state is not None and (state.acked_at is not None or state.refused)
         if cleared or (answered and any(isinstance(action, RequestYield) for action in plan.actions)):
             self.queue.add(key)
@@ -370,14 +370,14 @@ class Controller:
             self.queue.add_after(key, RECHECK_S)
 
     def _retry(self, key: JobKey, job: Json, error: Exception) -> None:
-        memory = self.memories.of(job["metadata"]["uid"])
-        memory.failures += 1
-        backoff = min(MIN_BACKOFF_S * 2.0 ** min(memory.failures - 1, 10), MAX_BACKOFF_S)
+        job_state = self.job_states.of(job["metadata"]["uid"])
+        job_state.failures += 1
+        backoff = min(MIN_BACKOFF_S * 2.0 ** min(job_state.failures - 1, 10), MAX_BACKOFF_S)
         if isinstance(error, ActionRefused):
             # The message may change with every pass: it names the pod that was rejected first, or the usage
             # of others.
-            known = memory.problem is not None and memory.problem.reason == error.problem.reason
-            memory.problem = error.problem
+            known = job_state.problem is not None and job_state.problem.reason == error.problem.reason
+            job_state.problem = error.problem
             self.starts.refused(key)
             if not known:
                 self.starts.stay(key)
@@ -408,52 +408,52 @@ def is_heavy(job: Json) -> bool:
     return config is not None and len(json_codec.write(config)) > HEAVY_BYTES
 
 
-def _judge(job: Json, known: Known) -> None:
+def _check(job: Json, known: Known) -> None:
     """Read the spec and compute its refusals. Both results are cached, errors included, for later passes."""
     with suppress(ValidationError):
         refusals(known.read_spec(job))
 
 
-async def _take_keys(hands: Controller, group: asyncio.TaskGroup) -> None:
+async def _take_keys(controller: Controller, group: asyncio.TaskGroup) -> None:
     was_late = False
     while not was_late:
-        key = await hands.queue.get()
-        alarm = asyncio.get_running_loop().call_later(LATE_S, _replace, hands, key, group)
+        key = await controller.queue.get()
+        alarm = asyncio.get_running_loop().call_later(LATE_S, _replace, controller, key, group)
         try:
-            await hands._pass(key)
+            await controller._pass(key)
         finally:
             alarm.cancel()
-            for following in hands.starts.leave(key):
-                hands.queue.add(following)
-            was_late = hands.queue.done(key)
-            hands.telemetry.queue_depth.set(len(hands.queue))
+            for following in controller.starts.leave(key):
+                controller.queue.add(following)
+            was_late = controller.queue.done(key)
+            controller.telemetry.queue_depth.set(len(controller.queue))
 
 
-def _replace(hands: Controller, key: JobKey, group: asyncio.TaskGroup) -> None:
+def _replace(controller: Controller, key: JobKey, group: asyncio.TaskGroup) -> None:
     """Mark the pass of `key` late, and start another task that takes keys in place of the one that it holds
     up."""
-    hands.queue.lanes.late(key)
-    for following in hands.starts.late(key):
-        hands.queue.add(following)
-    group.create_task(_take_keys(hands, group))
+    controller.queue.passes.late(key)
+    for following in controller.starts.late(key):
+        controller.queue.add(following)
+    group.create_task(_take_keys(controller, group))
 
 
-async def _list_again(hands: Controller, namespace: str | None) -> None:
+async def _list_again(controller: Controller, namespace: str | None) -> None:
     alive = set[str]()
     try:
-        async for job in hands.client.list(namespace):
+        async for job in controller.client.list(namespace):
             alive.add(job["metadata"]["uid"])
             try:
-                if hands.jobs.put(job):
-                    _expect(hands.store, job)
+                if controller.jobs.put(job):
+                    _expect(controller.store, job)
             except Exception:  # one job that cannot be parsed must not cost the others their listing
                 log.exception("the job with UID %s is passed over", job["metadata"]["uid"])
     except ApiError as error:  # a namespace that cannot be listed must not stop the listing of others
         log.warning("listing the jobs again: %s", error)
         return
-    for key, job in hands.jobs:
+    for key, job in controller.jobs:
         if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
-            await hands._refresh(key)
+            await controller._refresh(key)
 
 
 def _expect(store: PodStore, job: Json) -> None:

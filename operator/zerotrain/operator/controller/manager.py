@@ -42,7 +42,7 @@ from zerotrain.operator.controller.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-PODS_PER_TURN = 5
+PODS_PER_SLOT = 5
 """Pods that the jobs allowed to create may have together, for each creation that may be in flight: while one
 job writes the objects that its pods need, pods of another are created."""
 DRAIN_S = 10.0
@@ -90,12 +90,12 @@ class Manager:
         puller = ProgressPuller(
             jobs=controller.jobs,
             store=controller.store,
-            memories=controller.memories,
+            job_states=controller.job_states,
             channel=channel,
             changed=controller.queue.add,
             now=api.time.now,
         )
-        self.telemetry.count_unheard(lambda: puller.unheard)
+        self.telemetry.count_unresponsive(lambda: puller.unresponsive)
         lease = ApiLease(
             api, namespace=self.config.namespace, name=self.config.lease, identity=self.config.identity
         )
@@ -108,12 +108,12 @@ class Manager:
         self._spawn("resync", controller.resync(self.config.resync_s))
         self._spawn("progress", puller.run())
         self._spawn("events", controller.events.run())
-        self._queues = workload_watches(api, controller.memories, controller.queue.add, namespaces)
+        self._queues = workload_watches(api, controller.job_states, controller.queue.add, namespaces)
         for number, queues in enumerate(self._queues):
             self._spawn(f"queues {number}", queues.run())
-        controller.memories.nodes.changed = controller.node_changed
-        controller.memories.nodes.now = api.time.now
-        nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
+        controller.job_states.nodes.changed = controller.node_changed
+        controller.job_states.nodes.now = api.time.now
+        nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.job_states.nodes)
         self._watches |= {"pods": self._reflector, "zerotrainingjobs": self._job_reflector, "nodes": nodes}
         self._nodes = nodes
         self._spawn("nodes", nodes.run())
@@ -139,7 +139,7 @@ class Manager:
     def _make_controller(self, api: Api, channel: WorkerChannel) -> Controller:
         silent = isinstance(channel, SilentChannel)
         store = PodStore()
-        memories = JobStates(
+        job_states = JobStates(
             reads_logs=not silent,
             keep_shared_s=self.config.resync_s,
             limits=self.config.starts,
@@ -149,7 +149,7 @@ class Manager:
         executor = Executor(
             api=api,
             store=store,
-            memories=memories,
+            job_states=job_states,
             channel=channel,
             options=self.config.resources,
             operator_key=self._key,
@@ -159,11 +159,11 @@ class Manager:
             queue=WorkQueue(_namespace),
             jobs=JobCache(),
             store=store,
-            memories=memories,
+            job_states=job_states,
             client=JobClient(api, self.config.namespaces),
             executor=executor,
             starts=StartLines(
-                Starts(namespace_of=_namespace, room=lambda name: PODS_PER_TURN * creations.limit(name)),
+                Starts(namespace_of=_namespace, capacity=lambda name: PODS_PER_SLOT * creations.limit(name)),
                 namespace_of=_namespace,
             ),
             events=EventWriter(api, instance=self.config.identity),
@@ -189,8 +189,8 @@ class Manager:
 
     def _gained(self) -> None:
         self.telemetry.leader.set(1)
-        self.controller.memories.acting_since = self.controller.clock()
-        self.controller.jobs.doubt()
+        self.controller.job_states.acting_since = self.controller.clock()
+        self.controller.jobs.mark_uncertain()
         self._update_permission()
 
     def _lost(self) -> None:

@@ -46,8 +46,8 @@ TIGHT_S = 600.0
 class Starts(Generic[K]):
     """Slots for jobs that create pods, and the lines of jobs that wait for one.
 
-    `namespace_of` returns the namespace of a key. `room` returns the number of pods that the jobs with a slot
-    in a namespace may create together before the next job gets one; the last job may exceed it.
+    `namespace_of` returns the namespace of a key. `capacity` returns the number of pods that the jobs with a
+    slot in a namespace may create together before the next job gets one; the last job may exceed it.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Starts(Generic[K]):
         least: int = MIN_STARTS,
         most: int = MAX_STARTS_OF_ONE,
         namespace_of: Callable[[K], str] = lambda key: "",
-        room: Callable[[str], float] = lambda namespace: math.inf,
+        capacity: Callable[[str], float] = lambda namespace: math.inf,
     ) -> None:
         self._limit, self._least, self._most = limit, least, most
-        self._namespace_of, self._room = namespace_of, room
+        self._namespace_of, self._capacity = namespace_of, capacity
         self._busy: dict[K, int] = {}
         """Keys that have a slot, with the number of pods that each creates."""
         self._staying: set[K] = set()
@@ -171,7 +171,9 @@ class Starts(Generic[K]):
         called = sum(1 for key in self._called if self._namespace_of(key) == namespace)
         if len(busy) + called >= self._most:
             return False
-        return len(busy) + called < self._least or sum(busy) + called * self._latest < self._room(namespace)
+        return len(busy) + called < self._least or sum(busy) + called * self._latest < self._capacity(
+            namespace
+        )
 
 
 class StartLines(Generic[K]):
@@ -190,7 +192,7 @@ class StartLines(Generic[K]):
     ) -> None:
         self._small = small or Starts[K](namespace_of=namespace_of)
         self._large = Starts[K](
-            MAX_LARGE, least=MAX_LARGE_OF_ONE, namespace_of=namespace_of, room=lambda _: 0
+            MAX_LARGE, least=MAX_LARGE_OF_ONE, namespace_of=namespace_of, capacity=lambda _: 0
         )
         self._entered: dict[K, Starts[K]] = {}
         self._namespace_of, self._clock = namespace_of, clock

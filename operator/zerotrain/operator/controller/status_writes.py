@@ -17,7 +17,7 @@ from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.store import JobKey
 
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-MAX_TOLD_CHARS = 300
+MAX_MESSAGE_CHARS = 300
 """Maximum number of characters of one rejection in the answer of /readyz."""
 
 
@@ -66,7 +66,7 @@ class StatusWrites:
         before = self._refused.get(uid)
         times = before.times + 1 if before is not None else 1
         pause_s = min(MIN_PAUSE_S * 2.0 ** min(times - 1, 10), MAX_PAUSE_S)
-        message = cut(str(error), MAX_TOLD_CHARS)
+        message = cut(str(error), MAX_MESSAGE_CHARS)
         self._refused[uid] = _Refusal(key=key, message=message, times=times, due=self._clock() + pause_s)
 
     def settled(self, uid: str) -> None:

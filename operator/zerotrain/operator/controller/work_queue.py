@@ -19,16 +19,16 @@ MAX_VOID = 64
 """Maximum number of void entries that the heap may have beyond two for each key before they are removed."""
 
 
-MAX_BESIDE_LATE = 16
+MAX_PASSES_WHEN_LATE = 16
 """Maximum number of passes at once of a namespace in which a pass takes long: enough for an API server that
 is slow to all."""
 
 
-class Lanes(Generic[K]):
-    """Passes of each namespace. `lane` returns the namespace of a key."""
+class NamespacePasses(Generic[K]):
+    """Passes of each namespace. `namespace_of` returns the namespace of a key."""
 
-    def __init__(self, lane: Callable[[K], str]) -> None:
-        self._lane = lane
+    def __init__(self, namespace_of: Callable[[K], str]) -> None:
+        self._namespace_of = namespace_of
         self._running: Counter[str] = Counter()
         self._late: dict[K, str] = {}
         """Keys whose passes take long, and their namespaces."""
@@ -37,35 +37,36 @@ class Lanes(Generic[K]):
 
     def begin(self, key: K) -> bool:
         """Return whether the key may have a pass now; if not, it is put aside."""
-        lane = self._lane(key)
-        if self._is_full(lane):
-            self._aside.setdefault(lane, []).append(key)
+        namespace = self._namespace_of(key)
+        if self._is_full(namespace):
+            self._aside.setdefault(namespace, []).append(key)
             return False
-        self._running[lane] += 1
+        self._running[namespace] += 1
         return True
 
     def late(self, key: K) -> None:
         """Mark the key's pass as late. Until it ends, its namespace has no more than MAX_BESIDE_LATE passes
         at once."""
-        self._late[key] = self._lane(key)
+        self._late[key] = self._namespace_of(key)
 
     def end(self, key: K) -> tuple[bool, list[K]]:
         """End the key's pass. Return whether it was late, and the keys that need no longer be put aside."""
-        lane, was_late = self._lane(key), self._late.pop(key, None) is not None
-        self._running[lane] -= 1
-        if not self._running[lane]:
-            del self._running[lane]
-        return was_late, [] if self._is_full(lane) else self._aside.pop(lane, [])
+        namespace, was_late = self._namespace_of(key), self._late.pop(key, None) is not None
+        self._running[namespace] -= 1
+        if not self._running[namespace]:
+            del self._running[namespace]
+        return was_late, [] if self._is_full(namespace) else self._aside.pop(namespace, [])
 
-    def _is_full(self, lane: str) -> bool:
-        return self._running[lane] >= MAX_BESIDE_LATE and lane in self._late.values()
+    def _is_full(self, namespace: str) -> bool:
+        return self._running[namespace] >= MAX_PASSES_WHEN_LATE and namespace in self._late.values()
 
 
 class WorkQueue(Generic[K]):
-    """Queue for one event loop. Each `get` is followed by a `done`. `lane` returns the namespace of a key."""
+    """Queue for one event loop. Each `get` is followed by a `done`. `namespace_of` returns the namespace of a
+    key."""
 
-    def __init__(self, lane: Callable[[K], str] = lambda key: "") -> None:
-        self.lanes = Lanes(lane)
+    def __init__(self, namespace_of: Callable[[K], str] = lambda key: "") -> None:
+        self.passes = NamespacePasses(namespace_of)
         self._ready: deque[K] = deque()
         self._waiting: dict[K, float] = {}
         """Keys in `_ready`, and keys that became due while their pass runs, with the time since when."""
@@ -119,7 +120,7 @@ class WorkQueue(Generic[K]):
             self._ripen()
             while self._ready and not self._closed:
                 key = self._ready.popleft()
-                if not self.lanes.begin(key):
+                if not self.passes.begin(key):
                     continue
                 self._waiting.pop(key, None)
                 self._busy.add(key)
@@ -128,8 +129,8 @@ class WorkQueue(Generic[K]):
             await self._woken()
 
     def done(self, key: K) -> bool:
-        """End the key's pass. Return whether it was late (`lanes.late`)."""
-        was_late, freed = self.lanes.end(key)
+        """End the key's pass. Return whether it was late (`passes.late`)."""
+        was_late, freed = self.passes.end(key)
         self._busy.discard(key)
         if not self._busy:
             self._quiet.set()

@@ -87,7 +87,7 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
         watched_namespace=(),
     ),
     _own.gauge(
-        "zerotrain_operator_unheard_jobs",
+        "zerotrain_operator_unresponsive_jobs",
         "Jobs whose worker 0 runs and has not answered the operator for two minutes: a hang of theirs is not "
         "found.",
     ),

@@ -13,26 +13,26 @@ from zerotrain.operator.resources import worker_pod
 from zerotrain.operator.resources.kueue import workload
 
 
-async def discover(hands: ActionContext, body: Json, action: DiscoverApis) -> None:
-    hands.memories.apis = await discover_apis(hands.api)
+async def discover(context: ActionContext, body: Json, action: DiscoverApis) -> None:
+    context.job_states.apis = await discover_apis(context.api)
 
 
-async def ask_queue(hands: ActionContext, body: Json, action: AskQueue) -> None:
+async def ask_queue(context: ActionContext, body: Json, action: AskQueue) -> None:
     """Carry out one step of the job's Workload; the watch reports the result."""
-    hands.memories.queues_wanted.set()
-    version = hands.memories.apis.kueue if hands.memories.apis is not None else None
+    context.job_states.queues_wanted.set()
+    version = context.job_states.apis.kueue if context.job_states.apis is not None else None
     if action.step is QueueStep.FOLLOW or version is None:
         return
     job = ZeroTrainingJob.parse(body)
-    client = WorkloadClient(hands.api, version, job)
+    client = WorkloadClient(context.api, version, job)
     if action.step is QueueStep.CREATE:
         scheduling = job.spec.scheduling
         named = scheduling is not None and scheduling.priority_class_name is not None
-        priority = await hands.memories.priorities.of(hands.api, job) if named else None
+        priority = await context.job_states.priorities.of(context.api, job) if named else None
         shape = AttemptShape(workers=action.workers, excluded_nodes=action.excluded_nodes)
         shaped = with_shape(job, shape)
-        worker = worker_pod(shaped, job.status.attempt + 1, 0, hands.options)
-        await hands.ensure(
+        worker = worker_pod(shaped, job.status.attempt + 1, 0, context.options)
+        await context.ensure(
             job, workload(shaped, version, action.workers, worker, priority, queue=action.queue)
         )
     elif action.step is QueueStep.DELETE:

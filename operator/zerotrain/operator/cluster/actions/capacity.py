@@ -26,22 +26,22 @@ _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 _KEEPING_OFF = ("NoSchedule", "NoExecute")
 
 
-async def read(hands: ActionContext, body: Json, action: ReadCapacity) -> None:
+async def read(context: ActionContext, body: Json, action: ReadCapacity) -> None:
     """Put the estimate into the job's memory. Do nothing while the reading for another job goes on: the next
     pass asks again."""
-    lock = hands.memories.reading
+    lock = context.job_states.reading
     if lock.locked():
         return
     async with lock:
         job = with_shape(ZeroTrainingJob.parse(body), action.shape)
-        spec = worker_pod(job, job.status.attempt + 1, 0, hands.options)["spec"]
+        spec = worker_pod(job, job.status.attempt + 1, 0, context.options)["spec"]
         try:
-            fits = await _fits(hands.api, spec, action.shape.excluded_nodes, job.uid)
+            fits = await _fits(context.api, spec, action.shape.excluded_nodes, job.uid)
         except Forbidden:
             fits = None  # the scheduler decides
-    if hands.memories.knows(job.uid):
-        found = Capacity(at=hands.api.time.now(), workers=action.shape.workers, fits=fits)
-        hands.memories.of(job.uid).room = found
+    if context.job_states.knows(job.uid):
+        found = Capacity(at=context.api.time.now(), workers=action.shape.workers, fits=fits)
+        context.job_states.of(job.uid).capacity = found
 
 
 async def _fits(api: Api, spec: Json, excluded: Sequence[str], uid: str) -> int | None:

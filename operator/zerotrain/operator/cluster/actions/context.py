@@ -66,7 +66,7 @@ class Unfinished(Exception):
         self.made = made
 
 
-TURN_S = 0.25
+CREATION_WINDOW_S = 0.25
 """Seconds for which one pass may create pods. Otherwise a job of thousands of pods would not notice a
 failure, a suspension or its own deletion before the last of them."""
 
@@ -76,9 +76,9 @@ SHARED_S = 0.1
 as long again, and a pass of their own creates them."""
 
 
-def turn() -> Callable[[], bool]:
+def creation_window() -> Callable[[], bool]:
     """Return a function that tells whether TURN_S seconds have passed since now."""
-    return since_now(TURN_S)
+    return since_now(CREATION_WINDOW_S)
 
 
 def since_now(seconds: float) -> Callable[[], bool]:
@@ -105,7 +105,7 @@ class ActionContext:
 
     api: Api
     store: PodStore
-    memories: JobStates
+    job_states: JobStates
     channel: WorkerChannel
     options: ResourceOptions
     operator_key: bytes
@@ -165,16 +165,16 @@ class ActionContext:
 
     async def _ensure_secret(self, job: ZeroTrainingJob, item: Json) -> None:
         """Create a Secret. Secrets are never read: their name identifies the job's UID, attempt and spec."""
-        memory, name = self.memories.of(job.uid), item["metadata"]["name"]
+        job_state, name = self.job_states.of(job.uid), item["metadata"]["name"]
         try:
             await self.post(item)
         except AlreadyExists:
             pass
         except ActionRefused as refusal:
-            if not refusal.may_exist or not (memory.secret == name or self._has_pods(job, item)):
+            if not refusal.may_exist or not (job_state.secret == name or self._has_pods(job, item)):
                 raise
             return
-        memory.secret = name
+        job_state.secret = name
 
     def _has_pods(self, job: ZeroTrainingJob, secret: Json) -> bool:
         """Return whether pods of the Secret's attempt exist: none is created before it."""
@@ -223,7 +223,7 @@ class ActionContext:
             if item["kind"] not in _OF_OTHERS:
                 raise
             # It was served before, so its API was removed or upgraded. The next pass repeats the discovery.
-            self.memories.apis = None
+            self.job_states.apis = None
             raise ActionRefused(_OF_OTHERS[item["kind"]], f"{item['apiVersion']} is gone: {error}") from error
         except ApiError as error:
             if error.status in (400, 422):
@@ -234,23 +234,23 @@ class ActionContext:
 def _refusal(error: Forbidden, item: Json) -> ActionRefused:
     """Return the error for a rejection by the API server's own admission, with a way out. Its text is cut to
     begin with the cause: the pod that is rejected first differs from pass to pass."""
-    told = str(error)
-    if "ephemeral-storage" in told:
-        told += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
-    if _EXCEEDED in told:
-        return ActionRefused(Reason.QUOTA_EXCEEDED, told[told.index(_EXCEEDED) :])
-    if "violates PodSecurity" not in told:
-        return ActionRefused(Reason.API_REFUSED, told, lasting=True)
+    message = str(error)
+    if "ephemeral-storage" in message:
+        message += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
+    if _EXCEEDED in message:
+        return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
+    if "violates PodSecurity" not in message:
+        return ActionRefused(Reason.API_REFUSED, message, lasting=True)
     way_out = "Take out of the job what it names, or let the namespace allow it"
-    if IPC_LOCK in told:
+    if IPC_LOCK in message:
         way_out = (
             "spec.resources.rdma needs IPC_LOCK, which the level privileged alone allows. Make the job anew "
             "without it, or let the namespace allow it"
         )
-    said, namespace = told[told.index("violates PodSecurity") :], item["metadata"]["namespace"]
-    label = f"pod-security.kubernetes.io/enforce={_least_level(said)}"
+    violation, namespace = message[message.index("violates PodSecurity") :], item["metadata"]["namespace"]
+    label = f"pod-security.kubernetes.io/enforce={_least_level(violation)}"
     command = f"kubectl label namespace {namespace} {label} --overwrite"
-    return ActionRefused(Reason.POD_SECURITY, f"{said}. {way_out}: {command}", lasting=True)
+    return ActionRefused(Reason.POD_SECURITY, f"{violation}. {way_out}: {command}", lasting=True)
 
 
 _BEYOND_BASELINE = (
@@ -270,11 +270,13 @@ _BEYOND_BASELINE = (
 """Settings that the level baseline forbids as well, in the wording of Pod Security's checks."""
 
 
-def _least_level(said: str) -> str:
+def _least_level(violation: str) -> str:
     """Return the strictest level that admits the pods which this message rejects."""
-    is_restricted = said.startswith('violates PodSecurity "restricted')
+    is_restricted = violation.startswith('violates PodSecurity "restricted')
     return (
-        "baseline" if is_restricted and not any(word in said for word in _BEYOND_BASELINE) else "privileged"
+        "baseline"
+        if is_restricted and not any(word in violation for word in _BEYOND_BASELINE)
+        else "privileged"
     )
 
 
@@ -319,14 +321,14 @@ def name_taken(item: Json) -> ActionRefused:
     if name and uid and not meta.get("ownerReferences"):
         # `kubectl delete --cascade=orphan` leaves such objects. Deleting a NetworkPolicy exposes the pods
         # that it protects.
-        told = (
+        message = (
             f"{kind} {meta['name']} is left over from an earlier job {name} (uid {uid}), whose pods may "
             f"still run: end them (kubectl delete pods -l {LABEL_JOB_UID}={uid}), then delete it"
         )
-        return ActionRefused(Reason.NAME_TAKEN, told, lasting=True)
+        return ActionRefused(Reason.NAME_TAKEN, message, lasting=True)
     leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
-    told = f"{kind} {meta['name']} belongs to somebody else{leaving}"
-    return ActionRefused(Reason.NAME_TAKEN, told, lasting=not meta.get("deletionTimestamp"))
+    message = f"{kind} {meta['name']} belongs to another owner{leaving}"
+    return ActionRefused(Reason.NAME_TAKEN, message, lasting=not meta.get("deletionTimestamp"))
 
 
 def delete_options(grace_s: int | None) -> Json:

@@ -8,10 +8,10 @@ from zerotrain.operator.reconcile import ForgetGroup
 from zerotrain.operator.resources.gang import RESOURCE, group_name
 
 
-async def forget(hands: ActionContext, body: Json, action: ForgetGroup) -> None:
+async def forget(context: ActionContext, body: Json, action: ForgetGroup) -> None:
     """Delete the group, unless the object of that name has another owner."""
     meta = body["metadata"]
     name = group_name(meta["name"], action.attempt)
     path = f"/apis/{action.gang}/namespaces/{meta['namespace']}/{RESOURCE}/{name}"
-    await hands.remove(path, kind=RESOURCE, job_uid=meta["uid"])
-    hands.memories.of(meta["uid"]).ungrouped = action.attempt
+    await context.remove(path, kind=RESOURCE, job_uid=meta["uid"])
+    context.job_states.of(meta["uid"]).ungrouped = action.attempt

@@ -12,16 +12,16 @@ KIND = "PodDisruptionBudget"
 RESOURCE = "poddisruptionbudgets"
 
 
-async def protect(hands: ActionContext, body: Json, action: ProtectWorkers) -> None:
+async def protect(context: ActionContext, body: Json, action: ProtectWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
-    await hands.ensure(job, disruption_budget(job, action.attempt, action.workers))
-    hands.memories.of(job.uid).protection = Protection(attempt=action.attempt, exists=True)
+    await context.ensure(job, disruption_budget(job, action.attempt, action.workers))
+    context.job_states.of(job.uid).protection = Protection(attempt=action.attempt, exists=True)
 
 
-async def unprotect(hands: ActionContext, body: Json, action: UnprotectWorkers) -> None:
+async def unprotect(context: ActionContext, body: Json, action: UnprotectWorkers) -> None:
     """Delete the attempt's budget, unless the object of that name has another owner."""
     meta = body["metadata"]
     name = budget_name(meta["name"], action.attempt)
     path = f"{PATHS[KIND].format(namespace=meta['namespace'])}/{name}"
-    await hands.remove(path, kind=RESOURCE, job_uid=meta["uid"])
-    hands.memories.of(meta["uid"]).protection = Protection(attempt=action.attempt, exists=False)
+    await context.remove(path, kind=RESOURCE, job_uid=meta["uid"])
+    context.job_states.of(meta["uid"]).protection = Protection(attempt=action.attempt, exists=False)

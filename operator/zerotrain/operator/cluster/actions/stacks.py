@@ -14,9 +14,9 @@ from zerotrain.contract.channel_token import derive
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.channel import ChannelError, Lane, Worker, share_of
+from zerotrain.operator.cluster.channel import CallKind, ChannelError, Worker, share_of
 from zerotrain.operator.cluster.errors import ApiError
-from zerotrain.operator.cluster.worker_poller import in_turn
+from zerotrain.operator.cluster.worker_poller import call_concurrently
 from zerotrain.operator.reconcile import CollectStacks, StackSource, StacksView
 from zerotrain.operator.resources.stacks import stacks_config_map
 
@@ -27,35 +27,35 @@ MAX_JOBS = 8
 slot."""
 
 
-async def collect(hands: ActionContext, body: Json, action: CollectStacks) -> None:
+async def collect(context: ActionContext, body: Json, action: CollectStacks) -> None:
     """Start the collection unless it runs or MAX_JOBS others do."""
-    running = hands.memories.collections
+    running = context.job_states.collections
     job = ZeroTrainingJob.parse(body)
     if job.uid in running or len(running) >= MAX_JOBS:
         return
-    task = running[job.uid] = asyncio.create_task(_collect(hands, job, action))
+    task = running[job.uid] = asyncio.create_task(_collect(context, job, action))
     task.add_done_callback(lambda _: running.pop(job.uid, None))
 
 
-async def _collect(hands: ActionContext, job: ZeroTrainingJob, action: CollectStacks) -> None:
-    at = hands.api.time.now()
-    ask = partial(_ask, hands, job, action.attempt)
-    texts = await in_turn(ask, action.sources, most=share_of(Lane.STACKS))
-    told = {source.worker: text for source, text in texts.items()}
-    item = stacks_config_map(job, action.attempt, told)
+async def _collect(context: ActionContext, job: ZeroTrainingJob, action: CollectStacks) -> None:
+    at = context.api.time.now()
+    ask = partial(_ask, context, job, action.attempt)
+    texts = await call_concurrently(ask, action.sources, most=share_of(CallKind.STACKS))
+    texts_by_worker = {source.worker: text for source, text in texts.items()}
+    item = stacks_config_map(job, action.attempt, texts_by_worker)
     name = ""
     try:
-        await hands.ensure(job, item)
+        await context.ensure(job, item)
         name = item["metadata"]["name"]
     except (ApiError, ActionRefused) as error:
         log.warning("stacks of %s, attempt %d, cannot be kept: %s", job.name, action.attempt, error)
-    if hands.memories.knows(job.uid):  # a job that was deleted meanwhile must not be remembered
-        hands.memories.of(job.uid).stacks = StacksView(attempt=action.attempt, at=at, config_map=name)
+    if context.job_states.knows(job.uid):  # a job that was deleted meanwhile must not be remembered
+        context.job_states.of(job.uid).stacks = StacksView(attempt=action.attempt, at=at, config_map=name)
 
 
-async def _ask(hands: ActionContext, job: ZeroTrainingJob, attempt: int, source: StackSource) -> str:
+async def _ask(context: ActionContext, job: ZeroTrainingJob, attempt: int, source: StackSource) -> str:
     worker = Worker(namespace=job.namespace, pod=source.pod, ip=source.pod_ip)
     try:
-        return await hands.channel.stacks(worker, token=derive(hands.operator_key, job.uid, attempt))
+        return await context.channel.stacks(worker, token=derive(context.operator_key, job.uid, attempt))
     except ChannelError as error:
         return f"(no stacks: {error})\n"

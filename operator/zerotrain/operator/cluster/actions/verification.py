@@ -10,9 +10,9 @@ from zerotrain.operator.reconcile import CreateVerification
 from zerotrain.operator.resources.verification import verification_pod
 
 
-async def create(hands: ActionContext, body: Json, action: CreateVerification) -> None:
+async def create(context: ActionContext, body: Json, action: CreateVerification) -> None:
     """Create the pod. The job's NetworkPolicy exists since its first attempt. Raises ActionRefused,
     ApiError."""
     job = ZeroTrainingJob.parse(body)
-    pod = verification_pod(job, action.pod, action.checkpoint, action.limit_s, hands.options)
-    await create_pod(hands, job, pod)
+    pod = verification_pod(job, action.pod, action.checkpoint, action.limit_s, context.options)
+    await create_pod(context, job, pod)

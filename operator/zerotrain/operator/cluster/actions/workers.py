@@ -12,13 +12,13 @@ from zerotrain.operator.cluster.actions.context import (
     SHARED_S,
     ActionContext,
     Unfinished,
+    creation_window,
     delete_options,
     name_taken,
     owned,
     path_of,
     since_now,
     together,
-    turn,
 )
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
@@ -39,30 +39,30 @@ LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that have not ended, as judged by the API server at the request."""
 
 
-async def create(hands: ActionContext, body: Json, action: CreateWorkers) -> None:
+async def create(context: ActionContext, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
-    is_over, is_busy = turn(), since_now(SHARED_S)
-    if await _ensure_shared(hands, job, action.attempt) and is_busy():
+    is_over, is_busy = creation_window(), since_now(SHARED_S)
+    if await _ensure_shared(context, job, action.attempt) and is_busy():
         raise Unfinished(0)
-    pods = worker_pods(job, action.attempt, action.indices, hands.options)
-    made = await hands.creations.spread(
-        job.namespace, pods, lambda pod: _create_pod(hands, job, pod), is_over=is_over
+    pods = worker_pods(job, action.attempt, action.indices, context.options)
+    made = await context.creations.spread(
+        job.namespace, pods, lambda pod: _create_pod(context, job, pod), is_over=is_over
     )
     if made < len(action.indices):
         raise Unfinished(made)
 
 
-async def keep_shared(hands: ActionContext, body: Json, action: KeepShared) -> None:
+async def keep_shared(context: ActionContext, body: Json, action: KeepShared) -> None:
     """Restore the shared objects, with one request for each object that exists."""
     job = ZeroTrainingJob.parse(body)
-    objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
+    objects = shared_objects(job, action.attempt, context.operator_key, context.options)
     if action.protected is not None:
         objects.append(disruption_budget(job, action.attempt, action.protected))
-    await together(*(hands.keep(job, item) for item in objects))
-    hands.memories.of(job.uid).shared_at = hands.api.time.now()
+    await together(*(context.keep(job, item) for item in objects))
+    context.job_states.of(job.uid).shared_at = context.api.time.now()
 
 
-async def delete_attempt(hands: ActionContext, body: Json, action: DeleteWorkers) -> None:
+async def delete_attempt(context: ActionContext, body: Json, action: DeleteWorkers) -> None:
     meta = body["metadata"]
     selector = f"{LABEL_JOB_UID}={meta['uid']},{LABEL_ATTEMPT}={action.attempt}"
     if action.spared is not None:
@@ -75,59 +75,61 @@ async def delete_attempt(hands: ActionContext, body: Json, action: DeleteWorkers
         params={"labelSelector": selector, **fields},
         body=delete_options(action.grace_s),
     )
-    await hands.api.call(request)
+    await context.api.call(request)
 
 
-async def delete_pods(hands: ActionContext, body: Json, action: DeletePods) -> None:
+async def delete_pods(context: ActionContext, body: Json, action: DeletePods) -> None:
     places = asyncio.Semaphore(DELETIONS)
 
     async def delete(name: str, uid: str) -> None:
         async with places:
-            await _delete(hands, body, name, uid, action.grace_s)
+            await _delete(context, body, name, uid, action.grace_s)
 
     await together(*(delete(name, uid) for name, uid in action.names_uids))
 
 
-async def _ensure_shared(hands: ActionContext, job: ZeroTrainingJob, attempt: int) -> bool:
+async def _ensure_shared(context: ActionContext, job: ZeroTrainingJob, attempt: int) -> bool:
     """Create the shared objects of the attempt. Return whether this was the first time for the attempt."""
-    memory = hands.memories.of(job.uid)
-    objects = shared_objects(job, attempt, hands.operator_key, hands.options)
+    job_state = context.job_states.of(job.uid)
+    objects = shared_objects(job, attempt, context.operator_key, context.options)
     # The digest covers the attempt: objects that were deleted are recreated for the next one at the latest.
     digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
-    first = memory.ensured != digest
+    first = job_state.ensured != digest
     if not first:
-        fresh = memory.shared_at is not None and hands.api.time.now() < memory.shared_at + SHARED_FRESH
+        fresh = (
+            job_state.shared_at is not None and context.api.time.now() < job_state.shared_at + SHARED_FRESH
+        )
         objects = [] if fresh else [item for item in objects if item["kind"] == "Secret"]
-    await together(*(hands.ensure(job, item) for item in objects))
+    await together(*(context.ensure(job, item) for item in objects))
     if objects:
-        memory.ensured, memory.shared_at = digest, hands.api.time.now()
+        job_state.ensured, job_state.shared_at = digest, context.api.time.now()
     return first
 
 
-async def create_pod(hands: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
+async def create_pod(context: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
     """Create a pod of the job as soon as it gets a slot. Raises as `_create_pod`."""
-    async with hands.creations.one(job.namespace):
-        await _create_pod(hands, job, pod)
+    async with context.creations.one(job.namespace):
+        await _create_pod(context, job, pod)
 
 
-async def _create_pod(hands: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
+async def _create_pod(context: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
     """Create a pod of the job, or find the one that was created before. Raises ActionRefused, ApiError."""
     try:
-        made = await hands.post(pod)
+        made = await context.post(pod)
     except AlreadyExists:
         try:
-            made = await hands.api.call(Request(method="GET", path=path_of(pod), kind="pods"))
+            made = await context.api.call(Request(method="GET", path=path_of(pod), kind="pods"))
         except NotFound:
             return  # it was deleted between the two requests; the next pass handles that
         if not owned(made, job.uid):
             raise name_taken(made) from None
-    hands.store.put(made, now=hands.api.time.now())
+    context.store.put(made, now=context.api.time.now())
 
 
-async def _delete(hands: ActionContext, body: Json, name: str, uid: str, grace_s: int) -> None:
+async def _delete(context: ActionContext, body: Json, name: str, uid: str, grace_s: int) -> None:
     path = f"{PATHS['Pod'].format(namespace=body['metadata']['namespace'])}/{name}"
     options = {**delete_options(grace_s), "preconditions": {"uid": uid}}
     try:
-        await hands.api.call(Request(method="DELETE", path=path, kind="pods", body=options))
+        await context.api.call(Request(method="DELETE", path=path, kind="pods", body=options))
     except (NotFound, Conflict):
         log.debug("pod %s is gone already, or is another one by now", name)
