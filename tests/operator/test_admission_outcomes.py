@@ -45,7 +45,7 @@ def test_the_same_configuration_is_weighed_once(checked: list[Any], wrong: bool)
     assert len(checked) == 2
 
 
-def test_a_refusal_does_not_gather_the_frames_of_those_who_were_told(checked: list[Any]) -> None:
+def test_a_cached_refusal_does_not_collect_the_frames_of_its_callers(checked: list[Any]) -> None:
     def depth() -> int:
         with pytest.raises(ConfigError) as caught:
             admission.engine_config(spec(no_such_key=1))
@@ -61,7 +61,7 @@ def test_a_bounded_number_of_outcomes_is_kept(checked: list[Any]) -> None:
     assert len(admission._outcomes) == 4
 
 
-def test_large_configurations_are_told_from_usual_ones() -> None:
+def test_large_configurations_are_distinguished_from_usual_ones() -> None:
     assert not is_heavy(job())
     assert not is_heavy({"metadata": {}, "spec": {"config": None}})
     assert not is_heavy({"metadata": {}})

@@ -34,7 +34,7 @@ def test_generating_twice_gives_the_same_text() -> None:
     assert rendered() == render()
 
 
-def test_the_yaml_says_what_the_models_say() -> None:
+def test_the_yaml_equals_the_models() -> None:
     assert yaml.load(rendered(), Loader=yaml.CSafeLoader) == custom_resource_definition()
 
 

@@ -59,14 +59,14 @@ def test_conditions_merge_by_type() -> None:
 
 
 PLANTED: list[tuple[str, Schema, str]] = [
-    ("reference", {"type": "object", "properties": {"a": {"$ref": "#/x"}}}, ".a: $ref is no keyword"),
-    ("title", {"type": "object", "properties": {"a": {**TEXT, "title": "A"}}}, ".a: title is no keyword"),
+    ("reference", {"type": "object", "properties": {"a": {"$ref": "#/x"}}}, ".a: $ref is not a keyword"),
+    ("title", {"type": "object", "properties": {"a": {**TEXT, "title": "A"}}}, ".a: title is not a keyword"),
     ("no-type", {"type": "object", "properties": {"a": {"maxLength": 3}}}, ".a: type must be one of"),
     ("wrong-type", {"type": "object", "properties": {"a": {"type": "null"}}}, ".a: type must be one of"),
     (
         "both",
         {"type": "object", "properties": {"a": TEXT}, "additionalProperties": TEXT},
-        ".: additionalProperties is not allowed beside properties",
+        ".: additionalProperties is not allowed together with properties",
     ),
     (
         "false",
@@ -112,7 +112,7 @@ PLANTED: list[tuple[str, Schema, str]] = [
     (
         "int-or-string",
         {"type": "object", "properties": {"a": {INT_OR_STRING: True, "type": "string", "maxLength": 3}}},
-        f".a: type is not allowed beside {INT_OR_STRING}",
+        f".a: type is not allowed together with {INT_OR_STRING}",
     ),
 ]
 

@@ -110,7 +110,7 @@ def test_the_api_server_keeps_every_field_of_a_stored_job(control_plane: Cluster
 
 
 @pytest.mark.cluster
-def test_a_new_version_takes_over_as_the_guide_says(control_plane: Cluster, namespace: str) -> None:
+def test_a_new_version_takes_over_as_in_the_guide(control_plane: Cluster, namespace: str) -> None:
     """The steps of docs/upgrading.md work, on a kind of the test's own."""
     cluster = Upgrade(control_plane, namespace)
     old, new = VERSIONS[0].name, "v1beta1"

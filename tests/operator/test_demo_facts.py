@@ -59,7 +59,7 @@ zerotrain_step{rank="0"} 3
 """
 
 
-def test_the_report_says_what_the_ranks_said() -> None:
+def test_the_report_shows_what_the_ranks_reported() -> None:
     assert ran_as(EXPOSITION) == "6 ranks, ZeRO stage 2, fp16"
     outcome = Outcome(
         title="gpt",
@@ -75,5 +75,5 @@ def test_the_report_says_what_the_ranks_said() -> None:
 
 
 @pytest.mark.parametrize("metrics", ["", "# TYPE zerotrain_step gauge\nzerotrain_step 3\n"])
-def test_ranks_that_said_nothing_are_not_spoken_for(metrics: str) -> None:
+def test_nothing_is_reported_for_silent_ranks(metrics: str) -> None:
     assert ran_as(metrics) is None

@@ -68,7 +68,7 @@ def test_what_is_no_network_is_refused(cidr: str) -> None:
     assert "/" not in cidr or not is_within(cidr, ["0.0.0.0/0", "::/0"])
 
 
-def test_the_installation_says_the_bounds() -> None:
+def test_the_installation_sets_the_bounds() -> None:
     config = OperatorConfig.from_env({"ZEROTRAIN_OPERATOR_ALLOWED_EGRESS_CIDRS": ", ".join(BOUNDS)})
     assert config.resources.allowed_egress_cidrs == BOUNDS
     assert OperatorConfig.from_env({}).resources.allowed_egress_cidrs == ()
@@ -143,7 +143,7 @@ def test_the_event_of_a_failure_names_the_policy(words: str, named: bool, restar
 
 
 @pytest.mark.parametrize(("line", "named"), [("curl: (6) Could not resolve host: hub", True), ("NaN", False)])
-def test_describe_says_what_to_do(line: str, named: bool) -> None:
+def test_describe_shows_what_to_do(line: str, named: bool) -> None:
     failure = {"attempt": 1, "reason": "RankFailed", "message": "exit code 1", "lastLine": line}
     raw = job_json({"status": {"phase": "Restarting", "attempt": 1, "failures": [failure]}})
     advice = [item.text for item in advice_for(Job.of(raw), (), (), NOW)]

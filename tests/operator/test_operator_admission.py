@@ -178,7 +178,7 @@ def test_finished(phase: str, reason: str) -> None:
         ("Workload", "kueue.x-k8s.io/v1beta1", "QueueMissing"),
     ],
 )
-async def test_an_api_that_went_away_is_told_and_looked_for_again(
+async def test_an_api_that_went_away_is_reported_and_discovered_again(
     kind: str, version: str, reason: str
 ) -> None:
     double = ApiDouble()

@@ -59,7 +59,7 @@ async def nodes_of(listed: list[Json], events: list[bytes]) -> AsyncIterator[Nod
         task.cancel()
 
 
-async def test_a_node_that_cannot_be_read_costs_no_other_and_is_said_once(
+async def test_a_node_that_cannot_be_read_affects_no_other_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     listed = [node("a", version=1), node("bad", version=2, **BAD), node("b", version=3)]
@@ -70,7 +70,7 @@ async def test_a_node_that_cannot_be_read_costs_no_other_and_is_said_once(
     with caplog.at_level(logging.WARNING):
         async with nodes_of(listed, events) as store:
             assert {"a", "b", "last"} == store._known
-    assert sum("passed over" in record.getMessage() for record in caplog.records) == 1
+    assert sum("skipping" in record.getMessage() for record in caplog.records) == 1
 
 
 async def test_a_node_that_can_no_longer_be_read_is_not_taken_for_one_that_is_gone() -> None:

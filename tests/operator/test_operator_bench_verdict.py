@@ -39,9 +39,7 @@ def row(met: bool | None, *, counted: bool) -> Row:
         (False, True, True, 1),
     ],
 )
-def test_what_was_missed_is_told_by_the_exit_code(
-    met: bool | None, counted: bool, quick: bool, code: int
-) -> None:
+def test_the_exit_code_shows_what_was_missed(met: bool | None, counted: bool, quick: bool, code: int) -> None:
     assert exit_code([row(True, counted=True), row(met, counted=counted)], quick=quick) == code
 
 

@@ -67,7 +67,7 @@ def test_no_step_is_taken_after_the_crash(monkeypatch: pytest.MonkeyPatch) -> No
         loop.close()
 
 
-def test_what_the_dead_say_while_they_are_buried_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_killed_operator_while_it_terminates_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     half_a_token_at_each_look(monkeypatch, 1000)
     log = logging.getLogger("zerotrain.operator.test")
     loop = asyncio.new_event_loop()

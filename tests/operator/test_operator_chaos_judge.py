@@ -228,7 +228,7 @@ DONE = {"conditions": [{"type": "Finished", "status": "True"}]}
         (of_attempt("Secret", 1), "Running", ""),
     ],
 )
-def test_each_kind_is_judged_by_its_own_rule(item: Json, phase: str, words: str) -> None:
+def test_each_kind_is_checked_by_its_own_rule(item: Json, phase: str, words: str) -> None:
     failures = [{"attempt": 1, "stacks": "gpt-1-stacks"}]
     at_two = job(10, phase, 2, failures=failures, checkpoint=READ).body
     found = orphans([at_two], [item])
@@ -243,7 +243,7 @@ def test_each_kind_is_judged_by_its_own_rule(item: Json, phase: str, words: str)
         (READ["verification"], {"cleanPodPolicy": "All"}, "cleanPodPolicy is All"),
     ],
 )
-def test_a_pod_that_reads_needs_somebody_who_waits_for_it(
+def test_a_verification_pod_needs_a_job_that_waits_for_it(
     record: Json | None, policy: Json, words: str
 ) -> None:
     done = job(10, "Completed", 2, checkpoint={"verification": record}).body

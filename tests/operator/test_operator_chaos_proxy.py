@@ -91,7 +91,7 @@ async def test_watches_expire_and_end(proxy: FaultProxy, kubeconfig: Path, names
             await watch()
 
 
-async def test_somebody_writes_first_and_answers_are_old(
+async def test_another_client_writes_first_and_answers_are_stale(
     proxy: FaultProxy, kubeconfig: Path, namespace: str, api: KubeJson
 ) -> None:
     jobs = f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace}/zerotrainingjobs"

@@ -86,7 +86,7 @@ async def test_a_job_that_exists_is_tried_again_after_not_found(monkeypatch: pyt
         await run_pass(controller)
 
 
-async def test_a_problem_ends_with_the_wish_that_caused_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_problem_ends_with_the_action_that_caused_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object) -> Plan:
         return Plan(status=None, events=(), actions=(), wake_at=None)
 
@@ -196,7 +196,7 @@ async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backof
         assert len(waits) == 5, "other news are told at once"
 
 
-async def test_a_configuration_that_cannot_be_written_for_the_attempt_is_told(
+async def test_a_configuration_that_cannot_be_written_for_the_attempt_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The gate checks it before; what the gate let through must be reported in the status, not only in the
@@ -314,7 +314,7 @@ async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.M
     assert waits == [module.LINE_RECHECK_S, pytest.approx(60, abs=10)]
 
 
-async def test_a_large_job_that_stands_in_line_says_so_in_its_status() -> None:
+async def test_the_status_of_a_large_job_shows_that_it_is_queued() -> None:
     double = ApiDouble()
     double.on(f"PUT {PATH}/status", (200, stored()))
     large = stored()
@@ -331,7 +331,9 @@ async def test_a_large_job_that_stands_in_line_says_so_in_its_status() -> None:
     assert not written.get("attempt")
 
 
-async def test_a_refusal_is_told_before_the_next_one_gets_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_reported_before_the_next_job_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     messages = list[Problem | None]()
 
     async def refuse(_: Executor, __: Json, ___: object) -> None:

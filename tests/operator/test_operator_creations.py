@@ -75,7 +75,7 @@ async def flood(server: Server, creations: Creations, number: int, limits: list[
     return took
 
 
-async def test_an_api_server_that_answers_soon_soon_gets_as_many_as_one_namespace_may_have() -> None:
+async def test_a_fast_api_server_quickly_gets_as_many_as_one_namespace_may_have() -> None:
     server, limits = Server(places=100, work_s=0.02), list[int]()
     creations = Creations(clock=lambda: server.now)
     took = await flood(server, creations, 400, limits)
@@ -84,7 +84,7 @@ async def test_an_api_server_that_answers_soon_soon_gets_as_many_as_one_namespac
     assert max(took) == pytest.approx(0.02)
 
 
-async def test_one_that_is_slow_gets_no_more_than_it_answers_soon_and_is_never_idle() -> None:
+async def test_a_slow_one_gets_no_more_than_it_answers_fast_and_is_never_idle() -> None:
     server, limits = Server(places=2, work_s=0.04), list[int]()
     creations = Creations(clock=lambda: server.now)
     took = await flood(server, creations, 1000, limits)
@@ -114,7 +114,7 @@ async def test_a_webhook_that_takes_its_time_with_each_does_not_count_as_waiting
     assert limits[-1] == MOST_OF_ONE
 
 
-async def test_errors_that_come_soon_say_nothing_of_how_fast_it_works() -> None:
+async def test_fast_errors_do_not_raise_the_limit() -> None:
     creations = Creations()
 
     async def refused() -> None:
@@ -136,7 +136,7 @@ async def test_what_was_learned_lasts_from_pass_to_pass_and_is_forgotten_at_rest
     assert creations.limit("ml") == LEAST
 
 
-async def test_a_limit_that_nobody_uses_does_not_grow() -> None:
+async def test_an_unused_limit_does_not_grow() -> None:
     creations = Creations()
     for _ in range(100):
         async with creations.one("ml"):
@@ -180,7 +180,7 @@ async def spread(server: Server, creations: Creations, number: int, **how: Any) 
     return await task, most
 
 
-async def test_one_job_alone_soon_has_its_whole_share_in_flight() -> None:
+async def test_one_job_alone_quickly_has_its_whole_share_in_flight() -> None:
     server = Server(places=100, work_s=0.02)
     creations = Creations(clock=lambda: server.now)
     assert await spread(server, creations, 200) == (200, math.ceil(0.6 * MOST_OF_ONE))
@@ -230,7 +230,7 @@ async def test_what_is_in_flight_when_one_is_refused_comes_to_its_end() -> None:
     assert 0 < len(made) < LEAST
 
 
-async def test_one_job_leaves_turns_for_others() -> None:
+async def test_one_job_leaves_slots_for_others() -> None:
     assert 0 < Creations().share("ml") < LEAST
     assert Creations(1).share("ml") == 1
 
@@ -257,7 +257,7 @@ async def test_jobs_that_create_together_ask_for_no_more_than_there_is() -> None
     assert most > LEAST / 4, "the last ones take what the others leave"
 
 
-async def test_shares_that_do_not_divide_what_there_is_keep_nobody_waiting() -> None:
+async def test_shares_that_do_not_divide_the_limit_leave_no_job_waiting() -> None:
     """Five jobs share eight creations: rounded up, shares of two would make two jobs wait all the time."""
     creations, acting, waited = Counted(), 0, list[int]()
 
@@ -285,7 +285,7 @@ async def test_what_a_job_had_of_its_namespace_is_given_back_however_it_ends() -
     assert await spread(Server(places=100, work_s=0.02), creations, 50) == (50, creations.share("ml"))
 
 
-async def test_turns_are_taken_in_the_order_of_asking_and_come_back() -> None:
+async def test_slots_are_taken_in_the_order_of_requests_and_come_back() -> None:
     creations, order = Creations(1, least=1), list[int]()
 
     async def create(number: int) -> None:
@@ -300,7 +300,7 @@ async def test_turns_are_taken_in_the_order_of_asking_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("woken", [False, True], ids=["while-it-waits", "when-its-turn-has-come"])
-async def test_who_is_cancelled_keeps_no_turn(woken: bool) -> None:
+async def test_a_cancelled_creation_keeps_no_slot(woken: bool) -> None:
     creations, release, done = Creations(1, least=1), asyncio.Event(), list[str]()
 
     async def hold() -> None:

@@ -105,7 +105,7 @@ async def test_an_error_is_a_reason_to_wait_not_to_end() -> None:
 
 
 @pytest.mark.ranks
-async def test_a_namespace_that_is_missing_is_said_with_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_namespace_is_reported_with_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
     double = ApiDouble()
     double.on(f"POST {LEASES}", failure(404, "NotFound", 'namespaces "system" not found'))
     assert await campaign(double, seconds=3.0) == ["waited"]

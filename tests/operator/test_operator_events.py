@@ -67,7 +67,7 @@ async def test_the_same_event_is_written_once_even_by_another_operator() -> None
     assert sent[0] == sent[1] != sent[2]
 
 
-async def test_one_that_was_not_written_is_sent_again_when_it_is_told_again() -> None:
+async def test_one_that_was_not_written_is_sent_again_when_it_is_emitted_again() -> None:
     double = ApiDouble()
     double.on(POST, failure(422, "Invalid"), (201, {}))
     async with served(double) as api, sending(api) as writer:
@@ -77,7 +77,7 @@ async def test_one_that_was_not_written_is_sent_again_when_it_is_told_again() ->
     assert len(names(double)) == 2
 
 
-async def test_a_program_that_says_something_new_each_time_has_a_budget_of_events() -> None:
+async def test_a_program_with_ever_new_messages_has_a_budget_of_events() -> None:
     double = ApiDouble()
     double.on(POST, (201, {}))
     async with served(double) as api:
@@ -87,7 +87,7 @@ async def test_a_program_that_says_something_new_each_time_has_a_budget_of_event
         assert double.asked(POST) == module.BURST + 1
 
 
-async def test_nobody_waits_for_events_and_too_many_that_wait_are_left_out(
+async def test_emitting_does_not_block_and_events_beyond_the_queue_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 3)

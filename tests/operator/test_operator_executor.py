@@ -181,7 +181,7 @@ SHARED = {
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("gone", [None, *SHARED])
-async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: str | None) -> None:
+async def test_deleted_objects_of_a_running_attempt_are_made_again(gone: str | None) -> None:
     double, wanted = ApiDouble(), network_policy(make_job(), ResourceOptions())["spec"]
     for kind, (path, name) in SHARED.items():
         double.on(f"POST {path}", (201, {}) if kind == gone else EXISTS)
@@ -267,7 +267,7 @@ async def test_a_pod_that_exists_is_success_if_the_job_owns_it() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", ["services", "pods"])
-async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
+async def test_a_name_that_another_owner_holds_is_refused(kind: str) -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {CORE}/{kind}", EXISTS)
@@ -279,7 +279,7 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
 
 
 @pytest.mark.ranks
-async def test_a_full_quota_is_told_without_the_pod_that_met_it_first() -> None:
+async def test_the_message_of_a_full_quota_leaves_out_the_pod_that_met_it_first() -> None:
     double = ApiDouble()
     accept_all(double)
     text = 'pods "gpt-1-0" is forbidden: exceeded quota: a, requested: pods=1, used: pods=8, limited: pods=8'
@@ -298,7 +298,7 @@ async def test_a_full_quota_is_told_without_the_pod_that_met_it_first() -> None:
         (failure(422, "Invalid", "spec.containers: Required value"), "ApiRefused"),
     ],
 )
-async def test_what_the_server_refuses_is_said_in_its_words(answer: tuple[int, Json], reason: str) -> None:
+async def test_a_refusal_is_reported_in_the_servers_words(answer: tuple[int, Json], reason: str) -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {CORE}/pods", answer)
@@ -311,8 +311,8 @@ async def test_what_the_server_refuses_is_said_in_its_words(answer: tuple[int, J
 @pytest.mark.parametrize(
     ("violation", "way_out"),
     [
-        ('must not include "IPC_LOCK" in capabilities.add', "Make the job anew without it"),
-        ('restricted volume type "nfs"', "Take out of the job what it names"),
+        ('must not include "IPC_LOCK" in capabilities.add', "Create the job again without it"),
+        ('restricted volume type "nfs"', "Remove the named settings from the job"),
     ],
 )
 async def test_a_refusal_of_pod_security_names_the_way_out_and_no_pod(violation: str, way_out: str) -> None:
@@ -344,7 +344,7 @@ async def test_an_attempt_is_deleted_with_one_request() -> None:
 @pytest.mark.parametrize(
     ("ended", "left"), [(True, set()), (False, {"words-1-1", "words-1-2"})], ids=["ending", "telling"]
 )
-async def test_pods_that_ended_unheard_stay_while_the_others_are_told(
+async def test_pods_that_ended_unseen_stay_while_the_others_are_deleted(
     ended: bool, left: set[str], control_plane: Cluster, namespace: str, api: KubeJson
 ) -> None:
     """A real API server decides which have ended, whatever the operator knew when it asked."""
@@ -402,7 +402,7 @@ async def test_a_yield_shows_the_attempts_token_and_is_remembered() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("final", [True, False])
-async def test_a_yield_that_is_not_taken_says_whether_asking_again_helps(final: bool) -> None:
+async def test_a_rejected_yield_shows_whether_another_request_helps(final: bool) -> None:
     async with served(ApiDouble()) as api:
         executor = make_executor(api, Channel(ChannelError("no", final=final)))
         await executor.perform(job(), [YIELD])

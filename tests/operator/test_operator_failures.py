@@ -148,7 +148,7 @@ def test_rules_exclude_a_node_and_then_fail_the_job(
         assert reasons.count("RankFailed") == reasons.count("FailedByRule") == 1
 
 
-def test_a_dead_node_is_waited_for_by_nobody(
+def test_no_job_waits_for_a_dead_node(
     control_plane: Cluster,
     namespace: str,
     node: str,

@@ -47,7 +47,7 @@ async def began(controller: Controller, body: Json) -> None:
     await run_pass(controller)
 
 
-async def test_pods_come_first_and_the_status_soon_after() -> None:
+async def test_pods_come_first_and_the_status_shortly_after() -> None:
     double = accepting()
     async with served(double) as api:
         controller = make_controller(api)

@@ -59,7 +59,7 @@ async def test_a_service_of_the_job_is_found_though_no_more_may_be_made(there: b
     assert double.asked(f"POST {PODS}") == (2 if there else 0)
 
 
-async def test_a_service_of_somebody_else_is_no_way_around_a_quota() -> None:
+async def test_a_service_of_another_owner_is_no_way_around_a_quota() -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {SERVICES}", FULL)
@@ -125,7 +125,7 @@ async def test_a_running_attempt_is_not_refused_its_own_secret() -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-async def test_a_later_failures_lines_are_kept_beside_the_first_ones(there: bool) -> None:
+async def test_a_later_failures_lines_are_kept_in_addition_to_the_first_ones(there: bool) -> None:
     double = ApiDouble()
     kept = failures_config_map(ZeroTrainingJob.parse(job()), {"attempt-1.log": "first"})
     maps, path = f"{CORE}/configmaps", f"{CORE}/configmaps/{kept['metadata']['name']}"

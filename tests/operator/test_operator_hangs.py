@@ -60,7 +60,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
         assert any(reason == "Straggler" and "rank 2 (pod gpt-1-1" in text for reason, text in events)
 
 
-def test_action_report_says_so_and_leaves_the_attempt_alone(
+def test_action_report_emits_an_event_and_leaves_the_attempt_alone(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10**6) as double:

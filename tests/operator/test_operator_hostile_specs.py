@@ -87,7 +87,7 @@ def check_refused(cluster: Cluster, namespace: str, process: OperatorProcess, na
     assert "Traceback" not in process.log.read_text()
 
 
-def test_hostile_specs_cost_nobody_else_anything(
+def test_hostile_specs_affect_no_other_job(
     control_plane: Cluster, operator_kubeconfig: Path, namespace: str, tmp_path: Path
 ) -> None:
     cluster = control_plane

@@ -40,7 +40,7 @@ def event(what: str, *job: Any, **more: Any) -> Json:
     return {"type": what, "object": listed_job(*job, **more)}
 
 
-def says(code: int) -> Json:
+def failed(code: int) -> Json:
     return {"type": "ERROR", "object": {"kind": "Status", "code": code, "message": "etcdserver: no leader"}}
 
 
@@ -126,7 +126,9 @@ async def test_no_word_of_the_api_server_on_the_watch_ends_it(code: int) -> None
     """The causes are an etcd without a leader, a role or a kind that is being replaced, a version that is too
     old.
     """
-    site = Site((5, [listed_job("a", 2)]), [says(code)], (7, [listed_job("a", 2)]), [event("ADDED", "b", 9)])
+    site = Site(
+        (5, [listed_job("a", 2)]), [failed(code)], (7, [listed_job("a", 2)]), [event("ADDED", "b", 9)]
+    )
     async with following(everywhere=site) as (known, _):
         await until(lambda: known.names() == {"a", "b"})
         assert site.watches == 2
@@ -134,16 +136,16 @@ async def test_no_word_of_the_api_server_on_the_watch_ends_it(code: int) -> None
 
 async def test_a_kind_that_is_gone_is_waited_for() -> None:
     """The definition is deleted, and applied again."""
-    site = Site((5, [listed_job("a", 2)]), [says(404)], 404, 404, (90, [listed_job("b", 80)]), [])
+    site = Site((5, [listed_job("a", 2)]), [failed(404)], 404, 404, (90, [listed_job("b", 80)]), [])
     async with following(everywhere=site) as (known, reflector):
         await until(lambda: known.names() == {"b"})
         assert ("deleted", "a", "2") in known.calls
         assert reflector.refused == {"": False}
 
 
-async def test_jobs_that_went_while_nobody_watched_are_deleted_and_younger_ones_stay() -> None:
+async def test_jobs_that_went_without_a_watch_are_deleted_and_younger_ones_stay() -> None:
     """The answer to a write may be newer than the list."""
-    site = Site((5, [listed_job("a", 2), listed_job("b", 3)]), [says(410)], (7, [listed_job("b", 3)]), [])
+    site = Site((5, [listed_job("a", 2), listed_job("b", 3)]), [failed(410)], (7, [listed_job("b", 3)]), [])
     async with following(everywhere=site) as (known, _):
         known.jobs.put(listed_job("c", 8))
         await until(lambda: ("deleted", "a", "2") in known.calls)
@@ -190,7 +192,7 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_waiting() -> None
         assert {what for what, *_ in known.calls} == {"changed"}
 
 
-async def test_a_long_list_is_handed_over_in_turns_and_a_bad_job_costs_no_other_its_own() -> None:
+async def test_a_long_list_is_passed_on_in_batches_and_a_bad_job_affects_no_other() -> None:
     jobs = [listed_job(f"job-{number:03}", number + 1) for number in range(2 * BATCH_SIZE + 1)]
     del jobs[3]["metadata"]["name"]
     async with following(everywhere=Site((900, jobs), [])) as (known, reflector):

@@ -87,7 +87,7 @@ def test_a_watch_event_is_read_as_an_item_of_a_list_is(size: int) -> None:
     assert (UNREAD in event["object"]) == (size > MAX_SPEC_BYTES)
 
 
-def test_what_a_spec_only_says_is_not_taken_for_the_job() -> None:
+def test_text_inside_a_spec_is_not_taken_for_the_job() -> None:
     forged = '{"status":{"phase":"Completed"},"metadata":{"name":"other"},"spec":{"managedBy":"me"}}'
     found = bounded(text_of('{"forged":[' + ",".join([forged] * 5000) + "]}", status=STATUS))
     assert found["status"] == STATUS

@@ -48,7 +48,7 @@ def words(part: Any) -> Iterator[str]:
         yield part
 
 
-def test_a_job_is_kept_as_it_was_sent_but_for_what_nobody_reads() -> None:
+def test_a_job_is_kept_as_it_was_sent_without_what_is_never_read() -> None:
     body = sent()
     whole = copy.deepcopy(body)
     cache = JobCache()

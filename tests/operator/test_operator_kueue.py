@@ -95,7 +95,7 @@ def test_a_suspended_job_leaves_its_queue_and_a_new_operator_follows_it(
     check_attempts(double, attempts=1)
 
 
-def test_a_queue_left_while_nobody_looked_keeps_no_quota(
+def test_a_queue_left_without_an_operator_keeps_no_quota(
     queues: Cluster, namespace: str, operator_kubeconfig: Path, tmp_path: Path
 ) -> None:
     """No other job is in a queue, and this one no longer names one."""

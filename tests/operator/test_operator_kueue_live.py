@@ -78,7 +78,7 @@ def double(queues: Cluster, kubeconfig: Path, space: str, tmp_path: Path) -> Ite
         yield workers
 
 
-def test_a_more_important_job_takes_the_room_through_a_checkpoint_and_gives_it_back(
+def test_a_more_important_job_takes_the_capacity_through_a_checkpoint_and_gives_it_back(
     queues: Cluster, space: str, double: KubeletDouble
 ) -> None:
     first = queued(queues, space, "first", priorityClassName="low")
@@ -134,7 +134,7 @@ def test_a_more_important_job_takes_the_room_through_a_checkpoint_and_gives_it_b
         ),
     ],
 )
-def test_who_was_told_to_stop_comes_back_when_told_to_go_on(
+def test_a_job_that_was_stopped_comes_back_when_it_is_resumed(
     queues: Cluster,
     space: str,
     double: KubeletDouble,

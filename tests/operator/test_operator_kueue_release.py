@@ -53,7 +53,7 @@ async def test_only_what_is_evicted_now_is_given_back(evicted: str, reserved: st
         ("", QueueStep.RELEASE, ""),
     ],
 )
-def test_kueue_is_told_whether_pods_start_or_recover(before: str, step: QueueStep, after: str) -> None:
+def test_the_workload_shows_whether_pods_start_or_recover(before: str, step: QueueStep, after: str) -> None:
     """Kueue has a limit for each of the two; the one for a recovery only where an administrator set it."""
     found = {"conditions": conditions(PodsReady=before) if before else []}
     status = advanced(found, StatusChange(step=step, message="why", at=NOW, generation=4))

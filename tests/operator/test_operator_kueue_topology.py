@@ -63,7 +63,7 @@ def double(racks: Cluster, kubeconfig: Path, space: str, tmp_path: Path) -> Iter
         yield workers
 
 
-def test_workers_are_where_kueue_wants_them_neighbours_by_rank_beside_each_other(
+def test_workers_are_where_kueue_wants_them_neighbouring_ranks_next_to_each_other(
     racks: Cluster, space: str, double: KubeletDouble
 ) -> None:
     job = queued(racks, space, podTemplate__annotations=REQUIRED)

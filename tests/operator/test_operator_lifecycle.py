@@ -91,7 +91,7 @@ def test_a_refused_spec_creates_nothing_until_it_is_corrected(
         check_attempts(double, attempts=1)
 
 
-def test_a_pod_that_somebody_deletes_makes_all_ranks_yield_and_go_on(
+def test_a_deleted_pod_makes_all_ranks_yield_and_go_on(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:

@@ -44,7 +44,7 @@ async def test_so_where_rank_0_is_the_one() -> None:
     assert bench.slow_rank.rank == 0
 
 
-async def test_ranks_that_load_together_wait_for_nobody() -> None:
+async def test_ranks_that_load_together_are_not_slow() -> None:
     workers = waiting(w0=Phase.INIT, w1=Phase.INIT)
     workers.idle_s = MEETING_S
     bench = Bench(workers, phase="Starting")

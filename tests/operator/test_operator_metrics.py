@@ -93,7 +93,7 @@ def value(source: Telemetry, name: str, **labels: str) -> float | None:
         ({"stepTimeoutFactor": 40}, None, 300),
     ],
 )
-def test_a_patient_hang_policy_is_told_with_the_time_of_the_last_step(
+def test_a_patient_hang_policy_is_exported_with_the_time_of_the_last_step(
     policy: Json, step_s: float | None, limit_s: float
 ) -> None:
     body = with_status(progress={"attempt": 3, "step": 120, "stepSeconds": step_s})
@@ -160,14 +160,14 @@ def test_what_was_found_of_an_attempt_ends_with_it(phase: str) -> None:
 
 
 @pytest.mark.unit
-def test_what_was_found_of_an_earlier_attempt_is_not_told_of_this_one() -> None:
+def test_findings_of_an_earlier_attempt_are_not_exported_for_this_one() -> None:
     found = telemetry([(KEY, with_status(attempt=4))])
     assert value(found, "zerotrain_job_hung") == 0
     assert value(found, "zerotrain_job_straggler_ratio", rank="5") is None
 
 
 @pytest.mark.unit
-def test_a_hang_before_the_first_step_is_told() -> None:
+def test_a_hang_before_the_first_step_is_exported() -> None:
     assert value(telemetry([(KEY, with_status(phase="Starting"))]), "zerotrain_job_hung") == 1
 
 
@@ -236,12 +236,12 @@ def test_a_job_that_changed_is_read_again_and_one_that_went_is_forgotten() -> No
 
 
 @pytest.mark.unit
-def test_a_replica_that_stands_by_tells_of_no_job() -> None:
+def test_a_standby_replica_exports_no_job() -> None:
     assert value(telemetry([(KEY, with_status())], leads=False), "zerotrain_job_step") is None
 
 
 @pytest.mark.tools
-def test_what_is_exported_is_what_the_catalogue_says(promtool: Any) -> None:
+def test_what_is_exported_equals_the_catalogue(promtool: Any) -> None:
     found = telemetry([(KEY, with_status(completionTime="2026-01-31T12:00:00Z"))])
     found.request("PUT", "pods", 201, 0.1)
     found.set_unreadable({("pods", "ml"): True})

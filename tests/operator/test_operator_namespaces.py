@@ -169,10 +169,10 @@ def test_a_namespace_that_loses_its_roles_stops_no_other(
         # The pods of the job from before were found, not made again.
         assert before.wait_for("Running")["attempt"] == 1
         assert len(double.created) == 4
-        log = process.log.read_text()
-        assert log.count(f"pods cannot be watched, and go unseen until they can: GET {_pods(second)}") == 1
+        log, refused = process.log.read_text(), "cannot be watched and are not seen until access is granted"
+        assert log.count(f"pods {refused}: GET {_pods(second)}") == 1
         jobs_path = scoped(ALL_JOBS, (second,))[0]
-        assert log.count(f"cannot be watched, and go unseen until they can: GET {jobs_path}") == 1
+        assert log.count(f"{refused}: GET {jobs_path}") == 1
         assert "Traceback" not in log
 
 

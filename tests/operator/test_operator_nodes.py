@@ -56,7 +56,7 @@ def test_only_nodes_with_something_to_say_are_kept(item: dict[str, Any], kept: b
 
 
 @pytest.mark.unit
-def test_a_silence_counts_from_when_it_was_heard_of_and_from_its_own_beginning() -> None:
+def test_a_silence_counts_from_its_report_and_from_its_own_beginning() -> None:
     minutes = iter(NOW + timedelta(minutes=number) for number in range(9))
     store = NodeStore(now=lambda: next(minutes))
 
@@ -90,7 +90,7 @@ def test_nodes_that_come_and_go_for_ever_are_not_all_remembered() -> None:
 
 
 @pytest.mark.unit
-def test_a_node_that_was_deleted_is_told_of_until_its_name_comes_back() -> None:
+def test_a_deleted_node_is_reported_until_its_name_comes_back() -> None:
     store = NodeStore()
     for name in ("node-0", "node-1", "node-2"):
         store.put(node(name))

@@ -27,7 +27,7 @@ def wait_for_reason(job: LiveJob, reason: str) -> str:
     return str(wait_until(there, f"Reconciling to say {reason}", every_s=0.25))
 
 
-def test_a_name_that_is_taken_is_said_and_waited_for(
+def test_a_name_that_is_taken_is_reported_and_waited_for(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     services = f"/api/v1/namespaces/{namespace}/services"
@@ -42,7 +42,7 @@ def test_a_name_that_is_taken_is_said_and_waited_for(
         check_attempts(double, attempts=1)
 
 
-def test_a_quota_is_said_and_waited_for(
+def test_a_quota_is_reported_and_waited_for(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     control_plane.kubectl("create", "quota", "small", "--hard=pods=1", "-n", namespace)

@@ -94,7 +94,7 @@ def test_pods_that_are_left_from_the_last_pass_do_not_bring_a_write() -> None:
         ),
     ],
 )
-def test_what_somebody_waits_for_is_written_at_once(stored: Json, observed: Observed) -> None:
+def test_what_a_client_waits_for_is_written_at_once(stored: Json, observed: Observed) -> None:
     plan = reconcile(stored, observed, NOW)
     assert plan.status is not None
     assert not can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)

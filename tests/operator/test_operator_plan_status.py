@@ -137,7 +137,7 @@ def expected(found: Json, ranks_per_worker: int) -> Json:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_status_says_what_the_command_says(name: str, tmp_path: Path) -> None:
+def test_the_status_equals_the_commands_output(name: str, tmp_path: Path) -> None:
     job = CASES[name]
     body, found = written(job), planned(job, tmp_path)
     assert body is not None

@@ -16,7 +16,7 @@ from zerotrain.operator.api.spec import ZeroTrainingJobSpec
 pytestmark = pytest.mark.ranks
 
 
-async def test_a_memory_plan_is_made_beside_the_event_loop_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_memory_plan_is_made_off_the_event_loop_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan may take a tenth of a second, which would block the event loop."""
     made: list[int] = []
     real = planning._planned
@@ -39,7 +39,7 @@ async def test_a_memory_plan_is_made_beside_the_event_loop_and_once(monkeypatch:
     assert made[0] != threading.get_ident()
 
 
-def test_a_plan_that_nobody_has_made_is_said_to_be_missing() -> None:
+def test_a_plan_that_is_not_cached_is_reported_as_missing() -> None:
     spec = ZeroTrainingJobSpec.model_validate({**stored()["spec"], "steps": 987_654_321})
     with pytest.raises(planning.PlanMissing):
         planning.known_plan(spec)

@@ -164,7 +164,7 @@ async def test_an_answer_of_another_attempt_or_job_does_not_count() -> None:
     assert bench.changed == []
 
 
-async def test_a_record_that_says_nothing_new_gets_no_pass_at_once() -> None:
+async def test_a_record_without_news_gets_no_pass_at_once() -> None:
     workers = Workers({"gpt-1-0": 7})
     bench = Bench(workers)
     await bench.after(0)
@@ -249,7 +249,7 @@ async def test_while_the_alarm_stands_all_pods_are_asked_more_often_and_every_an
         assert len(bench.changed) == passes + 2
 
 
-async def test_when_worker_0_is_mute_the_others_say_whether_the_job_moves() -> None:
+async def test_when_worker_0_is_silent_the_others_show_whether_the_job_moves() -> None:
     workers = Workers({"gpt-1-1": 7})
     bench = Bench(workers)
     await bench.after(0)
@@ -274,7 +274,7 @@ async def test_when_worker_0_has_ended_the_others_are_asked_without_it() -> None
     assert (look.step, look.paces[Phase.STEP].idle_s) == (7, LIMIT_S)
 
 
-async def test_a_look_at_a_large_job_keeps_nobody_else_waiting() -> None:
+async def test_an_inspection_of_a_large_job_delays_no_other_job() -> None:
     workers = Workers({"gpt-1-0": 7, "gpt-1-1": 7})
     workers.idle_s = LIMIT_S
     bench = Bench(workers, jobs=2)

@@ -115,7 +115,7 @@ async def test_an_end_does_not_wait_for_ever() -> None:
     assert await queue.drain(0.01) == 1
 
 
-async def test_a_far_deadline_that_near_looks_come_before_takes_no_room_for_each_of_them() -> None:
+async def test_a_far_deadline_behind_many_near_passes_takes_no_memory_for_each_of_them() -> None:
     """A job with an active deadline has a pass every few seconds for a month."""
     queue = WorkQueue[str]()
     for _ in range(2000):

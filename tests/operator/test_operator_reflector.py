@@ -61,7 +61,7 @@ def test_a_full_list_buries_what_it_lacks_but_not_what_is_newer() -> None:
 
 
 @pytest.mark.unit
-def test_the_last_view_of_a_pod_tells_how_it_ended() -> None:
+def test_the_last_view_of_a_pod_shows_how_it_ended() -> None:
     store = PodStore()
     state = {"terminated": {"exitCode": 75, "finishedAt": "2026-01-01T00:00:00Z"}}
     containers = [{"name": "worker", "state": state}]
@@ -227,7 +227,7 @@ def test_the_first_refusal_of_the_scheduler_is_remembered() -> None:
 
 
 @pytest.mark.unit
-def test_an_init_container_says_what_the_worker_waits_for() -> None:
+def test_an_init_container_shows_what_the_worker_waits_for() -> None:
     store = PodStore()
     held = {"waiting": {"reason": "PodInitializing"}}
     before = [

@@ -134,7 +134,7 @@ def test_the_worst_scrape_stays_below_the_limit_of_the_chart() -> None:
     assert MAX_EXPORTED_JOBS_OF_NAMESPACE < MAX_EXPORTED_JOBS
 
 
-def test_what_is_left_out_is_told_at_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_shows_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "__kwdefaults__", {"overall": 10, "of_namespace": 8})
     jobs = in_namespaces(hog=30, small=2)
     telemetry = Telemetry()

@@ -79,7 +79,7 @@ def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("acts_s", "ends"), [(30, 0), (700, 1)])
-def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: int) -> None:
+def test_a_start_deadline_counts_from_when_a_leader_acts(acts_s: float, ends: int) -> None:
     shape = {"workers": 2, "gracePeriodSeconds": 60, "generation": 1}
     stored = status("Pending", 2, podsCreated=True, attemptStartTime=stamp(ago(1200)), shape=shape)
     job_states = JobStates(acting_since=ago(acts_s))

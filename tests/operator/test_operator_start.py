@@ -23,7 +23,7 @@ from zerotrain.operator.controller.health import (
 
 
 @pytest.mark.unit
-def test_without_variables_the_defaults_hold_and_every_process_is_somebody_else() -> None:
+def test_without_variables_the_defaults_hold_and_every_process_has_its_own_identity() -> None:
     first, second = OperatorConfig.from_env({}), OperatorConfig.from_env({})
     assert first.namespace == "zerotrain-system"
     assert first.channel is None
@@ -90,11 +90,11 @@ def test_outside_a_cluster_a_key_is_made_once_for_its_owner_alone(
 
 
 @pytest.mark.unit
-def test_what_may_not_be_read_is_said_with_what_it_means() -> None:
+def test_what_may_not_be_read_is_reported_with_its_meaning() -> None:
     refused = {("pods", "ml"): True, ("pods", "other"): False, ("pods", ""): True, ("nodes", ""): True}
     assert unreadable_lines(refused) == [
-        "namespace ml: pods may not be read, no job is looked after",
-        "the whole cluster: pods may not be read, no job is looked after",
+        "namespace ml: pods may not be read, no job is reconciled",
+        "the whole cluster: pods may not be read, no job is reconciled",
         "the whole cluster: nodes may not be read, lost, cordoned and tainted ones are not seen before their "
         "pods are",
     ]
@@ -114,7 +114,7 @@ def test_health_is_about_the_loop_and_the_watch() -> None:
 
 
 @pytest.mark.ranks
-async def test_what_is_wrong_is_said_with_a_code_that_restarts() -> None:
+async def test_what_is_wrong_is_reported_with_a_code_that_restarts() -> None:
     wrong: list[str] = []
     address = f"127.0.0.1:{free_port()}"
     stop = await serve(

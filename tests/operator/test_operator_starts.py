@@ -130,7 +130,7 @@ def test_nor_do_small_ones_where_the_api_server_refused_some_a_while_ago() -> No
     assert [starts.enter(name, pods=8) for name in ("a0", "a1")] == [True, True], "it is long ago"
 
 
-def test_a_new_job_stands_in_line_without_a_pass_and_keeps_its_turn() -> None:
+def test_a_new_job_is_queued_without_a_pass_and_keeps_its_place() -> None:
     starts = Starts[str](limit=1)
     assert not starts.stand("a"), "there is a place"
     assert enters(starts, "a") == [True]
@@ -243,7 +243,7 @@ def test_places_of_a_namespace_count_again_when_its_passes_are_over() -> None:
     assert starts.leave("a1") == ["d0"]
 
 
-def test_namespaces_take_turns() -> None:
+def test_namespaces_alternate() -> None:
     starts = Starts[str](limit=1, namespace_of=lambda key: key[0])
     assert starts.enter("z0", pods=1)
     for name in ("a1", "a2", "a3", "b1", "c1"):

@@ -46,7 +46,7 @@ def test_parts_that_say_nothing_yet_are_left_out() -> None:
     assert ZeroTrainingJobStatus.model_validate(body) == young
 
 
-def test_a_step_of_zero_is_told_once_a_rank_has_said_so() -> None:
+def test_a_step_of_zero_is_written_once_a_rank_has_reported_it() -> None:
     parsed = ZeroTrainingJobStatus.model_validate(status("Running", progress={"attempt": 1, "step": 0}))
     assert status_body(parsed)["progress"]["step"] == 0
     resumed = ZeroTrainingJobStatus.model_validate(status("Running", checkpoint={"resumedFromStep": 0}))

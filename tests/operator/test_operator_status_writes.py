@@ -58,7 +58,7 @@ async def test_passes_in_between_bring_no_try_forward(monkeypatch: pytest.Monkey
         assert tried == DUE
         (line,) = controller.writes.lines()
         assert line.startswith(
-            "the status of 1 job cannot be written, and what is shown of them is old; ml/gpt: "
+            "the status of 1 job cannot be written, so the status shown is outdated; ml/gpt: "
         )
         assert "Unsupported value" in line
 
@@ -85,7 +85,7 @@ async def test_a_status_that_is_written_ends_it(monkeypatch: pytest.MonkeyPatch)
         assert (double.asked(PUT), len(controller.writes), controller.writes.lines()) == (2, 0, [])
 
 
-def test_a_job_that_is_gone_is_told_of_no_more() -> None:
+def test_a_deleted_job_is_no_longer_reported() -> None:
     writes, error = StatusWrites(clock=lambda: 0.0), Unprocessable("PUT status: 422", status=422)
     for uid in ("a", "b"):
         writes.refused(uid, JobKey("ml", uid), error)
@@ -96,7 +96,7 @@ def test_a_job_that_is_gone_is_told_of_no_more() -> None:
     assert writes.lines() == []
 
 
-async def test_readyz_says_it_and_stays_ready() -> None:
+async def test_readyz_reports_it_and_stays_ready() -> None:
     """One tenant's object must not make the operator unready for all."""
     writes = StatusWrites()
     writes.refused(UID, KEY, Forbidden("PUT status: 403 may not", status=403))

@@ -105,7 +105,7 @@ async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_aske
 
 
 @pytest.mark.unit
-async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
+async def test_inspections_that_reach_no_worker_poll_a_sample_and_ever_later() -> None:
     workers = CutOff({"gpt-1-0": 7})
     bench, looks = bench_of(workers, 300), list[tuple[float, int]]()
     begun = bench.now
@@ -123,7 +123,7 @@ async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
 
 
 @pytest.mark.unit
-async def test_every_worker_has_its_turn_in_such_looks() -> None:
+async def test_every_worker_is_sampled_by_such_inspections() -> None:
     workers = CutOff({"gpt-1-0": 7})
     bench = bench_of(workers, 40)
     asked = set[str]()
@@ -286,7 +286,9 @@ async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pyt
 
 
 @pytest.mark.ranks
-async def test_a_poll_gets_its_slot_whatever_the_doubted_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_gets_its_slot_despite_unresponsive_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     async with silent_workers() as (channel, held):
         calls = [
@@ -302,21 +304,21 @@ async def test_a_poll_gets_its_slot_whatever_the_doubted_hold(monkeypatch: pytes
 
 
 @pytest.mark.ranks
-async def test_nobody_waits_for_a_slot_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_a_slot_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     limits = channel_module._CallLimits(calls=1, of_job=1, wait_s=0.01)
     monkeypatch.setitem(channel_module._CALL_LIMITS, CallKind.POLL, limits)
     async with silent_workers() as (channel, held):
         first = asyncio.create_task(channel.report(worker(0)))
         await held.acquire()
-        with pytest.raises(NotAsked, match=r"gpt-1-1 was not asked: all 1 slots \(poll\) are taken"):
+        with pytest.raises(NotAsked, match=r"gpt-1-1 was not called: all 1 slots of kind poll are in use"):
             await channel.report(worker(1))
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
 
 
 @pytest.mark.ranks
-async def test_a_call_that_timed_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_timed_out_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 0.05)
     async with silent_workers() as (channel, _):
         with pytest.raises(ChannelError) as caught:

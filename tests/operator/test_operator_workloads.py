@@ -145,7 +145,7 @@ def test_what_is_not_listed_any_more_is_gone() -> None:
 
 
 @pytest.mark.parametrize("forged", [{"namespace": "evil"}, {"name": "another"}], ids=["namespace", "name"])
-def test_a_forged_workload_admits_and_evicts_nobody(forged: dict[str, str]) -> None:
+def test_a_forged_workload_admits_and_evicts_no_job(forged: dict[str, str]) -> None:
     watch, job_states, _ = watch_of(Server())
 
     async def take() -> None:

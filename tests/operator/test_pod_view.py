@@ -61,7 +61,7 @@ def is_not_ready(reason: str | None) -> list[dict[str, Any]]:
         pytest.param(True, None, False, id="the-node-is-silent"),
     ],
 )
-def test_a_worker_is_ready_whatever_runs_beside_it(ready: bool, reason: str | None, found: bool) -> None:
+def test_a_worker_is_ready_whatever_runs_next_to_it(ready: bool, reason: str | None, found: bool) -> None:
     seen = view(worker(ready=ready), sidecar(ready=False), conditions=is_not_ready(reason))
     assert seen.ready is found
 
@@ -91,7 +91,7 @@ def test_an_init_container_that_failed_is_named_with_its_own_code(code: int) -> 
 
 
 @pytest.mark.parametrize(("attempt", "exception"), [(0, "no MASTER_ADDR"), (1, "no MASTER_ADDR"), (2, None)])
-def test_a_launcher_that_could_not_read_its_attempt_is_heard(attempt: int, exception: str | None) -> None:
+def test_a_launcher_that_could_not_read_its_attempt_is_believed(attempt: int, exception: str | None) -> None:
     message = Termination(attempt=attempt, code=69, exception="no MASTER_ADDR").to_json()
     state = {"terminated": {**ended(69)["terminated"], "message": message}}
     found = view(worker(state), phase="Failed").termination

@@ -80,8 +80,8 @@ PLACES = [
     case(
         "no-pod-is-made-for-a-node-that-failed",
         queued("Queued"),
-        seen(apis=KUEUE, queue=replace(PLACED, problem="it looks for other nodes in the place of n1")),
-        Want(actions=(), **held("Queued", "in the place of n1")),
+        seen(apis=KUEUE, queue=replace(PLACED, problem="it looks for other nodes in place of n1")),
+        Want(actions=(), **held("Queued", "in place of n1")),
     ),
 ]
 
@@ -129,10 +129,10 @@ def test_kueue_finds_the_pods_that_it_places(request_: dict[str, Any] | None, sa
     ("names", "told"),
     [
         ([], None),
-        (["n1"], "it looks for other nodes in the place of n1, which failed"),
+        (["n1"], "it looks for other nodes in place of n1, which failed"),
         (
             ["n1", "n2", "n3", "n4"],
-            "it looks for other nodes in the place of n1, n2, n3 and 1 more, which failed",
+            "it looks for other nodes in place of n1, n2, n3 and 1 more, which failed",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def policy(labels: Json, **meta: Any) -> Json:
     return {"kind": "NetworkPolicy", "metadata": {"name": "gpt", "labels": labels, **meta}}
 
 
-def test_a_leftover_of_an_earlier_job_is_told_from_what_is_somebody_elses() -> None:
+def test_a_leftover_of_an_earlier_job_is_distinguished_from_objects_of_other_owners() -> None:
     """An orphaned policy still applies to pods that may train: deleting it first would open them."""
     labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/job-uid": "old"}
     message = name_taken(policy(labels)).problem.message
@@ -66,7 +66,7 @@ def lost(*pods: PodView, gone: PodView | None = None) -> str:
         (ready(0), "the pod is gone"),
     ],
 )
-def test_a_pod_that_somebody_deleted_is_not_blamed_on_its_node(pod: PodView, message: str) -> None:
+def test_a_deleted_pod_is_not_blamed_on_its_node(pod: PodView, message: str) -> None:
     assert lost(ready(1), gone=pod) == message
 
 
@@ -77,5 +77,5 @@ def test_a_pod_that_somebody_deleted_is_not_blamed_on_its_node(pod: PodView, mes
         (("example.com/audit",), "the pod was deleted and is held by finalizer example.com/audit"),
     ],
 )
-def test_of_one_that_does_not_go_it_is_said_what_keeps_it(finalizers: tuple[str, ...], message: str) -> None:
+def test_the_message_names_what_keeps_a_pod(finalizers: tuple[str, ...], message: str) -> None:
     assert lost(going(0, asked_s_ago=200, finalizers=finalizers), ready(1)) == message

@@ -83,7 +83,7 @@ def test_volumes_that_are_not_set_up_are_named() -> None:
     assert messages_of(plan, "PodNotStarting") == [f"attempt 1: {message}"]
 
 
-def test_nothing_is_told_before_and_a_pass_comes_when_it_is() -> None:
+def test_nothing_is_reported_before_and_a_pass_comes_when_it_is() -> None:
     plan = passed(starting(20))
     assert ready(plan)[0] == "WaitingForPods"
     assert not messages_of(plan, "PodNotStarting")
@@ -131,7 +131,7 @@ def test_one_that_runs_for_longer_may_wait_for_packets_that_the_policy_drops() -
     assert not messages_of(fetching(301, [before]), reason), "once"
 
 
-def test_a_kubelet_that_says_nothing_is_not_accused() -> None:
+def test_a_silent_kubelet_is_not_blamed() -> None:
     assert ready(passed(starting(3600, sandbox=None)))[0] == "WaitingForPods"
 
 
@@ -141,7 +141,7 @@ REPORTED_BEFORE: Json = {
 }  # fmt: skip
 
 
-def test_it_is_told_once() -> None:
+def test_it_is_reported_once() -> None:
     assert not messages_of(passed(starting(120), conditions=[REPORTED_BEFORE]), "PodNotStarting")
 
 

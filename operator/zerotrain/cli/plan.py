@@ -58,7 +58,7 @@ def plan(
     operator makes the same plan before it creates pods. Ends with 67 when the job cannot fit.
     """
     from zerotrain.cli.plan_view import Answer, as_json, print_plan
-    from zerotrain.operator.api.planning import judge
+    from zerotrain.operator.api.planning import plan_of
 
     file = _load(job_file, config)
     device = _device(gpu)
@@ -66,7 +66,7 @@ def plan(
     rates = _rates(file, device, workload, probe=probe, given=rate or [])
     answer = Answer(
         name=file.job.name,
-        plan=judge(workload, file.job.spec, base_workers=_base(file), rates=rates),
+        plan=plan_of(workload, file.job.spec, base_workers=_base(file), rates=rates),
         config_from=file.config_place.name if file.config_place is not None else "spec.config",
         rates=rates,
         price_per_worker=price,

@@ -173,7 +173,7 @@ _WAY_OUT = (
 def _too_long(size: int, field: str, part: int) -> str:
     return (
         f"spec: {size:,} bytes of JSON, of which spec.{field} has {part:,}; a spec may have at most "
-        f"{MAX_SPEC_BYTES:,} and is not read. {_WAY_OUT}"
+        f"{MAX_SPEC_BYTES:,} so it is not read. {_WAY_OUT}"
     )
 
 
@@ -187,5 +187,5 @@ def _too_deep(field: str) -> str:
 def _too_many(field: str) -> str:
     return (
         f"spec.{field}: with it the spec has more than {MAX_SPEC_VALUES:,} values; it may have at most so "
-        f"many, and is not read. {_WAY_OUT}"
+        f"many, so it is not read. {_WAY_OUT}"
     )

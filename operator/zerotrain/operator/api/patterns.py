@@ -54,4 +54,4 @@ def compiled(pattern: str) -> Pattern:
         return Pattern(re2.compile(pattern.encode(errors="replace"), options))
     except re2.error as error:
         reason = error.args[0].decode(errors="replace") if error.args else "refused"
-        raise PatternError(f"{pattern!r} is no regular expression of RE2's syntax: {reason}") from None
+        raise PatternError(f"{pattern!r} is not a regular expression in RE2's syntax: {reason}") from None

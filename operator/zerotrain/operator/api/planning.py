@@ -147,10 +147,10 @@ def _planned(text: str, workers: int, base_workers: int | None, most: int) -> Jo
         workload = workload_of(spec, workers=workers, base_workers=base_workers)
     except ShapeError as error:
         return JobPlan(verdict=Fit.UNKNOWN, message=f"not planned: {error}", ranks=ranks)
-    return judge(workload, spec, base_workers=base_workers, most=most, rates=sheet_rates(spec, workload))
+    return plan_of(workload, spec, base_workers=base_workers, most=most, rates=sheet_rates(spec, workload))
 
 
-def judge(
+def plan_of(
     workload: Workload,
     spec: ZeroTrainingJobSpec,
     *,

@@ -59,7 +59,7 @@ the API server (`kubectl apply` validates strictly) and by `zerotrain run`.
 _STATUS = """
 # Status
 
-Written by the operator alone. Fields are absent while there is nothing to say.
+Written by the operator alone. Fields without a value are absent.
 """
 
 
@@ -220,7 +220,7 @@ def _change(rule: Rule) -> _Change:
         is_itself = found["verb"] != "changed"
         when = f"{found['verb']} {SUSPENDED}, its parts at {ANY_TIME}" if is_itself else SUSPENDED
         return _Change(path=f"spec.{found['path']}", when=when, only_itself=is_itself)
-    raise ValueError(f"the rule {rule.message!r} says in no known form when its field may change")
+    raise ValueError(f"the rule {rule.message!r} does not state in a known form when its field may change")
 
 
 # Private to the models: no other module may depend on the order or the wording of these rules.

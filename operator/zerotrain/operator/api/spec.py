@@ -156,7 +156,7 @@ _RULES = (
     rule(
         "has(self.elastic) || !has(self.failurePolicy) || !has(self.failurePolicy.rules) "
         "|| !self.failurePolicy.rules.exists(item, item.action == 'ShrinkAndRestart')",
-        "failurePolicy.rules: ShrinkAndRestart needs elastic, which says how small the job may get",
+        "failurePolicy.rules: ShrinkAndRestart needs elastic, which sets the minimum size of the job",
         holds=lambda self: (
             self.elastic is not None
             or all(item.action is not FailureAction.SHRINK_AND_RESTART for item in self.failure_policy.rules)

@@ -32,10 +32,10 @@ def violations(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield each rule that `schema` breaks, as `path: rule`."""
     here = path or "."
     for key in sorted(set(schema) - _KEYWORDS):
-        yield f"{here}: {key} is no keyword of a structural schema"
+        yield f"{here}: {key} is not a keyword of a structural schema"
     yield from _type_violations(schema, here)
     if "properties" in schema and "additionalProperties" in schema:
-        yield f"{here}: additionalProperties is not allowed beside properties"
+        yield f"{here}: additionalProperties is not allowed together with properties"
     if schema.get("type") == "array":
         yield from _list_violations(schema, here)
     if schema.get("type") == "string" and not _is_bounded(schema) and not _is_exempt(path):
@@ -53,7 +53,7 @@ def violations(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
 def _type_violations(schema: Mapping[str, Any], here: str) -> Iterator[str]:
     if schema.get(INT_OR_STRING):
         if "type" in schema:
-            yield f"{here}: type is not allowed beside {INT_OR_STRING}"
+            yield f"{here}: type is not allowed together with {INT_OR_STRING}"
         if schema.get("anyOf") != [{"type": "integer"}, {"type": "string"}]:
             yield f"{here}: {INT_OR_STRING} needs anyOf of integer and string"
         return
@@ -65,7 +65,7 @@ def _type_violations(schema: Mapping[str, Any], here: str) -> Iterator[str]:
     if schema.get("type") == "object" and not holds and here != ".metadata":
         yield f"{here}: an object without properties prunes everything; say what it holds"
     if "default" in schema and schema.get("type") == "object" and schema["default"] == {}:
-        yield f"{here}: an empty default says nothing"
+        yield f"{here}: an empty default has no effect"
 
 
 def _list_violations(schema: Mapping[str, Any], here: str) -> Iterator[str]:

@@ -151,7 +151,7 @@ class Api:
                 try:
                     event = read(line)
                 except ValueError as error:
-                    log.warning("an event of %s is passed over: %s: %.200r", kind, error, line)
+                    log.warning("skipping an event of %s: %s: %.200r", kind, error, line)
                     continue
                 yield event
 
@@ -224,7 +224,7 @@ class Api:
     def _check_fence(self, request: Request, description: str) -> None:
         writes = request.method != "GET" and request.kind != "leases"
         if writes and self.may_write is not None and not self.may_write():
-            raise NotLeading(f"{description}: not sent, for another replica may lead by now")
+            raise NotLeading(f"{description}: not sent, because another replica may lead by now")
 
     def backoff_s(self, attempt: int, error: Unavailable) -> float:
         """Return the seconds before the next try; never less than the server requested."""

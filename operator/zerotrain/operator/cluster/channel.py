@@ -208,7 +208,7 @@ class HttpChannel:
                 await slots.acquire()
         except TimeoutError:
             raise NotAsked(
-                f"{worker.pod} was not asked: all {limits.calls} slots ({call_kind}) are taken"
+                f"{worker.pod} was not called: all {limits.calls} slots of kind {call_kind} are in use"
             ) from None
         try:
             yield
@@ -242,10 +242,10 @@ class SilentChannel:
     """Channel to workers that cannot be called."""
 
     async def report(self, worker: Worker) -> WorkerReport:
-        raise ChannelError(f"{worker.pod} is not asked: the channel is off", final=True)
+        raise ChannelError(f"{worker.pod} is not called: the channel is off", final=True)
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
-        raise ChannelError(f"{worker.pod} is not asked: the channel is off", final=True)
+        raise ChannelError(f"{worker.pod} is not called: the channel is off", final=True)
 
     async def stacks(self, worker: Worker, *, token: str) -> str:
-        raise ChannelError(f"{worker.pod} is not asked: the channel is off", final=True)
+        raise ChannelError(f"{worker.pod} is not called: the channel is off", final=True)

@@ -76,7 +76,7 @@ class ApiLease:
             self._body = await self._call(method, path, body)
         except NotFound as error:
             log.warning(
-                "lease %s cannot be kept, so nobody leads: %s; create the namespace %s or set "
+                "cannot renew lease %s, so no replica leads: %s; create the namespace %s or set "
                 "ZEROTRAIN_OPERATOR_NAMESPACE to one that exists",
                 self.name,
                 error,
@@ -168,10 +168,10 @@ class Leadership:
             return
         # Another replica wrote, or there was no answer: a lease that another replica holds is lost at once.
         if await self._lease.read() and self._lease.holder != self._lease.identity:
-            log.warning("%s holds the lease: this replica stands by", self._lease.holder or "nobody")
+            log.warning("%s holds the lease: this replica is on standby", self._lease.holder or "no replica")
             self._step_down()
         elif self._clock() - self._renewed_at >= RENEW_S:
-            log.warning("the lease was not renewed in time: this replica stands by")
+            log.warning("the lease was not renewed in time: this replica is on standby")
             self._step_down()
 
     async def _written(self) -> bool:

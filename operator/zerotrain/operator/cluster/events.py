@@ -59,7 +59,9 @@ class EventWriter:
                 continue
             if self._waiting.full() or not self._budgets.spend(job["metadata"]["uid"]):
                 log.info(
-                    "%s: event %s is left out, there are too many", job["metadata"]["name"], event.reason
+                    "%s: event %s is dropped: too many are queued",
+                    job["metadata"]["name"],
+                    event.reason,
                 )
                 continue
             self._waiting.put_nowait(body)

@@ -103,6 +103,6 @@ class _Jobs:
                 self._changed(job)
             except Exception:
                 # A job that cannot be handled must not keep the others from being passed on.
-                log.exception("an event of the job with UID %s", job["metadata"]["uid"])
+                log.exception("cannot handle an event of the job with UID %s", job["metadata"]["uid"])
         if self._is_listed and not self._held:
             self._synced(self._namespace)

@@ -231,7 +231,7 @@ class JobClient:
             try:
                 yield with_kind(read_job(text, json_codec.read))
             except ValueError as error:
-                log.warning("a job that cannot be read is passed over: %s: %.200r", error, text)
+                log.warning("skipping a job that cannot be read: %s: %.200r", error, text)
 
     async def write_status(self, job: Json, status: ZeroTrainingJobStatus) -> Json:
         """Replace the status of exactly the version that was reconciled. Raises Conflict when a newer version

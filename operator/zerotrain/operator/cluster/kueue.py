@@ -214,10 +214,10 @@ class WorkloadWatch:
                     self._job_states.queues_wanted.set()
                 return
             except Forbidden as error:
-                log.info("Workloads that are left behind are not looked for: %s", error)
+                log.info("cannot search for orphaned Workloads: %s", error)
                 return
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                log.warning("looking for Workloads that are left behind: %r; trying again", error)
+                log.warning("cannot search for orphaned Workloads: %r; trying again", error)
                 await asyncio.sleep(random.uniform(0.5, 2))
 
     async def _any_left(self) -> bool:
@@ -254,7 +254,7 @@ class WorkloadWatch:
             except ApiError:
                 raise
             except Exception:
-                log.exception("a Workload cannot be read and is passed over: %.200r", text)
+                log.exception("skipping a Workload that cannot be read: %.200r", text)
         before = self._job_states.queues
         self._job_states.queues = {**self._of_others(before), **found}
         self._job_states.queues_listed.add(self._namespace)
@@ -288,9 +288,7 @@ class WorkloadWatch:
                 except ApiError:
                     raise
                 except Exception:
-                    log.exception(
-                        "a Workload cannot be read and is passed over: %.200r", item.get("metadata")
-                    )
+                    log.exception("skipping a Workload that cannot be read: %.200r", item.get("metadata"))
             self._version = item["metadata"]["resourceVersion"]
 
     async def _take(self, kind: str, item: Json) -> None:
@@ -432,7 +430,7 @@ def _failed_nodes(status: Mapping[str, Any]) -> str | None:
     """Return a message if Kueue is about to correct its topology assignment: pods made before that could not
     run on the failed nodes."""
     names = [word(str(node.get("name"))) for node in status.get("unhealthyNodes", ())]
-    return f"it looks for other nodes in the place of {summarize(names)}, which failed" if names else None
+    return f"it looks for other nodes in place of {summarize(names)}, which failed" if names else None
 
 
 def _flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavor:

@@ -114,7 +114,7 @@ class ListWatch:
         """Log the rejection once until access is granted: an operator for a few namespaces may have no
         further permissions, and a namespace takes its roles along when it is deleted."""
         level = logging.DEBUG if self.refused else logging.WARNING
-        log.log(level, "%s cannot be watched, and go unseen until they can: %s", self._kind, error)
+        log.log(level, "%s cannot be watched and are not seen until access is granted: %s", self._kind, error)
         self._version = None  # changes in the meantime are seen only by a new list
         if not self.refused:
             self.refused = True
@@ -130,14 +130,12 @@ class ListWatch:
                 item = self._reader.item(text)
                 keys.add(self._sink.key(item))
             except Exception as error:
-                log.warning(
-                    "one of %s cannot be read and is passed over: %r: %.200r", self._kind, error, text
-                )
+                log.warning("skipping one of %s that cannot be read: %r: %.200r", self._kind, error, text)
                 continue
             self._take(self._sink.put, item)
         self._alive_at = time.monotonic()
         if self.refused:
-            log.info("%s are seen again: %s", self._kind, self._path)
+            log.info("%s can be watched again: %s", self._kind, self._path)
         self.refused = False
         self._version = str(listing.metadata["resourceVersion"])
         self._sink.listed(keys, version_of({"metadata": listing.metadata}))
@@ -151,7 +149,7 @@ class ListWatch:
             meta = item.get("metadata") or {}
             key, name = str(meta.get("uid")), f"{meta.get('namespace', '')}/{meta.get('name', '')}"
             if key not in self._passed_over:
-                log.exception("%s %.300s is passed over", self._kind, name)
+                log.exception("skipping %s %.300s", self._kind, name)
             self._passed_over[key] = None
             if len(self._passed_over) > MAX_PASSED_OVER:
                 del self._passed_over[next(iter(self._passed_over))]

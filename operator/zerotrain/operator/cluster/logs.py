@@ -56,7 +56,7 @@ async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: in
                 while length - len(kept[0]) > MAX_LINES * MAX_LINE_CHARS * 4:
                     length -= len(kept.popleft())
                 if total > MAX_READ_BYTES:
-                    problem = "the log goes on; no more of it was read"
+                    problem = "the log continues; the rest was not read"
                     break
             if answer.status >= 300:
                 excerpt = one_line(b"".join(kept).decode(errors="replace"), 300)

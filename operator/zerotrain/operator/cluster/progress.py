@@ -254,8 +254,14 @@ class ProgressPuller:
             return
         job_state.unresponsive = unresponsive
         if unresponsive:
-            message = "%s/%s: worker 0 runs and has not answered for %d s; open its TCP %d for the operator"
-            log.warning(message, key.namespace, key.name, UNRESPONSIVE_S, WORKER_HTTP_PORT)
+            log.warning(
+                "%s/%s: worker 0 runs but has not responded for %d s; allow the operator to reach its TCP "
+                "port %d",
+                key.namespace,
+                key.name,
+                UNRESPONSIVE_S,
+                WORKER_HTTP_PORT,
+            )
         self._changed(key)
 
     def _take(self, key: JobKey, uid: str, report: WorkerReport, poll: _Poll) -> None:

@@ -252,7 +252,7 @@ def _readable(pod: Mapping[str, Any], now: datetime) -> PodView | None:
         return pod_view(pod, seen_at=now)
     except Exception:
         name, namespace = pod["metadata"].get("name"), pod["metadata"].get("namespace")
-        log.exception("pod %s/%s cannot be read and is passed over", namespace, name)
+        log.exception("skipping pod %s/%s, which cannot be read", namespace, name)
         return None
 
 

@@ -77,7 +77,7 @@ class WorkerPoller:
         # The address may belong to another pod by now.
         if report.job_uid == self.uid and report.attempt == self.attempt:
             return report
-        return ChannelError(f"{pod.name}: the answer is another attempt's")
+        return ChannelError(f"{pod.name}: the answer comes from another attempt")
 
     async def reports(self, pods: Mapping[K, PodView], kind: CallKind) -> dict[K, Answer]:
         """Return the reports of all workers, until one call gets no slot."""

@@ -162,7 +162,7 @@ def _namespaces(text: str) -> tuple[str, ...]:
     for name in names:
         # A pattern would need permission to list all namespaces.
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
-            raise ValueError(f"{name!r} is no name of a namespace; give names, with commas in between")
+            raise ValueError(f"{name!r} is not a namespace name; give comma-separated names")
     return names
 
 
@@ -171,7 +171,7 @@ def _labels(text: str) -> dict[str, str]:
     for part in _names(text):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not (key and equals):
-            raise ValueError(f"{part!r} is no label; give key=value, with commas in between")
+            raise ValueError(f"{part!r} is not a label; give comma-separated key=value pairs")
         labels[key] = value
     return labels
 

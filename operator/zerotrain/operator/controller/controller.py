@@ -195,7 +195,7 @@ class Controller:
                     await _list_again(self, namespace)
             except Exception:
                 # Only this round fails. The next one must follow, or nothing is ever forgotten.
-                log.exception("listing the jobs again")
+                log.exception("cannot list the jobs again")
             known = {job["metadata"]["uid"]: key for key, job in self.jobs}
             self.store.prune({owner_key(key.namespace, uid) for uid, key in known.items()})
             self.job_states.prune(known.keys())
@@ -330,7 +330,7 @@ class Controller:
         if wait_s > 0:  # a pass at the end of the pause is then queued
             self.queue.add_after(key, wait_s)
             if not (patient or early):
-                raise StatusHeld(f"its status was refused and is tried again in {wait_s:.0f} s")
+                raise StatusHeld(f"the write of its status was rejected and is retried in {wait_s:.0f} s")
             if not early:
                 return job
         else:
@@ -394,7 +394,7 @@ class Controller:
             if held is not None:
                 self.job_deleted(held)
         except ApiError as error:
-            log.warning("%s: reading it again: %s", key, error)
+            log.warning("%s: cannot read the job again: %s", key, error)
             self.queue.add_after(key, MIN_BACKOFF_S)
 
 
@@ -447,9 +447,9 @@ async def _list_again(controller: Controller, namespace: str | None) -> None:
                 if controller.jobs.put(job):
                     _expect(controller.store, job)
             except Exception:  # one job that cannot be parsed must not cost the others their listing
-                log.exception("the job with UID %s is passed over", job["metadata"]["uid"])
+                log.exception("skipping the job with UID %s", job["metadata"]["uid"])
     except ApiError as error:  # a namespace that cannot be listed must not stop the listing of others
-        log.warning("listing the jobs again: %s", error)
+        log.warning("cannot list the jobs again: %s", error)
         return
     for key, job in controller.jobs:
         if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:

@@ -19,7 +19,7 @@ shorter outage of the API server is no reason to restart."""
 
 
 _MEANS = {
-    "pods": "no job is looked after",
+    "pods": "no job is reconciled",
     "zerotrainingjobs": "changes of jobs are not seen",
     "nodes": "lost, cordoned and tainted ones are not seen before their pods are",
 }
@@ -85,7 +85,7 @@ async def serve(
 
     async def readyz(_: web.Request) -> web.Response:
         ready = synced()
-        lines = ["ok" if ready else "the first list of pods is not in"]
+        lines = ["ok" if ready else "the first list of pods is not complete"]
         lines += unreadable()
         return web.Response(text="\n".join(lines), status=200 if ready else 503)
 

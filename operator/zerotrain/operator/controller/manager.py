@@ -128,9 +128,9 @@ class Manager:
         so that no other replica acts beside a pass of this one."""
         if self._started:
             left = await self.controller.queue.drain(DRAIN_S)
-            log.info("ending: %s", f"{left} passes are broken off" if left else "no pass runs any more")
-            if untold := await self.controller.events.drain(DRAIN_EVENTS_S):
-                log.warning("ending: %d events are left out", untold)
+            log.info("ending: %s", f"{left} passes are cancelled" if left else "no pass runs any more")
+            if unsent := await self.controller.events.drain(DRAIN_EVENTS_S):
+                log.warning("shutdown: %d events were not sent", unsent)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -84,7 +84,8 @@ class StatusWrites:
         count = len(self._refused)
         jobs = "1 job" if count == 1 else f"{count} jobs"
         return [
-            f"the status of {jobs} cannot be written, and what is shown of them is old; "
-            f"{first.key.namespace}/{first.key.name}: {first.message}. Is the CustomResourceDefinition that "
-            "of this version, and may the operator update zerotrainingjobs/status?"
+            f"the status of {jobs} cannot be written, so the status shown is outdated; "
+            f"{first.key.namespace}/{first.key.name}: {first.message}. Check that the "
+            "CustomResourceDefinition is of this version and that the operator may update "
+            "zerotrainingjobs/status"
         ]

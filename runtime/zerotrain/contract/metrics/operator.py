@@ -80,7 +80,7 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
     _own.gauge(
         "zerotrain_operator_unreadable",
         "1 while the API server refuses to list or watch these objects there, 0 otherwise: where pods are "
-        "refused, no job is looked after; where jobs are, their changes are not seen; where nodes are, lost "
+        "refused, no job is reconciled; where jobs are, their changes are not seen; where nodes are, lost "
         "ones are not. `watched_namespace` is "
         "empty for the whole cluster.",
         resource=("pods", "zerotrainingjobs", "nodes"),

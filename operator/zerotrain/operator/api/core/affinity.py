@@ -11,7 +11,7 @@ from zerotrain.operator.api.base import ATOMIC, ATOMIC_MAP, ApiModel, DnsLabel, 
 
 from .meta import LabelSelector
 
-Weight = Annotated[Int, Field(ge=1, le=100, description="How much the wish counts, 1 to 100.")]
+Weight = Annotated[Int, Field(ge=1, le=100, description="Weight of the preference, 1 to 100.")]
 
 
 class NodeOperator(StrEnum):

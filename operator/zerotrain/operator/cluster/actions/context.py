@@ -62,7 +62,7 @@ class Unfinished(Exception):
     """
 
     def __init__(self, made: int) -> None:
-        super().__init__(f"{made} pods were let in, and more are left")
+        super().__init__(f"{made} pods were created, and more remain")
         self.made = made
 
 
@@ -151,7 +151,7 @@ class ActionContext:
             return
         except NotFound:
             await self.ensure(job, item)
-        log.warning("%s/%s: %s was gone and is made again", job.namespace, job.name, item["kind"])
+        log.warning("%s/%s: %s did not exist and is created again", job.namespace, job.name, item["kind"])
 
     async def remove(self, path: str, *, kind: str, job_uid: str) -> None:
         """Delete the object, unless the one of that name has another owner or has been replaced by now."""
@@ -161,7 +161,7 @@ class ActionContext:
                 options = {**delete_options(None), "preconditions": {"uid": found["metadata"]["uid"]}}
                 await self.api.call(Request(method="DELETE", path=path, kind=kind, body=options))
         except (NotFound, Conflict):
-            log.debug("%s is gone already, or is another one by now", path)
+            log.debug("%s is deleted already or has been replaced", path)
 
     async def _ensure_secret(self, job: ZeroTrainingJob, item: Json) -> None:
         """Create a Secret. Secrets are never read: their name identifies the job's UID, attempt and spec."""
@@ -241,11 +241,11 @@ def _refusal(error: Forbidden, item: Json) -> ActionRefused:
         return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
     if "violates PodSecurity" not in message:
         return ActionRefused(Reason.API_REFUSED, message, lasting=True)
-    way_out = "Take out of the job what it names, or let the namespace allow it"
+    way_out = "Remove the named settings from the job, or allow them in the namespace"
     if IPC_LOCK in message:
         way_out = (
-            "spec.resources.rdma needs IPC_LOCK, which the level privileged alone allows. Make the job anew "
-            "without it, or let the namespace allow it"
+            "spec.resources.rdma needs IPC_LOCK, which only the level privileged allows. Create the job "
+            "again without it, or allow it in the namespace"
         )
     violation, namespace = message[message.index("violates PodSecurity") :], item["metadata"]["namespace"]
     label = f"pod-security.kubernetes.io/enforce={_least_level(violation)}"

@@ -48,7 +48,7 @@ async def _collect(context: ActionContext, job: ZeroTrainingJob, action: Collect
         await context.ensure(job, item)
         name = item["metadata"]["name"]
     except (ApiError, ActionRefused) as error:
-        log.warning("stacks of %s, attempt %d, cannot be kept: %s", job.name, action.attempt, error)
+        log.warning("cannot store the stacks of %s, attempt %d: %s", job.name, action.attempt, error)
     if context.job_states.knows(job.uid):  # a job that was deleted meanwhile must not be remembered
         context.job_states.of(job.uid).stacks = StacksView(attempt=action.attempt, at=at, config_map=name)
 

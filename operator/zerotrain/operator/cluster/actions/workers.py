@@ -132,4 +132,4 @@ async def _delete(context: ActionContext, body: Json, name: str, uid: str, grace
     try:
         await context.api.call(Request(method="DELETE", path=path, kind="pods", body=options))
     except (NotFound, Conflict):
-        log.debug("pod %s is gone already, or is another one by now", name)
+        log.debug("pod %s is deleted already or has been replaced", name)

@@ -46,6 +46,6 @@ async def _ask(context: ActionContext, worker: Worker, attempt: int, token: str)
     try:
         await context.channel.request_yield(worker, attempt=attempt, token=token)
     except ChannelError as error:
-        log.warning("asking %s to yield: %s", worker.pod, error)
+        log.warning("cannot request a yield from %s: %s", worker.pod, error)
         return error
     return None

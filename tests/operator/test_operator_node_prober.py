@@ -103,7 +103,7 @@ async def test_looks_at_all_workers_leave_calls_for_those_on_silent_nodes(nodes:
         assert min(responded_at.values()) > asked_at
 
 
-async def test_that_nobody_could_ask_a_worker_is_remembered_until_somebody_did() -> None:
+async def test_a_worker_that_was_not_polled_is_remembered_until_it_is() -> None:
     cluster = Cluster()
     await asyncio.gather(*cluster.puller.start_due())
     cluster.silence(2)

@@ -98,7 +98,7 @@ async def test_what_is_free(scheduling: Json, nodes: list[Json], pods: list[Json
     assert (await hint(body(**scheduling), nodes, pods)).fits == fits
 
 
-async def test_nodes_that_the_job_keeps_off_are_no_room() -> None:
+async def test_excluded_nodes_are_no_capacity() -> None:
     assert (await hint(body(), [node("a"), node("b")], [], excluded=("a",))).fits == 2
 
 
@@ -119,7 +119,7 @@ async def test_all_pages_are_read() -> None:
     assert asked == ["", "next"]
 
 
-async def test_who_may_not_see_the_pods_cannot_tell() -> None:
+async def test_without_access_to_pods_the_capacity_is_unknown() -> None:
     double = ApiDouble()
     double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": [node("a")]}))
     double.on("GET /api/v1/pods", failure(403, "Forbidden", "pods of the whole cluster"))

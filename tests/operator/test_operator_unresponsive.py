@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 GPT = JobKey("ml", "gpt")
 
 
-async def test_a_worker_that_does_not_answer_for_long_is_told_of_once_and_until_it_does() -> None:
+async def test_an_unresponsive_worker_is_reported_once_and_until_it_answers() -> None:
     bench = Bench(Workers({}))
     await bench.after(0)
     await bench.after(UNRESPONSIVE_S - 1)
@@ -83,7 +83,7 @@ async def test_a_job_that_is_not_asked_any_more_does_not_count() -> None:
     assert GPT in bench.changed
 
 
-async def test_where_pods_run_nothing_nobody_is_missed() -> None:
+async def test_where_pods_run_nothing_no_worker_is_unresponsive() -> None:
     bench = Bench(Workers({}))
     bench.puller._channel = SilentChannel()
     await bench.after(0)
@@ -91,7 +91,7 @@ async def test_where_pods_run_nothing_nobody_is_missed() -> None:
     assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False)
 
 
-def test_the_metric_is_counted_when_somebody_asks() -> None:
+def test_the_metric_is_counted_at_a_scrape() -> None:
     telemetry, count = Telemetry(), 0
     telemetry.count_unresponsive(lambda: count)
     assert telemetry.registry.get_sample_value("zerotrain_operator_unresponsive_jobs") == 0
