@@ -248,15 +248,15 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
         other["metadata"] = {**other["metadata"], "name": "other", "uid": "other"}
         controller.job_changed(stored())
         controller.job_changed(other)
-        memory = controller.job_states.of(UID)
-        memory.failures, memory.problem = 3, Problem(reason="QuotaExceeded", message="no")
+        job_state = controller.job_states.of(UID)
+        job_state.failures, job_state.problem = 3, Problem(reason="QuotaExceeded", message="no")
         problems.clear()
         worker = asyncio.create_task(controller.work())
         async with asyncio.timeout(60):
             await done.wait()
         worker.cancel()
     assert performed == ["gpt", "gpt", "gpt", "other"]
-    assert memory.failures == 0
+    assert job_state.failures == 0
     assert making == [False, True, True, False]
     assert problems[:3] == [True, True, False], "some were let in"
 

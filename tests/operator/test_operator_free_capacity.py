@@ -54,12 +54,12 @@ async def hint(
 
 
 async def _read(executor: Any, asked: Json, excluded: tuple[str, ...] = ()) -> Capacity:
-    memory = executor.job_states.of(UID)
+    job_state = executor.job_states.of(UID)
     shape = AttemptShape(workers=9, excluded_nodes=excluded)
     await executor.perform(asked, [ReadCapacity(shape=shape)])
-    assert memory.capacity is not None
-    assert memory.capacity.workers == 9
-    found: Capacity = memory.capacity
+    assert job_state.capacity is not None
+    assert job_state.capacity.workers == 9
+    found: Capacity = job_state.capacity
     return found
 
 
@@ -131,8 +131,8 @@ async def test_one_job_reads_at_a_time() -> None:
     double = ApiDouble()
     async with served(double) as api:
         executor = make_executor(api)
-        memory = executor.job_states.of(UID)
+        job_state = executor.job_states.of(UID)
         async with executor.job_states.reading:
             await executor.perform(body(), [ReadCapacity(shape=AttemptShape(workers=2))])
-        assert memory.capacity is None
+        assert job_state.capacity is None
     assert double.requests == []

@@ -49,4 +49,4 @@ async def test_ranks_that_load_together_are_not_slow() -> None:
     workers.idle_s = MEETING_S
     bench = Bench(workers, phase="Starting")
     assert await bench.after(0) == BOTH
-    assert bench.memory.inspection is None
+    assert bench.job_state.inspection is None

@@ -107,36 +107,36 @@ async def test_a_worker_that_was_not_polled_is_remembered_until_it_is() -> None:
     cluster = Cluster()
     await asyncio.gather(*cluster.puller.start_due())
     cluster.silence(2)
-    memory, nodes = cluster.job_states.of(UID), {"node-0", "node-1"}
+    job_state, nodes = cluster.job_states.of(UID), {"node-0", "node-1"}
     full, silent = NotAsked("all slots are taken"), ChannelError("no answer", timed_out=True)
     cluster.refuses = full
     await cluster.go_on(10)
-    assert (memory.unasked, memory.responded_at) == (nodes, {})
+    assert (job_state.unasked, job_state.responded_at) == (nodes, {})
     cluster.refuses, num_changed = silent, len(cluster.changed)
     await cluster.go_on(10)
-    assert (memory.unasked, memory.responded_at) == (set(), {})
+    assert (job_state.unasked, job_state.responded_at) == (set(), {})
     assert len(cluster.changed) > num_changed, "when the nodes count as lost is another moment now"
     cluster.refuses = full
     await cluster.go_on(MISSED_S - 10)
-    assert memory.unasked == set(), "they were asked just now"
+    assert job_state.unasked == set(), "they were asked just now"
     await cluster.go_on(20)
-    assert memory.unasked == nodes
+    assert job_state.unasked == nodes
     cluster.refuses = None
     await cluster.go_on(10)
-    assert memory.unasked == set()
-    assert memory.responded_at.keys() == nodes
+    assert job_state.unasked == set()
+    assert job_state.responded_at.keys() == nodes
 
 
 async def test_a_question_that_the_budget_forbids_was_not_asked() -> None:
     cluster = Cluster()
     cluster.silence(WORKERS)
     await asyncio.gather(*cluster.puller.start_due())
-    memory = cluster.job_states.of(UID)
-    assert (len(memory.responded_at), memory.unasked) == (WORKERS, set())
+    job_state = cluster.job_states.of(UID)
+    assert (len(job_state.responded_at), job_state.unasked) == (WORKERS, set())
     await cluster.go_on(MISSED_S + 5)
-    assert len(memory.unasked) == WORKERS
+    assert len(job_state.unasked) == WORKERS
     await cluster.go_on(10)
-    assert memory.unasked == set()
+    assert job_state.unasked == set()
 
 
 async def test_a_node_that_spoke_again_is_not_remembered() -> None:

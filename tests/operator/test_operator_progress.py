@@ -115,10 +115,10 @@ class Bench:
 
     @property
     def slow_rank(self) -> Any:
-        return self.memory.inspection.laggard
+        return self.job_state.inspection.laggard
 
     @property
-    def memory(self) -> Any:
+    def job_state(self) -> Any:
         return self.job_states.of("job-uid")
 
 
@@ -130,7 +130,7 @@ def stored(name: str, uid: str, phase: str, *, version: str = "1") -> Json:
 async def test_rank_0_alone_is_asked_and_the_job_gets_a_pass() -> None:
     bench = Bench(Workers({"gpt-1-0": 7, "gpt-1-1": 7}))
     assert await bench.after(0) == ["gpt-1-0"]
-    assert bench.memory.progress.step == 7
+    assert bench.job_state.progress.step == 7
     assert bench.changed == [JobKey("ml", "gpt")]
 
 
@@ -157,10 +157,10 @@ async def test_an_answer_of_another_attempt_or_job_does_not_count() -> None:
     workers.attempt = 2
     bench = Bench(workers)
     await bench.after(0)
-    assert bench.memory.progress is None
+    assert bench.job_state.progress is None
     workers.attempt, workers.uid = 1, "another-job"
     await bench.after(MIN_INTERVAL_S)
-    assert bench.memory.progress is None
+    assert bench.job_state.progress is None
     assert bench.changed == []
 
 
@@ -172,7 +172,7 @@ async def test_a_record_without_news_gets_no_pass_at_once() -> None:
         workers.steps["gpt-1-0"] = step
         await bench.after(MIN_INTERVAL_S)
     assert len(bench.changed) == 1, "a moved step alone"
-    assert bench.memory.progress.step == 10
+    assert bench.job_state.progress.step == 10
     workers.checkpoint = CheckpointProgress(step=10, path="/ckpt/10", time=1.0)
     await bench.after(MIN_INTERVAL_S)
     assert len(bench.changed) == 2, "a durable checkpoint"
@@ -186,13 +186,13 @@ async def test_a_step_is_timed_by_the_clock_of_the_operator() -> None:
     workers.idle_s = 40.0
     await bench.after(0)
     first = NOW - timedelta(seconds=40)
-    assert bench.memory.step_moved_at == first, "when it moved, not when it was first heard of"
+    assert bench.job_state.step_moved_at == first, "when it moved, not when it was first heard of"
     workers.idle_s = 1.0
     await bench.after(MIN_INTERVAL_S)
-    assert bench.memory.step_moved_at == first, "another phase is no step"
+    assert bench.job_state.step_moved_at == first, "another phase is no step"
     workers.steps["gpt-1-0"], workers.idle_s = 8, float("nan")
     await bench.after(MIN_INTERVAL_S)
-    assert bench.memory.step_moved_at == NOW
+    assert bench.job_state.step_moved_at == NOW
 
 
 async def test_the_seconds_of_the_slowest_rank_are_no_news_but_a_straggler_is() -> None:
@@ -225,13 +225,13 @@ async def test_a_step_that_stands_still_makes_all_pods_be_asked_and_the_last_ran
     assert await bench.after(0) == ["gpt-1-0"], "not before half of the limit"
     workers.idle_s = LIMIT_S / 2
     assert await bench.after(MIN_INTERVAL_S) == BOTH
-    assert bench.memory.inspection.laggard.rank == 1
-    assert bench.memory.inspection.step == 7
+    assert bench.job_state.inspection.laggard.rank == 1
+    assert bench.job_state.inspection.step == 7
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"], "all pods only now and then"
     assert await bench.after(INSPECTION_INTERVAL_S) == BOTH
     workers.steps["gpt-1-0"], workers.idle_s = 8, 0.0
     await bench.after(MIN_INTERVAL_S)
-    assert bench.memory.inspection is None
+    assert bench.job_state.inspection is None
 
 
 async def test_while_the_alarm_stands_all_pods_are_asked_more_often_and_every_answer_gets_a_pass() -> None:
@@ -254,7 +254,7 @@ async def test_when_worker_0_is_silent_the_others_show_whether_the_job_moves() -
     bench = Bench(workers)
     await bench.after(0)
     assert await bench.after(SILENT_S) == BOTH
-    assert bench.memory.inspection is None, "it does: no look is kept that could be taken for an alarm"
+    assert bench.job_state.inspection is None, "it does: no look is kept that could be taken for an alarm"
     workers.idle_s = LIMIT_S
     await bench.after(INSPECTION_INTERVAL_S)
     slow_rank = bench.slow_rank
@@ -270,7 +270,7 @@ async def test_when_worker_0_has_ended_the_others_are_asked_without_it() -> None
     bench.store.put(pod_json(0, version=2, phase="Succeeded", containerStatuses=ended), now=NOW)
     workers.idle_s = LIMIT_S
     assert await bench.after(SILENT_S) == ["gpt-1-1"]
-    look = bench.memory.inspection
+    look = bench.job_state.inspection
     assert (look.step, look.paces[Phase.STEP].idle_s) == (7, LIMIT_S)
 
 
@@ -338,12 +338,12 @@ async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live()
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.job_states.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
     assert await bench.after(0) == ["gpt-1-0", "gpt-1-1"]
-    assert bench.memory.responded_at == {"node-1": NOW}
+    assert bench.job_state.responded_at == {"node-1": NOW}
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"]
     del bench.workers.steps["gpt-1-1"]
-    bench.memory.responded_at.clear()
+    bench.job_state.responded_at.clear()
     assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
-    assert bench.memory.responded_at == {}
+    assert bench.job_state.responded_at == {}
 
 
 async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
@@ -354,7 +354,7 @@ async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.job_states.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
     assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0"]
-    assert bench.memory.responded_at == {"node-0": NOW}
+    assert bench.job_state.responded_at == {"node-0": NOW}
 
 
 async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:

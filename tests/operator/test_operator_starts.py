@@ -85,7 +85,7 @@ def test_the_small_jobs_of_a_namespace_that_hangs_leave_places_to_others() -> No
     assert OperatorConfig().workers > MAX_STARTS + MAX_LARGE, "passes are left for what creates nothing"
 
 
-def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
+def test_the_large_jobs_of_a_hanging_namespace_hold_a_limited_number_of_passes() -> None:
     """No request of the namespace is answered, so no pass ends there; more jobs come than the operator has
     passes.
     """
@@ -165,7 +165,7 @@ def test_who_has_pods_already_goes_on_before_all_that_have_none() -> None:
     assert starts.leave("large") == ["b"]
 
 
-def test_few_large_jobs_or_many_small_ones_begin_together() -> None:
+def test_a_limited_number_of_large_jobs_or_many_small_ones_begin_together() -> None:
     capacity = 16
     starts = Starts[str](least=2, capacity=lambda _: capacity)
     assert enters(starts, "abcde") == [True, True, True, True, False]

@@ -30,7 +30,7 @@ from zerotrain.operator.cluster.channel import (
 )
 from zerotrain.operator.cluster.progress import (
     INSPECTION_INTERVAL_S,
-    MAX_VAIN_INTERVAL_S,
+    MAX_UNREACHABLE_INTERVAL_S,
     MIN_INTERVAL_S,
     UNRESPONSIVE_S,
 )
@@ -116,7 +116,7 @@ async def test_inspections_that_reach_no_worker_poll_a_sample_and_ever_later() -
     pauses = [second[0] - first[0] for first, second in pairwise(looks)]
     assert pauses == sorted(pauses)
     assert pauses[0] >= 2 * INSPECTION_INTERVAL_S
-    assert pauses[-1] == MAX_VAIN_INTERVAL_S
+    assert pauses[-1] == MAX_UNREACHABLE_INTERVAL_S
     assert max(calls for _, calls in looks) <= share_of(CallKind.INSPECT)
     assert workers.call_kinds[0] is CallKind.INSPECT
     assert workers.call_kinds[-1] is CallKind.SAMPLE, "such jobs wait among themselves"
@@ -128,7 +128,7 @@ async def test_every_worker_is_sampled_by_such_inspections() -> None:
     bench = bench_of(workers, 40)
     asked = set[str]()
     for _ in range(20):
-        asked |= set(await bench.after(MAX_VAIN_INTERVAL_S))
+        asked |= set(await bench.after(MAX_UNREACHABLE_INTERVAL_S))
     assert len(asked & {f"gpt1-1-{index}" for index in range(40)}) == 40
 
 
@@ -157,10 +157,10 @@ async def test_a_look_goes_on_with_the_workers_that_answered() -> None:
     workers.reached = "gpt1-1-25"
     workers.idle_s = LIMIT_S
     bench = bench_of(workers, 40)
-    memory, seen = bench.job_states.of("uid-1"), 0
+    job_state, seen = bench.job_states.of("uid-1"), 0
     for _ in range(20):
-        await bench.after(MAX_VAIN_INTERVAL_S)
-        reached = memory.inspection is not None and memory.inspection.step == 7
+        await bench.after(MAX_UNREACHABLE_INTERVAL_S)
+        reached = job_state.inspection is not None and job_state.inspection.step == 7
         assert reached or not seen
         seen += reached
     assert seen > 5
@@ -179,7 +179,7 @@ async def test_a_look_whose_first_workers_get_no_slot_asks_no_more() -> None:
 
     bench = bench_of(Full({"gpt-1-0": 7}), 1000)
     for _ in range(5):
-        asked = await bench.after(MAX_VAIN_INTERVAL_S)
+        asked = await bench.after(MAX_UNREACHABLE_INTERVAL_S)
         assert sum(pod.startswith("gpt1-") for pod in asked) <= 1 + share_of(CallKind.INSPECT)
 
 
@@ -199,10 +199,10 @@ async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
     workers.idle_s = LIMIT_S
     bench = Bench(workers)
     await bench.after(0)
-    assert bench.memory.inspection is None
+    assert bench.job_state.inspection is None
     workers.short = False
     await bench.after(INSPECTION_INTERVAL_S)
-    assert bench.memory.inspection is not None
+    assert bench.job_state.inspection is not None
 
 
 @pytest.mark.ranks
@@ -277,7 +277,7 @@ async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pyt
             for call_kind in call_kinds
             for number in range(99)
         ]
-        for _ in range(20 + 20 + 24 + 10 + 10):  # all slots of these lanes
+        for _ in range(20 + 20 + 24 + 10 + 10):  # all slots of these kinds
             await held.acquire()
         await channel.request_yield(worker(99), attempt=1, token="t")
         for call in calls:

@@ -21,15 +21,15 @@ async def test_an_unresponsive_worker_is_reported_once_and_until_it_answers() ->
     bench = Bench(Workers({}))
     await bench.after(0)
     await bench.after(UNRESPONSIVE_S - 1)
-    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False)
+    assert (bench.puller.unresponsive, bench.job_state.unresponsive) == (0, False)
     bench.changed.clear()
     await bench.after(3)
-    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (1, True)
+    assert (bench.puller.unresponsive, bench.job_state.unresponsive) == (1, True)
     assert GPT in bench.changed
     bench.workers.steps = {"gpt-1-0": 7}
     bench.changed.clear()
     await bench.after(3)
-    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False)
+    assert (bench.puller.unresponsive, bench.job_state.unresponsive) == (0, False)
     assert GPT in bench.changed
 
 
@@ -77,7 +77,7 @@ async def test_a_job_that_is_not_asked_any_more_does_not_count() -> None:
     bench.cache.put(stored("gpt", "job-uid", "Pending", version="2"))
     bench.changed.clear()
     await bench.after(3)
-    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False), (
+    assert (bench.puller.unresponsive, bench.job_state.unresponsive) == (0, False), (
         "its next attempt was not asked yet"
     )
     assert GPT in bench.changed
@@ -88,7 +88,7 @@ async def test_where_pods_run_nothing_no_worker_is_unresponsive() -> None:
     bench.puller._channel = SilentChannel()
     await bench.after(0)
     await bench.after(UNRESPONSIVE_S + 3)
-    assert (bench.puller.unresponsive, bench.memory.unresponsive) == (0, False)
+    assert (bench.puller.unresponsive, bench.job_state.unresponsive) == (0, False)
 
 
 def test_the_metric_is_counted_at_a_scrape() -> None:

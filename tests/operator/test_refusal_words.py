@@ -38,7 +38,7 @@ def policy(labels: Json, **meta: Any) -> Json:
     return {"kind": "NetworkPolicy", "metadata": {"name": "gpt", "labels": labels, **meta}}
 
 
-def test_a_leftover_of_an_earlier_job_is_distinguished_from_objects_of_other_owners() -> None:
+def test_an_orphan_of_an_earlier_job_is_distinguished_from_objects_of_other_owners() -> None:
     """An orphaned policy still applies to pods that may train: deleting it first would open them."""
     labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/job-uid": "old"}
     message = name_taken(policy(labels)).problem.message

@@ -82,7 +82,7 @@ class _NamespaceQueue:
 
 @dataclass(slots=True)
 class _Part:
-    """Share of one job in its namespace's lane: always one creation, and more as long as no other job waits
+    """Share of one job in its namespace's queue: always one creation, and more as long as no other job waits
     for them."""
 
     queue: _NamespaceQueue

@@ -34,7 +34,7 @@ would fill most of the operator's memory, to save a fifth of a millisecond now a
 
 @dataclass(slots=True)
 class JobState:
-    """Memory about one job."""
+    """State that the operator keeps of one job."""
 
     problem: Problem | None = None
     making: bool = False
@@ -72,7 +72,7 @@ class JobState:
 
 @dataclass(slots=True)
 class JobStates:
-    """Memories of all jobs, by UID, and what the operator knows for all of them."""
+    """States of all jobs, by UID, and what the operator knows for all of them."""
 
     jobs: dict[str, JobState] = field(default_factory=dict)
     keep_shared_s: float | None = None

@@ -68,7 +68,7 @@ ALARM_INTERVAL_S = 5.0
 """Seconds between two inspections while the status reports a hang: the attempt ends only after another
 inspection."""
 
-MAX_VAIN_INTERVAL_S = 240.0
+MAX_UNREACHABLE_INTERVAL_S = 240.0
 """Maximum seconds between two inspections of a job none of whose workers can be reached. Each inspection
 without any answer doubles the interval."""
 
@@ -118,14 +118,14 @@ class _Poll:
 
     @property
     def is_unresponsive(self) -> bool:
-        """Return whether worker 0 has been unresponsive for UNHEARD_S. Time in which it was not called does
-        not count."""
+        """Return whether worker 0 has been unresponsive for UNRESPONSIVE_S. Time in which it was not called
+        does not count."""
         return self.silent_since is not None and self.unanswered_at - self.silent_since >= UNRESPONSIVE_S
 
     def inspection_due(self, interval_s: float) -> float:
         """Return the time from which on the next inspection may be made."""
         return self.inspected_at + min(
-            interval_s * 2.0 ** min(self.failed_inspections, 10), MAX_VAIN_INTERVAL_S
+            interval_s * 2.0 ** min(self.failed_inspections, 10), MAX_UNREACHABLE_INTERVAL_S
         )
 
 
@@ -213,10 +213,8 @@ class ProgressPuller:
         started = {pod.index: pod for pod in self._started(key.namespace, uid, attempt)}
         pods = {index: pod for index, pod in started.items() if not pod.ended}
         # Worker 0 may have completed while others hang in their last work: then only those are inspected.
-        begun, kind = (
-            self._clock(),
-            CallKind.UNRESPONSIVE if poll.timeouts >= UNRESPONSIVE_AFTER else CallKind.POLL,
-        )
+        begun = self._clock()
+        kind = CallKind.UNRESPONSIVE if poll.timeouts >= UNRESPONSIVE_AFTER else CallKind.POLL
         poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
         answer = await poller.report(pods[0], kind) if 0 in pods else None
         if isinstance(answer, NotAsked):
@@ -303,9 +301,8 @@ class ProgressPuller:
         """Ask every worker whether it moves, if an inspection is due and the budget allows it."""
         now, uid, attempt = self._clock(), job["metadata"]["uid"], int(job["status"]["attempt"])
         budget = self._looking.of(len(pods))
-        alarmed = self._has_alarm(
-            key
-        )  # usually by the last inspection; one that may end the alarm comes sooner
+        # The alarm usually comes from the last inspection; one that may end it comes sooner.
+        alarmed = self._has_alarm(key)
         due = poll.inspection_due(ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
         if now < due or not budget.take(len(pods), now):
             return
@@ -316,9 +313,9 @@ class ProgressPuller:
         budget.give_back(len(pods) - len(answers))
         if self._jobs.get(key) is None or any_not_asked(answers.values()):
             return
-        vain = none_reachable(answers.values())
+        unreachable = none_reachable(answers.values())
         poll.failed_inspections, poll.sample_round = (
-            (poll.failed_inspections + 1, poll.sample_round + 1) if vain else (0, poll.sample_round)
+            (poll.failed_inspections + 1, poll.sample_round + 1) if unreachable else (0, poll.sample_round)
         )
         job_state: JobState = self._job_states.of(uid)
         reports = {index: _report_in(answer) for index, answer in answers.items()}

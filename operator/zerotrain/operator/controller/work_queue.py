@@ -45,8 +45,8 @@ class NamespacePasses(Generic[K]):
         return True
 
     def late(self, key: K) -> None:
-        """Mark the key's pass as late. Until it ends, its namespace has no more than MAX_BESIDE_LATE passes
-        at once."""
+        """Mark the key's pass as late. Until it ends, its namespace has no more than MAX_PASSES_WHEN_LATE
+        passes at once."""
         self._late[key] = self._namespace_of(key)
 
     def end(self, key: K) -> tuple[bool, list[K]]:

@@ -77,7 +77,7 @@ as long again, and a pass of their own creates them."""
 
 
 def creation_window() -> Callable[[], bool]:
-    """Return a function that tells whether TURN_S seconds have passed since now."""
+    """Return a function that tells whether CREATION_WINDOW_S seconds have passed since now."""
     return since_now(CREATION_WINDOW_S)
 
 
