@@ -53,20 +53,20 @@ def differences() -> list[Path]:
     """Return the generated files that are missing, that differ, or that have no source any more."""
     wanted = generated()
     changed = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    return sorted([*changed, *_strangers(wanted)])
+    return sorted([*changed, *_orphans(wanted)])
 
 
 def write() -> None:
     """Write all generated files, and delete those without a source."""
     wanted = generated()
-    for path in _strangers(wanted):
+    for path in _orphans(wanted):
         path.unlink()
     for path, text in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
-def _strangers(wanted: dict[Path, str]) -> list[Path]:
+def _orphans(wanted: dict[Path, str]) -> list[Path]:
     present = [path for name in GENERATED_FOLDERS for path in (CHART / "files" / name).glob("*")]
     return [path for path in present if path not in wanted]
 

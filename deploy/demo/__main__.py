@@ -49,10 +49,10 @@ def run(console: Console, found: Cluster) -> int:
     """Run the demonstration on a running cluster."""
     kubectl = Kubectl(found, NAMESPACE)
     with View(console) as view:
-        view.say(f"cluster {found.name} is up; KUBECONFIG={found.kubeconfig}")
+        view.print_line(f"cluster {found.name} is up; KUBECONFIG={found.kubeconfig}")
         try:
             operator_setup.install(kubectl)
-            view.say(f"the operator runs in namespace {operator_setup.OPERATOR_NAMESPACE}")
+            view.print_line(f"the operator runs in namespace {operator_setup.OPERATOR_NAMESPACE}")
             # On an existing cluster, the job and checkpoints of an earlier run would otherwise be resumed.
             kubectl.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s")
             kubectl.run("apply", "-f", "-", stdin=_namespace())

@@ -15,7 +15,7 @@ from deploy.demo.facts import ran_as
 from deploy.demo.logs import LossPoint
 
 MAX_LAST_LOSS = 3.0
-AIM_S = 20.0
+TARGET_S = 20.0
 """Target seconds from a kill to the next step.
 
 A slow machine may exceed it, which is shown but no failure.
@@ -119,7 +119,7 @@ def table(outcome: Outcome) -> Table:
         ("restarts by cause", causes or "none"),
         ("killed after step", str(outcome.killed_after_step)),
         ("resumed from step", str(resumed_from(outcome))),
-        ("kill to first new step", _beside_the_aim(recovery)),
+        ("kill to first new step", _against_target(recovery)),
     ]
     result = Table(title="zerotrain demo", show_header=False)
     for row in rows:
@@ -127,10 +127,10 @@ def table(outcome: Outcome) -> Table:
     return result
 
 
-def _beside_the_aim(recovery: float | None) -> str:
+def _against_target(recovery: float | None) -> str:
     if recovery is None:
         return "-"
-    return f"{recovery:.1f} s ({'within' if recovery <= AIM_S else 'beyond'} the aim of {AIM_S:.0f} s)"
+    return f"{recovery:.1f} s ({'within' if recovery <= TARGET_S else 'beyond'} the aim of {TARGET_S:.0f} s)"
 
 
 CAUSES = ("app", "infra", "preemption")

@@ -59,7 +59,7 @@ class Story:
         """Apply the job and watch it until it ends. Raises TimeoutError if it does not end in time."""
         self.kubectl.run("apply", "-f", str(VOLUME))
         self.kubectl.run("apply", "-f", str(EXAMPLE))
-        self.view.say(f"applied {EXAMPLE.relative_to(ROOT)}: {asked_for(self.spec['spec'])}")
+        self.view.print_line(f"applied {EXAMPLE.relative_to(ROOT)}: {asked_for(self.spec['spec'])}")
         wait_for("the job to end", self._tick, seconds=TIMEOUT_SECONDS, every=0.5)
         self.log.close()
         return Outcome(
@@ -108,4 +108,4 @@ class Story:
         pid = self.kubectl.run(
             "exec", pod, "--container", "worker", "--", "python", "-c", KILL_A_RANK
         ).strip()
-        self.view.say(f"killed rank process {pid} of pod {pod} with SIGKILL after step {step}")
+        self.view.print_line(f"killed rank process {pid} of pod {pod} with SIGKILL after step {step}")

@@ -23,8 +23,8 @@ class View:
     console: Console
     started_at: float = field(default_factory=time.monotonic)
     _live: Live | None = None
-    _said_at: float = 0.0
-    _said: str = ""
+    _printed_at: float = 0.0
+    _last_line: str = ""
 
     def __enter__(self) -> View:
         if sys.stdout.isatty():
@@ -36,7 +36,7 @@ class View:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.console.print(
             f"[{time.monotonic() - self.started_at:6.1f} s] {text}", markup=False, highlight=False
         )
@@ -50,9 +50,9 @@ class View:
             return
         line = _plain(status, pods)
         now = time.monotonic()
-        if line != self._said and now - self._said_at >= PLAIN_EVERY_SECONDS:
-            self.say(line)
-            self._said, self._said_at = line, now
+        if line != self._last_line and now - self._printed_at >= PLAIN_EVERY_SECONDS:
+            self.print_line(line)
+            self._last_line, self._printed_at = line, now
 
 
 def _headline(name: str, status: dict[str, Any]) -> Text:

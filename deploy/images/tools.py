@@ -132,6 +132,6 @@ def _checked(command: Sequence[str]) -> str:
     environ = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if done.returncode:
-        said = f"{done.stdout}{done.stderr}".strip()[-4000:]
-        raise ImageError(f"`{' '.join(command)}` ended with {done.returncode}:\n{said}")
+        output = f"{done.stdout}{done.stderr}".strip()[-4000:]
+        raise ImageError(f"`{' '.join(command)}` ended with {done.returncode}:\n{output}")
     return done.stdout

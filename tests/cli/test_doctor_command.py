@@ -135,7 +135,7 @@ def test_nothing_reached_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         assert [item.state for item in network.reach([closed], [closed])] == [State.FAIL, State.SKIP]
 
 
-WISHES = pods.PodWishes(
+REQUEST = pods.PodRequest(
     image="example.org/zerotrain:1", node="n1", storage_class="fast", size="2Gi", gpus=2, timeout_s=60.0
 )
 
@@ -150,10 +150,10 @@ def test_pods_and_policies_are_restricted_valid_and_go_again(control_plane: Clus
         client = Client.connect(control_plane.kubeconfig, None, namespace)
         label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
         client.transport.patch(f"/api/v1/namespaces/{namespace}", label, what="namespace")
-        wishes = pods.PodWishes(
-            image=WISHES.image, node=None, storage_class=None, size="1Gi", gpus=0, timeout_s=0.1
+        request = pods.PodRequest(
+            image=REQUEST.image, node=None, storage_class=None, size="1Gi", gpus=0, timeout_s=0.1
         )
-        examination = pods.Examination(client, wishes, say=lambda text: None)
+        examination = pods.Examination(client, request, on_progress=lambda text: None)
         try:
             with pytest.raises(CliError, match="did not come to its end"):
                 examination.run()
@@ -172,7 +172,7 @@ def test_pods_and_policies_are_restricted_valid_and_go_again(control_plane: Clus
 @pytest.mark.unit
 def test_the_examined_pod_has_what_was_wished_for() -> None:
     unused: Any = None
-    body = pods.Examination(unused, WISHES, say=lambda text: None)._server()
+    body = pods.Examination(unused, REQUEST, on_progress=lambda text: None)._server()
     spec = body["spec"]
     assert spec["nodeSelector"] == {"kubernetes.io/hostname": "n1"}
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"

@@ -167,17 +167,17 @@ def test_without_a_way_to_the_workers_the_status_is_shown(
 def test_workers_that_cannot_be_reached_are_not_asked_at_every_look(fake: tuple[FakeServer, Path]) -> None:
     state, kubeconfig = fake
     state.answers["gpt-2-0/progress"] = state.answers["gpt-2-1/progress"] = (503, b"i/o timeout")
-    looks = snapshot.Looks(Client.connect(kubeconfig), "gpt")
-    assert looks.take().is_kept
+    poller = snapshot.SnapshotPoller(Client.connect(kubeconfig), "gpt")
+    assert poller.take().is_kept
     asked = [path for path in state.asked if "/proxy/" in path]
     state.job = job({"progress": {**state.job.raw["status"]["progress"], "step": 70}})
-    second = looks.take()
+    second = poller.take()
     assert [row.step for row in second.rows] == [70]
     assert "i/o timeout" in second.problem
     assert [path for path in state.asked if "/proxy/" in path] == asked
     state.job = job({"attempt": 3, "progress": {"attempt": 3, "step": 71, "phase": "step"}})
     state.say(0)
-    assert not looks.take().is_kept
+    assert not poller.take().is_kept
 
 
 def test_where_the_first_ones_are_all_silent_the_others_are_left_alone(

@@ -29,12 +29,12 @@ def main(arguments: Sequence[str], repository: Path) -> int:
     try:
         _run(options, find_paths(repository, os.environ), reporter)
     except BuildError as error:
-        reporter.say(f"error: {error}")
+        reporter.print_line(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        reporter.say("interrupted; what was finished stays in the cache")
+        reporter.print_line("interrupted; what was finished stays in the cache")
         return 130
-    reporter.say(f"done in {duration(reporter.clock() - started_at)}")
+    reporter.print_line(f"done in {duration(reporter.clock() - started_at)}")
     return 0
 
 
@@ -55,7 +55,7 @@ def _clean(paths: Paths, reporter: Reporter, *, also_cache: bool) -> None:
     for folder in (paths.bin, paths.tool_bin, paths.images, *((paths.cache,) if also_cache else ())):
         if folder.exists():
             shutil.rmtree(folder)
-            reporter.say(f"removed {folder}")
+            reporter.print_line(f"removed {folder}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -66,7 +66,7 @@ class _Record:
 def build_host_image(paths: Paths, reporter: Reporter) -> Path:
     """Bring build/devcluster/images/host.tar up to date, and return its path."""
     archive = paths.images / "host.tar"
-    on_wait = partial(reporter.say, "host image: another process is building it; waiting")
+    on_wait = partial(reporter.print_line, "host image: another process is building it; waiting")
     with locked(paths.images / ".host.lock", on_wait):
         reporter.start("host image: looking at the Python environment")
         environment = inspect_environment(paths.repository)

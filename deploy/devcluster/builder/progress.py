@@ -32,7 +32,7 @@ class Reporter:
     _done: int = 0
     _total: int = 0
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line that stays."""
         self._erase()
         print(text, file=self.stream, flush=True)
@@ -42,7 +42,7 @@ class Reporter:
         self._title, self._detail, self._done, self._total = title, "", 0, 0
         self._upcoming = f"; next: {', '.join(upcoming)}" if upcoming else ""
         self._started_at = self._shown_at = self.clock()
-        self.say(f"{title}{self._upcoming}")
+        self.print_line(f"{title}{self._upcoming}")
 
     def update(self, *, detail: str, done: int = 0, total: int = 0) -> None:
         """Set the progress of the step, and show it if enough time has passed."""
@@ -64,7 +64,7 @@ class Reporter:
 
     def finish(self, outcome: str) -> None:
         """End the step with a line that gives its duration."""
-        self.say(f"  {outcome} ({duration(self.clock() - self._started_at)})")
+        self.print_line(f"  {outcome} ({duration(self.clock() - self._started_at)})")
 
     @property
     def _on_terminal(self) -> bool:

@@ -42,7 +42,7 @@ def _build(
             link(program, binaries / program.name)
         entries.append(entry)
     for removed in remove_unused(paths.tools, keep=entries):
-        reporter.say(f"removed {removed}, unused for a long time")
+        reporter.print_line(f"removed {removed}, unused for a long time")
 
 
 def _provide(
@@ -62,7 +62,7 @@ def _provide(
     build_once(
         entry,
         compile_into,
-        on_wait=lambda: reporter.say(f"{module.name}: another process is building it; waiting"),
-        on_found=lambda: reporter.say(f"{module.name}: cached in {entry}"),
+        on_wait=lambda: reporter.print_line(f"{module.name}: another process is building it; waiting"),
+        on_found=lambda: reporter.print_line(f"{module.name}: cached in {entry}"),
     )
     return entry

@@ -97,13 +97,13 @@ def rows_of(config: EngineConfig) -> list[Row]:
     for entry in config.report:
         if entry.origin in ("default", "derived") or entry.path in known:
             continue
-        told = notices.pop(entry.path, None)
+        messages = notices.pop(entry.path, None)
         rows.append(
             Row(
                 key=entry.path,
-                outcome=Outcome.RUN if told is None else Outcome.EXPLAINED,
+                outcome=Outcome.RUN if messages is None else Outcome.EXPLAINED,
                 value=entry.value,
-                why=entry.effect if told is None else " ".join(told),
+                why=entry.effect if messages is None else " ".join(messages),
             )
         )
     # Notices about older names and whole blocks have paths of the user's file that are not those of a key.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotrain.cli.options import Format, JobArgument, Target, cluster_command, usage_error
-from zerotrain.cli.output import as_yaml, say, table_lines
+from zerotrain.cli.output import as_yaml, print_message, table_lines
 from zerotrain.client.formatting import since, size
 from zerotrain.contract.strict_json import own_json
 from zerotrain.contract.text import printable, printable_lines
@@ -50,7 +50,7 @@ def describe(
     try:
         events, pods = client.events(job, pods=True), client.pods(job)
     except ForbiddenError as error:
-        say(f"only the job itself can be read: {error}")
+        print_message(f"only the job itself can be read: {error}")
         events, pods = [], []
     diagnosis = diagnose(found, events, pods)
     if output in (Format.JSON, Format.YAML):
@@ -120,7 +120,7 @@ def _memory(job: Job) -> list[str]:
     ]
     ranks = f", {plan.ranks} ranks" if plan.ranks else ""
     lines = [*table_lines(("TIER", "PLANNED", "TAKEN", "LEFT BY THE PLAN"), rows)]
-    lines.append(f"verdict: {plan.verdict or 'unknown'}{ranks}")
+    lines.append(f"verdict: {plan.fit or 'unknown'}{ranks}")
     if plan.estimate:
         taken = f"; now {job.step_seconds:.3g} s" if job.step_seconds else ""
         lines.append(f"a step, by data sheet: {plan.estimate}{taken}")

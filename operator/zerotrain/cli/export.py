@@ -130,7 +130,7 @@ def _run(
         f"{output}: {done.num_tensors} tensors, {done.num_bytes} bytes in {dtype}, "
         f"step {done.step} of {done.checkpoint}"
     )
-    _say_what_is_missing(request)
+    _warn_of_missing_config(request)
 
 
 def _checked_model(model: Path | None) -> Path | None:
@@ -139,7 +139,7 @@ def _checked_model(model: Path | None) -> Path | None:
     return model
 
 
-def _say_what_is_missing(request: Request) -> None:
+def _warn_of_missing_config(request: Request) -> None:
     is_folder = request.output.suffix != ".safetensors"
     if is_folder and request.model is None and not (request.output / "config.json").is_file():
         typer.echo("note: no config.json is beside the weights; give --model FOLDER to add the base model's")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotrain.cli.options import Format, FormatOption, Target, cluster_command, complete_jobs, usage_error
-from zerotrain.cli.output import column_widths, print_objects, say, show, table_lines
+from zerotrain.cli.output import column_widths, print_message, print_objects, show, table_lines
 from zerotrain.client.errors import JobNotFoundError
 from zerotrain.client.formatting import since
 
@@ -50,7 +50,7 @@ def get(
     found = _find(target, jobs, all_namespaces, selector)
     if output in (Format.TABLE, Format.WIDE):
         if not found and not watch:
-            say("no jobs" + ("" if all_namespaces else f" in namespace {target.client.namespace}"))
+            print_message("no jobs" + ("" if all_namespaces else f" in namespace {target.client.namespace}"))
             return
         table = _Table(output, all_namespaces)
         table.show(found)
@@ -90,13 +90,13 @@ def _row(job: Job, form: Format) -> tuple[str, ...]:
 def _why(job: Job) -> str:
     """Return the reason of the condition that explains the job's phase."""
     kinds = ("Failed", "Stalled", "Hung", "Suspended")
-    told = [found for kind in kinds if (found := job.condition(kind)) is not None and found.is_true]
+    explaining = [found for kind in kinds if (found := job.condition(kind)) is not None and found.is_true]
     waiting = job.condition("Reconciling")
-    if not told and waiting is not None and waiting.is_true:
-        told = [waiting]
-    if not told and job.is_unread:
+    if not explaining and waiting is not None and waiting.is_true:
+        explaining = [waiting]
+    if not explaining and job.is_unread:
         return "InvalidSpec"
-    return told[0].reason if told else "-"
+    return explaining[0].reason if explaining else "-"
 
 
 def _watch(
@@ -110,7 +110,7 @@ def _watch(
     """Print changed jobs until Ctrl-C, or until every named job is deleted."""
     known = {job.reference: job for job in shown}
     batches = target.client.watch_list(
-        names, all_namespaces=all_namespaces, selector=selector, known=known, on_problem=say
+        names, all_namespaces=all_namespaces, selector=selector, known=known, on_problem=print_message
     )
     for batch in batches:
         changed = [job for key, job in batch.items() if job is not None and known.get(key) != job]
@@ -118,7 +118,7 @@ def _watch(
         known |= {job.reference: job for job in changed}
         for reference in [key for key, job in batch.items() if job is None and key in known]:
             del known[reference]
-            say(f"{reference} was deleted")
+            print_message(f"{reference} was deleted")
         if names and not known:
             raise JobNotFoundError(f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} deleted")
 

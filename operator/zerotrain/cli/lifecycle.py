@@ -19,7 +19,7 @@ from zerotrain.cli.options import (
     cluster_command,
     complete_jobs,
 )
-from zerotrain.cli.output import on_terminal, print_objects, say, show
+from zerotrain.cli.output import on_terminal, print_message, print_objects, show
 
 if TYPE_CHECKING:
     from zerotrain.client import Job
@@ -57,14 +57,14 @@ def suspend(
     """Let all ranks checkpoint at one step and stop. The job holds nothing until it is resumed."""
     found = target.client.get(job)
     if found.is_finished:
-        say(f"{job} is {found.phase}: there is nothing to suspend")
-        _tell(found, output, "", dry_run)
+        print_message(f"{job} is {found.phase}: there is nothing to suspend")
+        _print_result(found, output, "", dry_run)
         return
     if found.suspended and found.phase == "Suspended":
-        _tell(found, output, f"{job} is suspended already", DryRun.NONE)
+        _print_result(found, output, f"{job} is suspended already", DryRun.NONE)
         return
     found = _change(target, found, {"suspend": True}, dry_run)
-    _tell(found, output, f"{job} suspending: its ranks checkpoint and stop", dry_run)
+    _print_result(found, output, f"{job} suspending: its ranks checkpoint and stop", dry_run)
     if wait and dry_run is DryRun.NONE:
         last = wait_until(target, job, "suspended", timeout).last_checkpoint
         step = f"; it resumes from step {last.step}" if last is not None else ""
@@ -83,11 +83,11 @@ def resume(
     """Go on with a suspended job from its newest durable checkpoint; with --wait until it trains."""
     found = target.client.get(job)
     if found.is_finished:
-        say(f"{job} is {found.phase}: there is nothing to resume")
-        _tell(found, output, "", dry_run)
+        print_message(f"{job} is {found.phase}: there is nothing to resume")
+        _print_result(found, output, "", dry_run)
         return
     found = _change(target, found, {"suspend": False}, dry_run)
-    _tell(found, output, f"{job} resumes", dry_run)
+    _print_result(found, output, f"{job} resumes", dry_run)
     if wait and dry_run is DryRun.NONE:
         wait_until(target, job, "running", timeout)
         _afterwards(output, f"{job} is running")
@@ -106,7 +106,7 @@ def scale(
     The global batch stays what it is. The job grows when the cluster has room for it.
     """
     found = _change(target, target.client.get(job), {"workers": workers}, dry_run)
-    _tell(found, output, f"{job} asks for {workers} workers now", dry_run)
+    _print_result(found, output, f"{job} asks for {workers} workers now", dry_run)
 
 
 @cluster_command
@@ -136,7 +136,7 @@ def delete(
             if not ignore_not_found:
                 raise
             continue
-        _tell(found, output, f"{name} deleted", dry_run)
+        _print_result(found, output, f"{name} deleted", dry_run)
     if wait and dry_run is DryRun.NONE:
         _wait_for_pods(target, jobs, timeout)
 
@@ -156,7 +156,7 @@ def wait(
     """
     found = wait_until(target, job, goal, timeout)
     where = f"{job} is {found.phase if goal != 'deleted' else 'deleted'} at step {found.step}"
-    _tell(found, output, where, DryRun.NONE)
+    _print_result(found, output, where, DryRun.NONE)
 
 
 def wait_until(target: Target, job: str, goal: str, timeout_s: float | None) -> Job:
@@ -184,11 +184,11 @@ def wait_until(target: Target, job: str, goal: str, timeout_s: float | None) -> 
 def _change(target: Target, job: Job, spec: dict[str, object], dry_run: DryRun) -> Job:
     """Merge `spec` into the job's spec. A client dry run checks it by the rules that are known locally."""
     if dry_run is DryRun.CLIENT:
-        return _judged(job, spec)
+        return _checked_locally(job, spec)
     return target.client.patch(job.name, {"spec": spec}, dry_run=dry_run is DryRun.SERVER)
 
 
-def _judged(job: Job, spec: dict[str, object]) -> Job:
+def _checked_locally(job: Job, spec: dict[str, object]) -> Job:
     """Return the job with the changed spec, checked locally. Raises InvalidJobError."""
     from zerotrain.client import Job, JobFileError, parse_job
     from zerotrain.client.errors import InvalidJobError
@@ -206,7 +206,7 @@ def _judged(job: Job, spec: dict[str, object]) -> Job:
     return Job.of(raw)
 
 
-def _tell(job: Job, output: Format, text: str, dry_run: DryRun) -> None:
+def _print_result(job: Job, output: Format, text: str, dry_run: DryRun) -> None:
     """Print a sentence about what was done, or the object for another program."""
     if output not in (Format.TABLE, Format.WIDE):
         print_objects([job.raw], output, is_list=False)
@@ -216,7 +216,7 @@ def _tell(job: Job, output: Format, text: str, dry_run: DryRun) -> None:
 
 def _afterwards(output: Format, text: str) -> None:
     """Print a later message: on standard error if the result was an object for another program."""
-    (show if output in (Format.TABLE, Format.WIDE) else say)(text)
+    (show if output in (Format.TABLE, Format.WIDE) else print_message)(text)
 
 
 def _wait_for_pods(target: Target, jobs: list[str], timeout_s: float | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from zerotrain.cli.options import JobArgument, Target, cluster_command, usage_error
-from zerotrain.cli.output import say
+from zerotrain.cli.output import print_message
 from zerotrain.contract.text import printable
 
 EXAMPLE = "Example: zerotrain logs gpt --rank 0,4-7 -f"
@@ -62,7 +62,7 @@ def logs(
         follow=follow,
         tail=tail,
         max_followed=max_log_requests,
-        on_problem=say,
+        on_problem=print_message,
     )
     shown = 0
     for line in lines:
@@ -71,7 +71,7 @@ def logs(
         who = f"[rank {line.rank}] " if line.rank is not None else f"[worker {line.worker}] "
         typer.echo(f"{stamp}{who if several else ''}{printable(line.text)}")
     if not shown:
-        say(f"no lines{' of these ranks' if ranks is not None else ''}")
+        print_message(f"no lines{' of these ranks' if ranks is not None else ''}")
 
 
 def parse_ranks(texts: list[str] | None) -> list[int] | None:

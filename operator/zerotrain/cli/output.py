@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GAP = "   "
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a line for the user on standard error, so that a pipe receives only results."""
     typer.echo(printable(text), err=True)
 
@@ -89,7 +89,7 @@ def _clean(row: Sequence[str]) -> tuple[str, ...]:
 
 def print_objects(objects: Sequence[Mapping[str, Any]], form: Format, *, is_list: bool) -> None:
     """Print objects as JSON, YAML or names, without the API server's managedFields, as kubectl does."""
-    cleaned = [_without_books(item) for item in objects]
+    cleaned = [_without_managed_fields(item) for item in objects]
     value: Any = {"apiVersion": "v1", "kind": "List", "items": cleaned} if is_list else cleaned[0]
     match form:
         case Format.JSON:
@@ -122,7 +122,7 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _without_books(item: Mapping[str, Any]) -> dict[str, Any]:
+def _without_managed_fields(item: Mapping[str, Any]) -> dict[str, Any]:
     meta = item.get("metadata")
     if not isinstance(meta, Mapping):
         return dict(item)

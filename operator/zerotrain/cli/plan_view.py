@@ -145,8 +145,8 @@ def _margin(tier: TierDemand) -> tuple[str, str, str]:
 
 def _phases(console: Console, found: Demand) -> None:
     where = "host memory" if found.workload.on_host else "GPU"
-    beside = ("host beside",) if any(phase.host_bytes for phase in found.phases) else ()
-    columns = ("phase", "engine", "activations", "together", *beside)
+    host_column = ("host beside",) if any(phase.host_bytes for phase in found.phases) else ()
+    columns = ("phase", "engine", "activations", "together", *host_column)
     table = _table(*columns, title=f"one rank's {where} by phase")
     for phase in found.phases:
         sizes = (phase.engine_bytes, phase.activation_bytes, phase.total_bytes, phase.host_bytes)

@@ -88,7 +88,7 @@ def _sweep(handle: int, *, writes: bool) -> int:
     """Return the bytes moved until the time is up. The file is written or read at most once."""
     until = time.perf_counter() + SECONDS
 
-    def lane(first: int) -> int:
+    def transfer(first: int) -> int:
         block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as direct I/O requires
         moved = 0
         for offset in range(first * BLOCK_BYTES, FILE_BYTES, QUEUE * BLOCK_BYTES):
@@ -98,7 +98,7 @@ def _sweep(handle: int, *, writes: bool) -> int:
         return moved
 
     with ThreadPoolExecutor(QUEUE) as pool:
-        return sum(pool.map(lane, range(QUEUE)))
+        return sum(pool.map(transfer, range(QUEUE)))
 
 
 def matmul_tflops(dtype: str) -> float | None:

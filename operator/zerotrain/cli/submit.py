@@ -19,7 +19,7 @@ from zerotrain.cli.options import (
     cluster_command,
     usage_error,
 )
-from zerotrain.cli.output import object_name, print_objects, say, show
+from zerotrain.cli.output import object_name, print_message, print_objects, show
 from zerotrain.client.exit_codes import CommandExit
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def submit(
     _print(created.raw, output, f"{done} (server dry run)" if dry_run is DryRun.SERVER else done)
     if dry_run is DryRun.NONE and output is Format.TABLE:
         _mention_others(file)
-        say(f"next: {command(created, 'describe')}; {command(created, 'logs', '-f')}")
+        print_message(f"next: {command(created, 'describe')}; {command(created, 'logs', '-f')}")
     if wait:
         wait_until(target, created.name, "complete", timeout)
 
@@ -121,4 +121,6 @@ def _print(raw: Any, output: Format, done: str) -> None:
 def _mention_others(file: JobFile) -> None:
     """Tell the user to create other objects of the file, such as a claim or a ConfigMap, with kubectl."""
     if (others := len(file.others)) > 0:
-        say(f"the file holds {others} more objects, which were left alone: kubectl apply -f {file.source}")
+        print_message(
+            f"the file holds {others} more objects, which were left alone: kubectl apply -f {file.source}"
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerotrain.cli.options import JobArgument, Output, OutputOption, Target, cluster_command, usage_error
-from zerotrain.cli.output import on_terminal, say, show, show_record, table_lines
+from zerotrain.cli.output import on_terminal, print_message, show, show_record, table_lines
 
 if TYPE_CHECKING:
     from zerotrain.client.snapshot import Snapshot
@@ -34,7 +34,7 @@ def top(
     and, where network policies are enforced, the API server's network in the chart's jobs.extraHttpCidrs;
     without them it shows what the operator keeps in the job's status: rank 0, and a rank that holds it up.
     """
-    from zerotrain.client.snapshot import Looks, take
+    from zerotrain.client.snapshot import SnapshotPoller, take
 
     if output is not Output.TABLE and not once:
         raise usage_error(f"-o {output} is one look: give --once", "zerotrain top JOB --once -o json")
@@ -48,11 +48,11 @@ def top(
         from zerotrain.cli.top_app import TopApp
 
         client = target.client
-        looks = Looks(client, job)
-        first = looks.take()  # may raise, so before the view takes the screen
-        problem = TopApp(looks.take, first=first, every_s=every).run()
+        poller = SnapshotPoller(client, job)
+        first = poller.take()  # may raise, so before the view takes the screen
+        problem = TopApp(poller.take, first=first, every_s=every).run()
         if problem:
-            say(problem)
+            print_message(problem)
 
 
 def as_record(snapshot: Snapshot) -> dict[str, Any]:
@@ -82,11 +82,11 @@ def _print_table(snapshot: Snapshot) -> None:
 
 
 def _print_lines(target: Target, job: str, every_s: float, count: int | None) -> None:
-    from zerotrain.client.snapshot import Looks, one_line
+    from zerotrain.client.snapshot import SnapshotPoller, one_line
 
-    looks = Looks(target.client, job)
+    poller = SnapshotPoller(target.client, job)
     for number in itertools.count(1):
-        snapshot = looks.take()
+        snapshot = poller.take()
         show(one_line(snapshot))
         if snapshot.job.is_finished or number == count:
             return

@@ -109,11 +109,11 @@ class TopApp(App[str]):
         except JobNotFoundError as error:
             self.call_from_thread(self.exit, str(error))
         except ClientError as error:
-            self.call_from_thread(self._tell, f"{error}")
+            self.call_from_thread(self._show_problem, f"{error}")
         else:
             self.call_from_thread(self.show, snapshot)
 
-    def _tell(self, problem: str) -> None:
+    def _show_problem(self, problem: str) -> None:
         """Show a problem.
 
         The last snapshot stays on the screen, since the cluster may be back at the next one.
@@ -131,18 +131,18 @@ class TopApp(App[str]):
         memory = [_tier(row) for row in snapshot.tiers] or [Text("no plan, and no rank to ask")]
         self.query_one("#memory", Static).update(Text("\n").join(memory))
         self._show_ranks(snapshot)
-        self._tell(snapshot.problem)
+        self._show_problem(snapshot.problem)
 
     def _show_pace(self, snapshot: Snapshot) -> None:
         paces = [row.step_seconds for row in snapshot.rows if row.step_seconds]
         if paces and not self.paused:
             self._paces.append(max(paces))
-        told = "no step yet"
+        text = "no step yet"
         if paces:
-            told = f"slowest rank {max(paces):.3f}, fastest {min(paces):.3f}"
+            text = f"slowest rank {max(paces):.3f}, fastest {min(paces):.3f}"
             if self._paces:
-                told += f"; {min(self._paces):.3f} to {max(self._paces):.3f} so far"
-        self.query_one("#paces", Static).update(Text(told))
+                text += f"; {min(self._paces):.3f} to {max(self._paces):.3f} so far"
+        self.query_one("#paces", Static).update(Text(text))
         self.query_one(Sparkline).data = list(self._paces)
 
     def _show_ranks(self, snapshot: Snapshot) -> None:

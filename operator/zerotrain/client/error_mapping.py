@@ -29,28 +29,28 @@ from zerotrain.contract.text import one_line
 if TYPE_CHECKING:
     from zerotrain.client.transport import Server
 
-MAX_TOLD = 2000
+MAX_MESSAGE_CHARS = 2000
 
 
 def lost_connection(error: Exception, server: Server) -> ClientError:
     """Return the error for a request that got no answer."""
     causes = list(_causes(error))
-    told = one_line(str(next(iter(causes[::-1]), error)), 300)
+    message = one_line(str(next(iter(causes[::-1]), error)), 300)
     certificate = next((item for item in causes if isinstance(item, ssl.SSLError)), None)
-    if certificate is not None or "certificate" in told.lower():
-        return _distrusted(server, one_line(str(certificate or told), 300))
-    if any(isinstance(item, TimeoutError) for item in causes) or "timed out" in told.lower():
+    if certificate is not None or "certificate" in message.lower():
+        return _distrusted(server, one_line(str(certificate or message), 300))
+    if any(isinstance(item, TimeoutError) for item in causes) or "timed out" in message.lower():
         return UnreachableError(
             f"{server.url} did not answer in time (context {server.context})",
             next_step="check VPN and network, then try: kubectl get --raw /readyz",
         )
-    if any(isinstance(item, socket.gaierror) for item in causes) or "resolve" in told.lower():
+    if any(isinstance(item, socket.gaierror) for item in causes) or "resolve" in message.lower():
         return UnreachableError(
             f"the name of {server.url} cannot be resolved (context {server.context})",
             next_step="check the server of your kubeconfig: kubectl config view --minify",
         )
     return UnreachableError(
-        f"the API server {server.url} cannot be reached: {told} (context {server.context})",
+        f"the API server {server.url} cannot be reached: {message} (context {server.context})",
         next_step="is the cluster up? kubectl config view --minify shows where it should be; "
         "a development cluster starts with: make cluster-up",
     )
@@ -60,7 +60,7 @@ def failed_request(status: int, body: bytes, *, what: str, server: Server) -> Cl
     """Return the error for an answer with status 300 or above."""
     text = body.decode(errors="replace")
     answer = _status_object(text)
-    message = one_line(answer.text("message") or text, MAX_TOLD) or f"status {status}"
+    message = one_line(answer.text("message") or text, MAX_MESSAGE_CHARS) or f"status {status}"
     match status:
         case 401:
             return _unauthenticated(server, message)
@@ -96,15 +96,16 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = nested or error.__cause__ or first or error.__context__
 
 
-def _distrusted(server: Server, told: str) -> CertificateError:
-    if "expired" in told:
+def _distrusted(server: Server, message: str) -> CertificateError:
+    if "expired" in message:
         step = "the server's certificate has to be renewed; or is the clock of this machine wrong?"
-    elif "hostname" in told.lower() or "ip address mismatch" in told.lower():
+    elif "hostname" in message.lower() or "ip address mismatch" in message.lower():
         step = "the certificate is for another name: correct server or tls-server-name in the kubeconfig"
     else:
         step = "the kubeconfig trusts another authority: fetch a new one, or correct certificate-authority"
     return CertificateError(
-        f"the certificate of {server.url} is not trusted: {told} (context {server.context})", next_step=step
+        f"the certificate of {server.url} is not trusted: {message} (context {server.context})",
+        next_step=step,
     )
 
 
@@ -166,7 +167,7 @@ def _refusal(answer: Fields, message: str, what: str) -> str:
     """Return every field that the API server names, one a line."""
     causes = answer.part("details").parts("causes")
     lines = [
-        f"  {cause.text('field')}: {one_line(cause.text('message'), MAX_TOLD)}"
+        f"  {cause.text('field')}: {one_line(cause.text('message'), MAX_MESSAGE_CHARS)}"
         for cause in causes
         if cause.text("field")
     ]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 2.0
 """Seconds between two checks whether the watch has reported new pods; no request is sent for that."""
 
-SOON_S = 0.2
+FAST_LOOK_S = 0.2
 """Seconds until the next check once all logs have ended: the next attempt is near."""
 
 MAX_PAUSE_S = 30.0
@@ -74,9 +74,9 @@ class Follower:
         self._taps: dict[str, _Tap] = {}
         self._queue: queue.Queue[LogLine | ClientError | str | None] = queue.Queue(maxsize=MAX_QUEUED)
         self._stop = threading.Event()
-        self._away_since: float | None = None
+        self._unavailable_since: float | None = None
         self._pods: dict[str, Pod] = {}
-        self._told_attempt = 0
+        self._reported_attempt = 0
 
     def lines(self) -> Iterator[LogLine]:
         """Iterate over lines as they come, of this attempt and, unless one was requested, of later ones.
@@ -85,12 +85,12 @@ class Follower:
         """
         check_number(self._job, self._request)
         threading.Thread(target=self._watch_pods, name="pods", daemon=True).start()
-        is_last, idle_s = False, SOON_S
+        is_last, idle_s = False, FAST_LOOK_S
         try:
             while True:
                 self._open(is_last=is_last)
                 busy = self._is_busy()
-                idle_s = SOON_S if busy else min(2 * idle_s, LOOK_EVERY_S)
+                idle_s = FAST_LOOK_S if busy else min(2 * idle_s, LOOK_EVERY_S)
                 yield from self._drain(LOOK_EVERY_S if busy or not self._taps else idle_s)
                 if self._is_busy():
                     continue
@@ -122,8 +122,8 @@ class Follower:
         attempt = request.attempt if request.attempt is not None else job.attempt
         known = (pod for pod in list(self._pods.values()) if pod.attempt == attempt)
         pods = sorted(with_logs(known, job, request), key=lambda pod: pod.worker or 0)
-        if len(pods) > request.max_followed and self._told_attempt != attempt:
-            self._told_attempt = attempt
+        if len(pods) > request.max_followed and self._reported_attempt != attempt:
+            self._reported_attempt = attempt
             request.on_problem(
                 f"attempt {attempt} has {len(pods)} workers; followed are the first {request.max_followed}"
             )
@@ -169,11 +169,11 @@ class Follower:
             found = ask()
         except (UnreachableError, ServerError):
             now = time.monotonic()
-            self._away_since = self._away_since if self._away_since is not None else now
-            if now > self._away_since + PATIENCE_S:
+            self._unavailable_since = self._unavailable_since if self._unavailable_since is not None else now
+            if now > self._unavailable_since + PATIENCE_S:
                 raise
             return None
-        self._away_since = None
+        self._unavailable_since = None
         return found
 
     def _pump(self, tap: _Tap) -> None:

@@ -186,10 +186,10 @@ def _no_logs(reader: JobReader, job: Job, attempt: int, kept: list[int]) -> NoLo
             f"{job.name} has not started yet: it is {job.phase or 'new'}",
             next_step=command(job, "describe"),
         )
-    told = f"; kept are lines of attempts {', '.join(map(str, kept))}" if kept else ""
+    available = f"; kept are lines of attempts {', '.join(map(str, kept))}" if kept else ""
     step = command(job, "logs", f"--attempt {kept[-1]}") if kept else command(job, "describe")
     return NoLogsError(
-        f"attempt {attempt} of {job.name} has no pods any more, and no lines of it were kept{told}\n"
+        f"attempt {attempt} of {job.name} has no pods any more, and no lines of it were kept{available}\n"
         f"The operator keeps the last {KEPT_LINES} lines of the rank that failed, of the newest "
         f"{MAX_FAILURES} attempts with one. {elsewhere(job, attempt)}",
         next_step=step,

@@ -92,7 +92,7 @@ class Pod:
         ended, waiting = state.part("terminated"), state.part("waiting")
         unplaced = _condition(status, "PodScheduled")
         unplaced = unplaced if unplaced.text("status") == "False" else Fields(None)
-        told = (waiting, ended, status, unplaced)
+        sources = (waiting, ended, status, unplaced)
         return cls(
             name=meta.text("name"),
             namespace=meta.text("namespace"),
@@ -104,8 +104,8 @@ class Pod:
             ready=_condition(status, "Ready").text("status") == "True",
             started=bool(state.part("running") or ended),
             exit_code=ended.whole("exitCode"),
-            reason=next((part.text("reason") for part in told if part.text("reason")), ""),
-            message=next((part.text("message") for part in told if part.text("reason")), ""),
+            reason=next((part.text("reason") for part in sources if part.text("reason")), ""),
+            message=next((part.text("message") for part in sources if part.text("reason")), ""),
             deleting=bool(meta.text("deletionTimestamp")),
             finalizers=meta.texts("finalizers"),
             created=meta.moment("creationTimestamp"),

@@ -10,7 +10,7 @@ from zerotrain.client.lenient_json import Fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class TierMargin:
     """Limit and need of one kind of memory: of a rank's GPU, or of a worker with all of its ranks."""
 
     tier: str
@@ -46,13 +46,13 @@ class Room:
 class MemoryPlan:
     """Predicted peak memory of one rank, and the observed usage of rank 0."""
 
-    verdict: str
+    fit: str
     message: str
     ranks: int | None
     gpu_bytes: int | None
     host_bytes: int | None
     nvme_bytes: int | None
-    rooms: tuple[Room, ...]
+    margins: tuple[TierMargin, ...]
     """Limit of each tier, and what is left of it."""
     nearest: tuple[str, ...]
     """Changes with which the job would fit, where it does not."""
@@ -71,13 +71,13 @@ class MemoryPlan:
             return None
         observed, pace = fields.part("observed"), fields.part("pace")
         return cls(
-            verdict=fields.text("verdict"),
+            fit=fields.text("verdict"),
             message=fields.text("message"),
             ranks=fields.whole("ranks"),
             gpu_bytes=fields.whole("gpuBytes"),
             host_bytes=fields.whole("hostBytes"),
             nvme_bytes=fields.whole("nvmeBytes"),
-            rooms=tuple(Room.of(item) for item in fields.parts("tiers")),
+            margins=tuple(TierMargin.of(item) for item in fields.parts("tiers")),
             nearest=fields.part("nearest").texts("changes"),
             step_seconds=pace.number("seconds"),
             bound_by=pace.text("boundBy"),
@@ -99,7 +99,7 @@ class MemoryPlan:
 
     def margin_text(self, tier: str) -> str:
         """Return the margin of gpu, host, pinned, shared or nvme; empty where it is unknown."""
-        return next((item.margin_text for item in self.rooms if item.tier == tier), "")
+        return next((item.margin_text for item in self.margins if item.tier == tier), "")
 
     @property
     def estimate(self) -> str:

@@ -112,7 +112,7 @@ class Snapshot:
         )
 
 
-class Looks:
+class SnapshotPoller:
     """Sequence of snapshots of one job. Unreachable workers are called again after a while only: each of
     those calls may last until the API server's timeout."""
 
@@ -145,10 +145,10 @@ def take(reader: JobReader, name: str) -> Snapshot:
     except JobNotFoundError:
         raise
     except ClientError as error:
-        told = "; ".join(part for part in (KEPT, str(error), error.next_step) if part)
+        reason = "; ".join(part for part in (KEPT, str(error), error.next_step) if part)
         rows = tuple(kept_rows(job, now))
-        told = told if rows else told.removeprefix(f"{KEPT}; ")
-        problem = printable(" ".join(told.split()))
+        reason = reason if rows else reason.removeprefix(f"{KEPT}; ")
+        problem = printable(" ".join(reason.split()))
         return Snapshot(time=now, job=job, rows=rows, problem=problem, is_kept=bool(rows))
     silent = [f"{pod} does not answer: {why}" for pod, why in list(progress.silent.items())[:1]]
     return Snapshot(
@@ -159,8 +159,8 @@ def take(reader: JobReader, name: str) -> Snapshot:
 def kept_rows(job: Job, now: datetime) -> Iterator[RankRow]:
     """Iterate over rank 0 as last reported to the operator, and the ranks that the operator names. This is
     incomplete, but needs no connection to the workers."""
-    heard = Fields(job.raw).part("status").part("progress").count("attempt")
-    if not job.ranks.ready or heard != job.attempt:
+    reported_attempt = Fields(job.raw).part("status").part("progress").count("attempt")
+    if not job.ranks.ready or reported_attempt != job.attempt:
         return
     named = {
         item.rank: (mark, item)

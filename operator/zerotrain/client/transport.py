@@ -122,14 +122,14 @@ def _choose(contexts: list[Any], active: Any, wanted: str | None) -> dict[str, A
 
 def _unusable(asked: str | None, error: Exception) -> KubeconfigError:
     place = asked or "~/.kube/config"
-    told = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(str(error).split()) or type(error).__name__
     if asked is None and not Path("~/.kube/config").expanduser().exists():
         return KubeconfigError(
             "there is no kubeconfig: neither KUBECONFIG nor ~/.kube/config names a cluster",
             next_step="export KUBECONFIG=..., or start a cluster here: make cluster-up",
         )
     return KubeconfigError(
-        f"the kubeconfig {place} cannot be used: {told}",
+        f"the kubeconfig {place} cannot be used: {message}",
         next_step="see kubectl config view, and kubectl config use-context NAME",
     )
 

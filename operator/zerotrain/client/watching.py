@@ -66,9 +66,9 @@ class Watched:
         self._keys = set(known)
         self._patience_s, self._on_problem = patience_s, on_problem
         self._version = ""
-        self._away_since: float | None = None
+        self._unavailable_since: float | None = None
         self._pause_s = FIRST_PAUSE_S
-        self._was_heard = False
+        self._has_answered = False
 
     def batches(self, deadline: float = math.inf) -> Iterator[Batch]:
         """Iterate over all objects, then over changes, until `deadline` (time.monotonic). Raises ClientError
@@ -83,7 +83,7 @@ class Watched:
             except CertificateError:
                 raise
             except (UnreachableError, ServerError) as error:
-                self._rest(error, deadline)
+                self._back_off(error, deadline)
             if time.monotonic() >= deadline:
                 return
 
@@ -94,7 +94,7 @@ class Watched:
         self._version = listing.version
         gone: Batch = dict.fromkeys(self._keys - found.keys())
         self._keys = set(found)
-        self._heard()
+        self._record_answer()
         return found | gone
 
     def _changes(self, deadline: float) -> Iterator[Batch]:
@@ -113,8 +113,8 @@ class Watched:
         try:
             with self._transport.stream(self._path, query, what=self._what, timeout_s=left_s + 15) as chunks:
                 for line in lines_of(chunks):
-                    change = self._understood(line)
-                    self._heard()
+                    change = self._parse_change(line)
+                    self._record_answer()
                     if change:
                         yield change
                     if time.monotonic() >= deadline:
@@ -127,7 +127,7 @@ class Watched:
             # Proxies that cannot hold watches end them at once.
             time.sleep(FIRST_PAUSE_S)
 
-    def _understood(self, line: bytes) -> Batch:
+    def _parse_change(self, line: bytes) -> Batch:
         """Return the change in one line of a watch. Raises ExpiredError, ServerError, UnreachableError."""
         try:
             raw = read_line(line)
@@ -150,22 +150,22 @@ class Watched:
         self._keys.add(key)
         return {key: raw["object"]}
 
-    def _heard(self) -> None:
+    def _record_answer(self) -> None:
         """Record that the API server answers."""
-        if self._away_since is not None:
+        if self._unavailable_since is not None:
             self._on_problem(f"{self._what}: the API server answers again")
-        self._away_since, self._pause_s, self._was_heard = None, FIRST_PAUSE_S, True
+        self._unavailable_since, self._pause_s, self._has_answered = None, FIRST_PAUSE_S, True
 
-    def _rest(self, error: ClientError, deadline: float) -> None:
+    def _back_off(self, error: ClientError, deadline: float) -> None:
         """Wait before the next try. Raises the error if the API server has never answered, or not for too
         long."""
         now = time.monotonic()
-        if not self._was_heard:
+        if not self._has_answered:
             raise error  # a server that has never answered is probably at a wrong address
-        if self._away_since is None:
-            self._away_since = now
+        if self._unavailable_since is None:
+            self._unavailable_since = now
             self._on_problem(f"{' '.join(str(error).split())}; trying again")
-        if now > self._away_since + self._patience_s:
+        if now > self._unavailable_since + self._patience_s:
             raise error
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)

@@ -44,7 +44,7 @@ def gpus() -> list[Finding]:
     group.add("torch", State.OK, f"{torch.__version__}, CUDA {torch.version.cuda}")
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
-        group.judge(
+        group.check(
             f"memory of {index}",
             f"{bytes_text(free)} free of {bytes_text(total)}",
             good=free > 0.9 * total,
@@ -74,7 +74,7 @@ def nccl() -> list[Finding]:
         library.all_reduce(tensors)  # type: ignore[no-untyped-call]
         wanted = sum(range(count))
         right = all(float(tensor[-1]) == wanted for tensor in tensors)
-        group.judge("all-reduce", f"over {count} GPUs", good=right, note="wrong sums", bad=State.FAIL)
+        group.check("all-reduce", f"over {count} GPUs", good=right, note="wrong sums", bad=State.FAIL)
     except RuntimeError as error:
         group.add("all-reduce", State.FAIL, f"over {count} GPUs", str(error).splitlines()[0])
     return group.findings
@@ -93,7 +93,7 @@ def narrow_products() -> list[Finding]:
 
     for dtype, needs in NEEDS.items():
         fast = cpu_multiplies_fast(dtype)
-        group.judge(
+        group.check(
             f"{dtype} products",
             "vector code" if fast else "scalar loops",
             good=fast,

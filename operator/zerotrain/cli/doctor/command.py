@@ -125,21 +125,21 @@ def _reach(allowed: Sequence[str], denied: Sequence[str], *, with_api_server: bo
 def _in_pods(
     target: Target,
     image: str | None,
-    wishes: tuple[str | None, str | None, str, int, float],
+    requested: tuple[str | None, str | None, str, int, float],
     output: Output,
 ) -> list[Finding]:
-    from zerotrain.cli.doctor.pods import Examination, PodWishes
+    from zerotrain.cli.doctor.pods import Examination, PodRequest
 
     if image is None:
         raise CliError("--pod needs --image: the image of your workers", next_step=EXAMPLE)
-    node, storage_class, size, gpus, timeout_s = wishes
+    node, storage_class, size, gpus, timeout_s = requested
     console = Console(stderr=True, highlight=False)
     examination = Examination(
         target.client,
-        PodWishes(
+        PodRequest(
             image=image, node=node, storage_class=storage_class, size=size, gpus=gpus, timeout_s=timeout_s
         ),
-        say=lambda text: console.print(text, markup=False),
+        on_progress=lambda text: console.print(text, markup=False),
     )
     try:
         found = examination.run()

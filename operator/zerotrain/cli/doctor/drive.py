@@ -29,7 +29,7 @@ def drive(folder: Path) -> list[Finding]:
     found = os.statvfs(folder)
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     kind = file_system(folder)
-    group.judge(
+    group.check(
         "file system",
         f"{kind or 'not known'}, {bytes_text(size)}, {bytes_text(free)} free",
         good=kind not in MEMORY_KINDS,
@@ -41,7 +41,7 @@ def drive(folder: Path) -> list[Finding]:
     except ProbeError as error:
         group.add("speed", State.FAIL, "", str(error))
         return group.findings
-    group.judge(
+    group.check(
         "speed",
         f"{speed:.2f} GB/s, written and read by {QUEUE} threads",
         good=speed >= SLOW_GBPS,
@@ -82,11 +82,11 @@ def _engine(group: Group, folder: Path) -> None:
         group.add("I/O engine", State.FAIL, "", f"no spill file can be made: {error}")
         return
     try:
-        group.judge("I/O engine", file.engine, good=file.engine == "io_uring", note=file.engine_reason)
+        group.check("I/O engine", file.engine, good=file.engine == "io_uring", note=file.engine_reason)
         direct = "direct (O_DIRECT)" if file.is_direct() else "through the page cache"
-        group.judge("I/O path", direct, good=file.is_direct(), note=file.direct_reason())
+        group.check("I/O path", direct, good=file.is_direct(), note=file.direct_reason())
         reason = file.allocation_reason()
-        group.judge("room", "none reserved" if reason else "reserved", good=not reason, note=reason)
+        group.check("room", "none reserved" if reason else "reserved", good=not reason, note=reason)
         group.add("file's name", State.OK, f"none ({file.unlinked_by()})")
     finally:
         file.close()

@@ -44,7 +44,7 @@ class Group:
     def add(self, name: str, state: State, value: str, note: str = "") -> None:
         self.findings.append(Finding(group=self.name, name=name, state=state, value=value, note=note))
 
-    def judge(self, name: str, value: str, *, good: bool, note: str, bad: State = State.WARN) -> None:
+    def check(self, name: str, value: str, *, good: bool, note: str, bad: State = State.WARN) -> None:
         """Add a finding: OK without the note if `good`, else `bad` with the note."""
         self.add(name, State.OK if good else bad, value, "" if good else note)
 

@@ -32,14 +32,14 @@ def processor(root: Path = Path("/")) -> list[Finding]:
         group.add("vector code", State.SKIP, "", "the native module is not installed: pip install zerotrain")
     else:
         isas = native.isas()
-        group.judge(
+        group.check(
             "vector code",
             isas[0],
             good=isas[0] != "baseline",
             note="neither AVX2 nor NEON: optimizer updates on the host are several times slower",
         )
         version = native.openssl_version()
-        group.judge(
+        group.check(
             "encryption",
             f"OpenSSL {version}" if version else "the cryptography package",
             good=bool(version),
@@ -57,7 +57,7 @@ def _numa(group: Group, root: Path) -> None:
     mine = os.sched_getaffinity(0)
     used = [path.name for path in nodes if mine & _cpu_list(_text(path / "cpulist"))]
     value = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}, this process may run on {len(used)}"
-    group.judge(
+    group.check(
         "NUMA",
         value,
         good=len(used) <= 1,
@@ -71,15 +71,18 @@ def memory(root: Path = Path("/")) -> list[Finding]:
     from zerotrain.runtime.offload.free_memory import free_memory
 
     group = Group("memory")
-    room = free_memory(root)
+    available = free_memory(root)
     group.add(
-        "limit", State.OK, f"{bytes_text(room.limit)}, {bytes_text(room.free)} free", f"by {room.source}"
+        "limit",
+        State.OK,
+        f"{bytes_text(available.limit)}, {bytes_text(available.free)} free",
+        f"by {available.source}",
     )
     _shared_memory(group, root)
     _memlock(group)
     _huge_pages(group, root)
     swaps = _text(root / "proc/swaps").splitlines()[1:]
-    group.judge(
+    group.check(
         "swap",
         f"{len(swaps)} areas" if swaps else "none",
         good=not swaps,
@@ -95,7 +98,7 @@ def _shared_memory(group: Group, root: Path) -> None:
         group.add("/dev/shm", State.WARN, "none", f"ranks of one host send everything by sockets: {error}")
         return
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    group.judge(
+    group.check(
         "/dev/shm",
         f"{bytes_text(size)}, {bytes_text(free)} free",
         good=free >= WANTED_SHM_BYTES,
@@ -139,7 +142,7 @@ def _huge_pages(group: Group, root: Path) -> None:
     chosen = re.search(r"\[(\w+)\]", text)
     reserved = re.search(r"HugePages_Total:\s+(\d+)", _text(root / "proc/meminfo"))
     value = f"transparent: {chosen[1] if chosen else 'not known'}, reserved: {reserved[1] if reserved else 0}"
-    group.judge(
+    group.check(
         "huge pages",
         value,
         good=chosen is None or chosen[1] != "never",
@@ -156,21 +159,21 @@ def kernel(root: Path = Path("/")) -> list[Finding]:
     )
     mode = SECCOMP_MODES.get(status.get("Seccomp", "").strip(), "not known")
     in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
-    group.judge(
+    group.check(
         "seccomp",
         mode,
         good=mode == "filter" or not in_pod,
         note="a pod of the restricted level has RuntimeDefault",
     )
     capabilities = int(status.get("CapEff", "0").strip() or "0", 16)
-    group.judge(
+    group.check(
         "capabilities",
         f"{capabilities.bit_count()} in effect, user {os.geteuid()}",
         good=not in_pod or (capabilities == 0 and os.geteuid() != 0),
         note="a worker of the restricted level has none and does not run as root",
     )
     answer = io_uring_answer()
-    group.judge(
+    group.check(
         "io_uring",
         answer,
         good=answer == "allowed",

@@ -39,7 +39,7 @@ def dns() -> list[Finding]:
             )
             continue
         took = time.perf_counter() - began
-        group.judge(
+        group.check(
             f"DNS {name}",
             f"{', '.join(found[:3])} in {took * 1000:.0f} ms",
             good=took < SLOW_S,
@@ -78,7 +78,7 @@ def reach(allowed: Sequence[str], denied: Sequence[str]) -> list[Finding]:
     group = Group("network")
     opened = [_opens(target, PATIENCE_S) for target in allowed]
     for target, is_open in zip(allowed, opened, strict=True):
-        group.judge(
+        group.check(
             f"reach {target}",
             "open" if is_open else "closed",
             good=is_open,
@@ -91,7 +91,7 @@ def reach(allowed: Sequence[str], denied: Sequence[str]) -> list[Finding]:
         if not is_open and not all(opened):
             group.add(f"refuse {target}", State.SKIP, "closed", "nothing can be reached: no proof")
             continue
-        group.judge(
+        group.check(
             f"refuse {target}",
             "open" if is_open else "closed",
             good=not is_open,

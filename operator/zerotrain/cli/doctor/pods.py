@@ -40,7 +40,7 @@ RIGHTS = "ask for the rights to create, get and delete pods, pods/log and networ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodWishes:
+class PodRequest:
     """Requested properties of the pods."""
 
     image: str
@@ -55,13 +55,13 @@ class PodWishes:
 class Examination:
     """One run of the checks. All objects that it creates have the same label, and `clean_up` deletes them."""
 
-    def __init__(self, client: Client, wishes: PodWishes, *, say: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, request: PodRequest, *, on_progress: Callable[[str], None]) -> None:
         self._client = client
-        self._wishes = wishes
-        self._say = say
+        self._request = request
+        self._on_progress = on_progress
         self._id = secrets.token_hex(3)
         self._made: list[tuple[str, str, str]] = []
-        self._until = time.monotonic() + wishes.timeout_s
+        self._until = time.monotonic() + request.timeout_s
 
     def run(self) -> list[Finding]:
         """Run the checks and return the findings.
@@ -71,11 +71,11 @@ class Examination:
         self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "server"))
         self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "client"))
         server = self._create("v1", "pods", self._server())
-        self._say(f"pod {server}: the checks of a worker's machine")
+        self._on_progress(f"pod {server}: the checks of a worker's machine")
         address = self._address(server)
         found = self._findings(server, is_still_running=True)
         client = self._create("v1", "pods", self._peer(address))
-        self._say(f"pod {client}: whether NetworkPolicies hold")
+        self._on_progress(f"pod {client}: whether NetworkPolicies hold")
         return [*found, *self._findings(client)]
 
     def clean_up(self) -> None:
@@ -147,28 +147,28 @@ class Examination:
         if time.monotonic() > self._until:
             why = printable(f"{pod.reason} {pod.message}").strip() or pod.phase
             raise CliError(
-                f"pod {pod.name} did not come to its end within {self._wishes.timeout_s:g} s: {why}",
+                f"pod {pod.name} did not come to its end within {self._request.timeout_s:g} s: {why}",
                 next_step="correct what it waits for, or give a longer --timeout",
             )
         time.sleep(POLL_S)
 
     def _ended(self, pod: Pod, text: str) -> CliError:
         last = [printable(line) for line in text.splitlines() if line.strip()][-3:]
-        told = " | ".join(last) or printable(f"{pod.reason} {pod.message}")
+        detail = " | ".join(last) or printable(f"{pod.reason} {pod.message}")
         return CliError(
-            f"pod {pod.name} ended with {pod.exit_code} and no findings: {told}",
+            f"pod {pod.name} ended with {pod.exit_code} and no findings: {detail}",
             next_step="give an --image that holds the zerotrain runtime with its command line",
         )
 
     def _server(self) -> dict[str, Any]:
         arguments = ["--folder", SPILL, "--listen", str(OPEN_PORT), "--listen", str(CLOSED_PORT)]
         body = self._body("server", [*arguments, "--listen-seconds", str(LISTEN_S)])
-        spec, wishes = body["spec"], self._wishes
-        spec["volumes"].append({"name": "spill", **_volume(wishes)})
+        spec, request = body["spec"], self._request
+        spec["volumes"].append({"name": "spill", **_volume(request)})
         container = spec["containers"][0]
         container["volumeMounts"].append({"name": "spill", "mountPath": SPILL})
-        if wishes.gpus:
-            container["resources"]["limits"]["nvidia.com/gpu"] = str(wishes.gpus)
+        if request.gpus:
+            container["resources"]["limits"]["nvidia.com/gpu"] = str(request.gpus)
         return body
 
     def _peer(self, address: str) -> dict[str, Any]:
@@ -179,10 +179,10 @@ class Examination:
         )
 
     def _body(self, role: str, arguments: list[str]) -> dict[str, Any]:
-        wishes = self._wishes
+        request = self._request
         container: dict[str, Any] = {
             "name": HELPER,
-            "image": wishes.image,
+            "image": request.image,
             "command": [*COMMAND, *arguments],
             "env": [{"name": "HOME", "value": SCRATCH}, {"name": "TERM", "value": "dumb"}],
             "resources": {
@@ -192,19 +192,19 @@ class Examination:
             "securityContext": container_security_context(),
             "volumeMounts": [{"name": "tmp", "mountPath": SCRATCH}],
         }
-        if wishes.pull_policy is not None:
-            container["imagePullPolicy"] = wishes.pull_policy
+        if request.pull_policy is not None:
+            container["imagePullPolicy"] = request.pull_policy
         spec: dict[str, Any] = {
             "restartPolicy": "Never",
-            "activeDeadlineSeconds": int(wishes.timeout_s) + LISTEN_S,
+            "activeDeadlineSeconds": int(request.timeout_s) + LISTEN_S,
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
             "securityContext": pod_security_context(),
             "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
             "containers": [container],
         }
-        if wishes.node is not None and role == "server":
-            spec["nodeSelector"] = {"kubernetes.io/hostname": wishes.node}
+        if request.node is not None and role == "server":
+            spec["nodeSelector"] = {"kubernetes.io/hostname": request.node}
         meta = {"name": _name(self._id, role), "labels": _labels(self._id, role)}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
@@ -247,13 +247,13 @@ def _policy(run: str, role: str) -> dict[str, Any]:
     }
 
 
-def _volume(wishes: PodWishes) -> dict[str, Any]:
-    if wishes.storage_class is None:
-        return {"emptyDir": {"sizeLimit": wishes.size}}
+def _volume(request: PodRequest) -> dict[str, Any]:
+    if request.storage_class is None:
+        return {"emptyDir": {"sizeLimit": request.size}}
     claim = {
         "accessModes": ["ReadWriteOnce"],
-        "storageClassName": wishes.storage_class,
-        "resources": {"requests": {"storage": wishes.size}},
+        "storageClassName": request.storage_class,
+        "resources": {"requests": {"storage": request.size}},
     }
     return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asker:
+class Prompter:
     """Source of answers: the value of an option, else a prompt on a terminal, else the default."""
 
     interactive: bool
@@ -134,7 +134,7 @@ def init(
 
     if file.exists() and not force:
         raise CliError(f"{file} exists", next_step="give another name, or --force to replace it")
-    ask = Asker(interactive=not yes and sys.stdin.isatty() and sys.stdout.isatty()).ask
+    ask = Prompter(interactive=not yes and sys.stdin.isatty() and sys.stdout.isatty()).ask
     chosen = ask("--model", model, "Model (preset, folder or function)", "gpt-125m", check.model)
     if not {"gpt", "preset"} & chosen.keys() and model_config is None:
         chosen |= ask("--parameters", parameters, "Its parameters, as 7B (empty: not known)", "", _parameters)

@@ -71,13 +71,13 @@ def propose(answers: Answers, *, shape: ModelShape | None, given: Choice | None)
     tight: Choice | None = None
     tried: list[Choice] = []
     for choice in _choices(answers):
-        verdict = _verdict(answers, choice, shape)
-        if verdict is None or verdict is Fit.UNKNOWN:
-            return _unknown(answers, planned=verdict is not None)
-        if verdict is Fit.FITS:
+        fit = _fit(answers, choice, shape)
+        if fit is None or fit is Fit.UNKNOWN:
+            return _unknown(answers, planned=fit is not None)
+        if fit is Fit.FITS:
             refused = f"; {tried[-1].text} leaves too little room" if tried else ""
             return Proposal(choice=choice, reason=f"The first that fits, by the memory planner{refused}.")
-        if verdict is Fit.TIGHT and tight is None:
+        if fit is Fit.TIGHT and tight is None:
             tight = choice
         tried.append(choice)
     if tight is not None:
@@ -110,8 +110,8 @@ def _choices(answers: Answers) -> Iterator[Choice]:
             yield Choice(stage=3, recompute=True, optimizer="nvme", parameters="nvme")
 
 
-def _verdict(answers: Answers, choice: Choice, shape: ModelShape | None) -> Fit | None:
-    """Return the planner's verdict on a choice; None if the model's size is not known."""
+def _fit(answers: Answers, choice: Choice, shape: ModelShape | None) -> Fit | None:
+    """Return whether the job fits with a choice, by the planner; None if the model's size is not known."""
     from zerotrain.cli.init.document import as_object
 
     spec = ZeroTrainingJob.parse(as_object(answers, choice)).spec

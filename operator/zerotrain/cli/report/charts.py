@@ -281,9 +281,9 @@ def _figure(salt: str, *, height: float = HEIGHT_IN) -> Iterator[tuple[Any, Any]
         yield figure, axes
 
 
-def _labels(axes: Any, below: str, beside: str) -> None:
-    axes.set_xlabel(one_line(below, 80))
-    axes.set_ylabel(one_line(beside, 40))
+def _labels(axes: Any, x_label: str, y_label: str) -> None:
+    axes.set_xlabel(one_line(x_label, 80))
+    axes.set_ylabel(one_line(y_label, 40))
 
 
 def _svg(figure: Any, title: str) -> str:

@@ -57,8 +57,8 @@ def of_job(client: Client, name: str, *, history_folder: Path | None) -> Report:
             text = client.worker_text(name, HISTORY_PATH)
         except ClientError as error:
             text = None
-            told = "; ".join(part for part in (str(error), error.next_step) if part)
-            notes.append(f"The history could not be read: {told}")
+            message = "; ".join(part for part in (str(error), error.next_step) if part)
+            notes.append(f"The history could not be read: {message}")
         history = read_lines((text or "").splitlines())
     if not history.attempts:
         notes.append(_missing(job, is_given=history_folder is not None))
@@ -147,7 +147,7 @@ def _facts(job: Job, attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]
 
 def _plan_facts(plan: MemoryPlan) -> list[tuple[str, str]]:
     left = [f"{tier} {plan.margin_text(tier)}" for tier, _, _ in plan.tiers if plan.margin_text(tier)]
-    rows = [("memory plan", "; left: ".join(filter(None, (plan.verdict, ", ".join(left)))))]
+    rows = [("memory plan", "; left: ".join(filter(None, (plan.fit, ", ".join(left)))))]
     return [*rows, ("a step, by data sheet", plan.estimate)] if plan.estimate else rows
 
 

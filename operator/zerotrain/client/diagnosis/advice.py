@@ -41,7 +41,7 @@ def _operator(case: Case) -> Iterator[Advice]:
     seen = Fields(job.raw).part("status").count("observedGeneration")
     behind = seen < meta.count("generation")
     age_s = (case.now - job.created).total_seconds() if job.created is not None else 0.0
-    if (not job.phase and age_s > UNSEEN_S) or (job.phase and behind and age_s > 300):
+    if (not job.phase and age_s > UNSEEN_S) or (job.phase and behind and age_s > UNREAD_S):
         yield Advice(
             text="No operator has looked at the newest version of the job. Is it running, and does it watch "
             "this namespace?",
@@ -197,7 +197,7 @@ def _memory(case: Case) -> Iterator[Advice]:
     plan = case.job.memory_plan
     if case.job.is_finished or plan is None or case.job.phase == "Stalled":
         return
-    if plan.verdict == "Tight":
+    if plan.fit == "Tight":
         yield Advice(text="Its memory is tight: it fits only if the estimates err on the safe side.")
     limits = case.has("OutOfMemory") or any(item.reason == "OutOfMemory" for item in case.job.failures)
     if limits and case.job.phase != "Failed":

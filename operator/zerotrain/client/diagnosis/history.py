@@ -32,7 +32,7 @@ class Happening:
 def happenings(job: Job, events: Sequence[Event]) -> Iterator[Happening]:
     """Iterate over the history, oldest first. An event is left out if the record of a failure contains the
     same in more detail."""
-    told = [_failure(job, failure) for failure in job.failures]
+    entries = [_failure(job, failure) for failure in job.failures]
     for event in events:
         if _is_of_failure(job, event) or _is_a_start(event):
             continue
@@ -41,8 +41,8 @@ def happenings(job: Job, events: Sequence[Event]) -> Iterator[Happening]:
         # Pods' events matter only as warnings: the rest is in the job's own events.
         if event.kind != "Pod" or event.is_warning:
             title = f"{event.reason}{times}: {about}{event.message}"
-            told.append(Happening(time=event.time, is_bad=event.is_warning, title=title))
-    yield from sorted(told, key=lambda item: item.time or _EARLIEST)
+            entries.append(Happening(time=event.time, is_bad=event.is_warning, title=title))
+    yield from sorted(entries, key=lambda item: item.time or _EARLIEST)
 
 
 def _is_of_failure(job: Job, event: Event) -> bool:
@@ -73,8 +73,8 @@ def _failure(job: Job, failure: Failure) -> Happening:
 def _details(job: Job, failure: Failure) -> Iterator[str]:
     if failure.message:
         yield failure.message
-    told = failure.container or failure.message.startswith("exit code")
-    if failure.exit_code is not None and not told:
+    is_explained = failure.container or failure.message.startswith("exit code")
+    if failure.exit_code is not None and not is_explained:
         yield f"exit code {failure.exit_code}: {meaning_of(failure.exit_code).meaning}"
     if failure.last_line and failure.last_line not in failure.message:
         yield f"last line: {failure.last_line}"

@@ -39,16 +39,16 @@ _YIELDS = {
 def headline(job: Job, now: datetime) -> str:
     """Return one line, such as `gpt trains; step 140 of 1,000 (14 %), attempt 2`."""
     what = _PHASES.get(job.phase, f"is {job.phase}")
-    told = f"{job.name}: {what}" if job.phase in _NOT_OF_THE_JOB else f"{job.name} {what}"
+    text = f"{job.name}: {what}" if job.phase in _NOT_OF_THE_JOB else f"{job.name} {what}"
     if job.total_steps and job.attempt:
-        told += f"; step {job.step:,} of {job.total_steps:,} ({100 * job.step / job.total_steps:.0f} %)"
+        text += f"; step {job.step:,} of {job.total_steps:,} ({100 * job.step / job.total_steps:.0f} %)"
     elif job.step:
-        told += f"; step {job.step:,}"
+        text += f"; step {job.step:,}"
     if job.attempt:
-        told += f", attempt {job.attempt}"
+        text += f", attempt {job.attempt}"
     if job.is_finished and job.completion_time is not None:
-        told += f", ended {since(job.completion_time, now)} ago"
-    return told
+        text += f", ended {since(job.completion_time, now)} ago"
+    return text
 
 
 def situation(job: Job, pods: Sequence[Pod], now: datetime) -> Iterator[str]:
@@ -185,8 +185,8 @@ def _who(culprit: Culprit) -> str:
 
 def _memory(job: Job) -> Iterator[str]:
     plan = job.memory_plan
-    if plan is not None and plan.verdict in ("Tight", "DoesNotFit") and plan.message:
-        yield f"Memory plan, {plan.verdict}: {plan.message}"
+    if plan is not None and plan.fit in ("Tight", "DoesNotFit") and plan.message:
+        yield f"Memory plan, {plan.fit}: {plan.message}"
 
 
 def _waiting_pods(job: Job, pods: Sequence[Pod]) -> Iterator[str]:

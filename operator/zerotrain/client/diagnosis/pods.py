@@ -52,8 +52,8 @@ def late(case: Case) -> Iterator[Advice]:
     if case.job.phase not in ("Pending", "Starting"):
         return
     waiting = {pod.name: pod for pod in case.pods if pod.attempt == case.job.attempt and not pod.started}
-    told = [event for event in case.events if event.kind == "Pod" and event.name in waiting]
-    failed = next((event for event in reversed(told) if event.reason in _FAILED_STARTS), None)
+    pod_events = [event for event in case.events if event.kind == "Pod" and event.name in waiting]
+    failed = next((event for event in reversed(pod_events) if event.reason in _FAILED_STARTS), None)
     if failed is not None:
         yield Advice(
             text=f"Pod {failed.name} cannot start: {failed.message}. Create what is missing, or correct the "
