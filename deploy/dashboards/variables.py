@@ -124,21 +124,21 @@ ALERTS = Annotation(
     name="Alerts",
     expr='ALERTS{JOB, alertstate="firing", alertname=~"ZeroTrain.+"}',
     title="{{alertname}}",
-    text="severity {{severity}}; `zerotrain explain alert {{alertname}}` says what to do",
+    text="severity {{severity}}; `zerotrain explain alert {{alertname}}` shows the remedy",
     level=Level.CRITICAL,
 )
 _FLEET_ALERTS = Annotation(
     name="Critical alerts",
     expr='ALERTS{FLEET, alertstate="firing", severity="critical", alertname=~"ZeroTrain.+"}',
     title="{{alertname}}: {{namespace}}/{{job_name}}",
-    text="`zerotrain explain alert {{alertname}}` says what to do",
+    text="`zerotrain explain alert {{alertname}}` shows the remedy",
     level=Level.CRITICAL,
 )
 _OPERATOR_ALERTS = Annotation(
     name="Alerts",
     expr='ALERTS{alertstate="firing", alertname=~"ZeroTrainOperator.+"}',
     title="{{alertname}}",
-    text="severity {{severity}}; `zerotrain explain alert {{alertname}}` says what to do",
+    text="severity {{severity}}; `zerotrain explain alert {{alertname}}` shows the remedy",
     level=Level.CRITICAL,
 )
 ANNOTATIONS = {

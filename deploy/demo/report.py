@@ -130,7 +130,9 @@ def table(outcome: Outcome) -> Table:
 def _against_target(recovery: float | None) -> str:
     if recovery is None:
         return "-"
-    return f"{recovery:.1f} s ({'within' if recovery <= TARGET_S else 'beyond'} the aim of {TARGET_S:.0f} s)"
+    return (
+        f"{recovery:.1f} s ({'within' if recovery <= TARGET_S else 'beyond'} the target of {TARGET_S:.0f} s)"
+    )
 
 
 CAUSES = ("app", "infra", "preemption")

@@ -119,7 +119,7 @@ def check_size(builder: Builder, image: Image, torch: Torch, *, tag: str, base: 
     total, budget = builder.size_bytes(tag), image.budgets[torch]
     known = f"budget {_megabytes(budget)}, torch: {torch}"
     if base is None:
-        print(f"{tag}: {_megabytes(total)} with its base ({known}; not judged without --base)")
+        print(f"{tag}: {_megabytes(total)} with its base ({known}; not checked without --base)")
         return
     added = total - builder.size_bytes(base)
     print(f"{tag}: {_megabytes(total)}, {_megabytes(added)} above its base ({known})")

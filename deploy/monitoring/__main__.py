@@ -36,8 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m deploy.monitoring", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     texts = {
-        "up": "start both beside a cluster",
-        "check": "ask every dashboard's queries for one job, and say which panels have data",
+        "up": "start both for a cluster",
+        "check": "run every dashboard's queries for one job, and print which panels have data",
         "status": "addresses, targets and firing alerts",
         "down": "end both",
     }

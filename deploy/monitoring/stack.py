@@ -167,7 +167,7 @@ def _wait(stack: Stack) -> None:
         while not is_ready(f"{url}/-/ready"):
             log = Path(stack.folder, f"{name}.log")
             if not _is_ours(stack.pids[name], Path(stack.folder)):
-                raise StackError(f"{name} ended; its log {log} says:\n{log.read_text()[-2000:]}")
+                raise StackError(f"{name} ended; its log {log}:\n{log.read_text()[-2000:]}")
             if time.monotonic() > deadline:
                 raise StackError(f"{name} did not become ready in {READY_TIMEOUT_S:.0f} s; see {log}")
             time.sleep(0.1)

@@ -140,14 +140,16 @@ def test_the_file_that_is_named(inline: Path, text_file: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("documents", [[config_map(), job()], [job(config=loads(TEXT))]], ids=["map", "spec"])
-def test_a_file_that_says_the_same_is_welcome(
+def test_a_file_with_the_same_configuration_is_accepted(
     documents: list[dict[str, Any]], inline: Path, text_file: Path, tmp_path: Path
 ) -> None:
     file = written(tmp_path, *documents)
     assert answer(plan(file, "--config", text_file)) == answer(plan(inline))
 
 
-def test_the_plan_says_where_the_configuration_is_from(text_file: Path, inline: Path, tmp_path: Path) -> None:
+def test_the_plan_names_the_source_of_the_configuration(
+    text_file: Path, inline: Path, tmp_path: Path
+) -> None:
     file, alone = written(tmp_path, config_map(), job()), written(tmp_path, job(), name="alone.yaml")
     assert "- configuration: ConfigMap ds, key ds.json; the cluster's" in zerotrain("plan", file).out
     named = zerotrain("plan", alone, "--config", text_file).out
@@ -159,7 +161,7 @@ WRONG: list[tuple[str, list[dict[str, Any]], str, str]] = [
     (
         "no ConfigMap",
         [job()],
-        "spec.configFrom: the configuration is in ConfigMap ds, which is not in this file; no cluster",
+        "spec.configFrom: the configuration is in ConfigMap ds, which is not in this file; it is not read",
         "give the JSON that its key ds.json holds with --config FILE",
     ),
     (
@@ -177,7 +179,7 @@ WRONG: list[tuple[str, list[dict[str, Any]], str, str]] = [
     (
         "two namespaces",
         [config_map(namespace="b"), config_map(namespace="a"), job()],
-        "is there in namespaces a, b",
+        "exists in namespaces a, b",
         "write metadata.namespace into the job",
     ),
     (
@@ -222,21 +224,21 @@ WRONG: list[tuple[str, list[dict[str, Any]], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("documents", "told", "way_out"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG]
+    ("documents", "expected", "way_out"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG]
 )
 def test_what_cannot_be_read(
-    documents: list[dict[str, Any]], told: str, way_out: str, tmp_path: Path
+    documents: list[dict[str, Any]], expected: str, way_out: str, tmp_path: Path
 ) -> None:
     done = plan(written(tmp_path, *documents))
     assert done.code == 64
     message, next_step = done.err.split("\nnext: ")
     assert message.startswith(f"error (64): {tmp_path / 'job.yaml'}:")
-    assert told in message
+    assert expected in message
     assert way_out in next_step
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (None, "--config must be a readable file (No such file or directory); got "),
         (b"\xff", "--config must be UTF-8 text"),
@@ -246,13 +248,13 @@ def test_what_cannot_be_read(
     ],
     ids=["nowhere", "bytes", "list", "syntax", "value"],
 )
-def test_a_named_file_that_is_wrong(content: bytes | None, told: str, tmp_path: Path) -> None:
+def test_a_named_file_that_is_wrong(content: bytes | None, expected: str, tmp_path: Path) -> None:
     given = tmp_path / "ds.json"
     if content is not None:
         given.write_bytes(content)
     done = plan(written(tmp_path, job()), "--config", given)
     assert done.code == 64
-    assert told in done.err
+    assert expected in done.err
     assert "--config" in done.err.splitlines()[0]
 
 

@@ -70,7 +70,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     (
         "one of an earlier operator",
         {"verdict": "Fits", "hostBytes": 2 * GIB},
-        ["host 2 GiB - -", "verdict: Fits"],
+        ["host 2 GiB - -", "fit: Fits"],
         ["data sheet"],
     ),
     (
@@ -106,11 +106,11 @@ def described(plan: dict[str, Any], folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("plan", "told", "silent"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+    ("plan", "expected", "silent"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_describe(plan: dict[str, Any], told: list[str], silent: list[str], tmp_path: Path) -> None:
+def test_describe(plan: dict[str, Any], expected: list[str], silent: list[str], tmp_path: Path) -> None:
     text = described(plan, tmp_path)
-    for words in told:
+    for words in expected:
         assert words in text
     for words in silent:
         assert words not in text

@@ -44,7 +44,7 @@ def test_the_local_checks_for_programs_and_their_exit_code(tmp_path: Path) -> No
 
 
 @pytest.mark.unit
-def test_the_engine_of_the_spill_is_the_one_that_is_told(tmp_path: Path) -> None:
+def test_the_engine_of_the_spill_is_the_reported_one(tmp_path: Path) -> None:
     from zerotrain.runtime._native import SpillFile
 
     file = SpillFile([str(tmp_path)], 1 << 20)
@@ -54,7 +54,7 @@ def test_the_engine_of_the_spill_is_the_one_that_is_told(tmp_path: Path) -> None
 
 
 @pytest.mark.unit
-def test_memory_that_passes_for_a_drive_is_told() -> None:
+def test_memory_in_place_of_a_drive_is_reported() -> None:
     if drive.file_system(Path("/dev/shm")) != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs here")
     assert by_name(drive.drive(Path("/dev/shm")))["file system"].state is State.WARN
@@ -74,7 +74,7 @@ def test_file_systems_by_the_longest_mount(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_an_io_uring_that_is_refused_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_io_uring_that_is_refused_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "io_uring_answer", lambda: os.strerror(errno.EPERM))
     found = by_name(machine.kernel())["io_uring"]
     assert (found.state, found.value) == (State.WARN, os.strerror(errno.EPERM))
@@ -106,7 +106,7 @@ def test_what_the_kernel_files_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_policies_are_judged_by_what_is_open() -> None:
+def test_policies_are_checked_by_what_is_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, closed_port() as port:
         is_open = f"127.0.0.1:{server.getsockname()[1]}"
         closed = f"127.0.0.1:{port}"
@@ -118,7 +118,9 @@ def test_policies_are_judged_by_what_is_open() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_a_cpu_that_is_slow_at_narrow_products_is_told(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_that_is_slow_at_narrow_products_is_reported(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("ranks compute on the GPUs")
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # as slow as a CPU without AVX-512
@@ -155,7 +157,7 @@ def test_pods_and_policies_are_restricted_valid_and_go_again(control_plane: Clus
         )
         examination = pods.Examination(client, request, on_progress=lambda text: None)
         try:
-            with pytest.raises(CliError, match="did not come to its end"):
+            with pytest.raises(CliError, match="did not finish"):
                 examination.run()
             examination._create("v1", "pods", examination._peer("10.0.0.1"))
             made = client.transport.get(f"/api/v1/namespaces/{namespace}/pods", what="pods")["items"]
@@ -170,7 +172,7 @@ def test_pods_and_policies_are_restricted_valid_and_go_again(control_plane: Clus
 
 
 @pytest.mark.unit
-def test_the_examined_pod_has_what_was_wished_for() -> None:
+def test_the_examined_pod_has_what_was_requested() -> None:
     unused: Any = None
     body = pods.Examination(unused, REQUEST, on_progress=lambda text: None)._server()
     spec = body["spec"]

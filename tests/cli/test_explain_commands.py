@@ -73,7 +73,7 @@ def test_every_exit_code_by_number_and_by_name(row: object) -> None:
         ("139", "exit code", "killed by signal 11"),
         ("DoesNotFit", "reason", "zerotrain plan"),
         ("doesnotfit", "reason", "zerotrain plan"),
-        ("Stalled", "condition", "only you can"),
+        ("Stalled", "condition", "before you correct it"),
         ("zerotrain_grad_norm", "metric", "before clipping"),
         ("zerotrain_step_duration_seconds_bucket", "metric", "histogram_quantile"),
         ("zero_optimization.stage", "configuration key", "sharded"),

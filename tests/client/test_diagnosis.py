@@ -68,7 +68,7 @@ CASES: list[tuple[str, dict[str, Any], Sequence[Event], Sequence[Pod], list[str]
         },
         (),
         (),
-        ["waits for you to correct it", "spec.workers: too many", "kubectl -n ml edit ztj gpt"],
+        ["waits until you correct it", "spec.workers: too many", "kubectl -n ml edit ztj gpt"],
     ),
     (
         "does not fit",
@@ -248,22 +248,22 @@ CASES: list[tuple[str, dict[str, Any], Sequence[Event], Sequence[Pod], list[str]
 def test_every_trouble_has_its_words(
     status: dict[str, Any], events: Sequence[Event], pods: Sequence[Pod], words: list[str]
 ) -> None:
-    told = text_of(look(status, events, pods))
-    missing = [word for word in words if word not in told]
-    assert missing == [], told
+    text = text_of(look(status, events, pods))
+    missing = [word for word in words if word not in text]
+    assert missing == [], text
 
 
-def test_a_job_that_nobody_looks_at() -> None:
+def test_a_job_that_no_operator_has_seen() -> None:
     bare = job({"phase": ""}).raw
     fresh = type(job()).of({**bare, "status": {}})
-    told = text_of(diagnose(fresh, now=NOW))
-    assert "nobody has looked at the job" in told
-    assert "app.kubernetes.io/component=operator" in told
-    told = text_of(look({"phase": "", "observedGeneration": 0}, managedBy="kueue.x-k8s.io/multikueue"))
-    assert "spec.managedBy is kueue.x-k8s.io/multikueue" in told
+    text = text_of(diagnose(fresh, now=NOW))
+    assert "the operator has not seen the job" in text
+    assert "app.kubernetes.io/component=operator" in text
+    text = text_of(look({"phase": "", "observedGeneration": 0}, managedBy="kueue.x-k8s.io/multikueue"))
+    assert "spec.managedBy is kueue.x-k8s.io/multikueue" in text
 
 
-def test_an_event_that_repeats_a_failure_is_told_once() -> None:
+def test_an_event_that_repeats_a_failure_is_listed_once() -> None:
     events = [event("RankFailed", "attempt 1: worker 1 (rank 2): exit code 1"), event("Yielded", "step 60")]
     titles = [item.title for item in look(events=events).happenings]
     assert titles == [
@@ -272,7 +272,7 @@ def test_an_event_that_repeats_a_failure_is_told_once() -> None:
     ]
 
 
-def test_of_pods_only_the_trouble_is_told() -> None:
+def test_of_pods_only_problems_are_listed() -> None:
     events = [
         event("Scheduled", "to node-a", pod="gpt-2-0"),
         event("Unhealthy", "Readiness probe failed: 503", pod="gpt-2-0", warning=True),
@@ -301,7 +301,7 @@ def test_a_status_of_another_shape_is_no_error(status: dict[str, Any]) -> None:
     assert look(status).headline.startswith("gpt")
 
 
-def test_a_job_without_checkpoint_is_not_told_to_raise_its_grace() -> None:
+def test_a_job_without_checkpoint_gets_no_advice_to_raise_its_grace() -> None:
     raw = job_json({})
     raw["spec"].pop("checkpoint", None)
     found = diagnose(Job.of(raw), (event("YieldTimeout", "30 s", warning=True),), (), now=NOW)

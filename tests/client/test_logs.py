@@ -104,15 +104,15 @@ def test_where_no_pod_can_be_read_the_first_reason_is_the_error(served: tuple[Lo
     assert zerotrain("logs", "gpt", kubeconfig=kubeconfig).code == CommandExit.SERVER_ERROR
 
 
-def test_what_concerns_all_pods_is_told_once(served: tuple[Logs, Path]) -> None:
+def test_what_concerns_all_pods_is_reported_once(served: tuple[Logs, Path]) -> None:
     state, kubeconfig = served
     refused = (403, json.dumps({"kind": "Status", "message": "you cannot get pods/log"}).encode())
     state.answers = {"gpt-2-0": [refused], "gpt-2-1": [refused]}
     for follow in (False, True):
-        heard: list[str] = []
+        problems: list[str] = []
         with pytest.raises(ForbiddenError):
-            list(Client.connect(kubeconfig).logs("gpt", follow=follow, on_problem=heard.append))
-        assert heard == []
+            list(Client.connect(kubeconfig).logs("gpt", follow=follow, on_problem=problems.append))
+        assert problems == []
 
 
 @pytest.mark.parametrize("cut", [(200, lines(0, 1, 2)), (502, b"bad gateway")])
@@ -125,11 +125,11 @@ def test_a_follower_opens_a_log_again_and_repeats_no_line(
         "gpt-2-0": [cut, (200, lines(2, 3) if cut[0] == 200 else lines(0, 1, 2, 3))],
         "gpt-2-1": [(200, lines(9))],
     }
-    heard: list[str] = []
-    found = list(Client.connect(kubeconfig).logs("gpt", follow=True, on_problem=heard.append))
+    problems: list[str] = []
+    found = list(Client.connect(kubeconfig).logs("gpt", follow=True, on_problem=problems.append))
     assert [line.text for line in found if line.worker == 0] == [f"line {number}" for number in range(4)]
     assert [line.text for line in found if line.worker == 1] == ["line 9"]
-    assert len(heard) == (cut[0] != 200)
+    assert len(problems) == (cut[0] != 200)
     # A follower lists pods only in its first look and in its last one.
     assert [look for look in state.looks if look == "list"] == ["list"] * 3
     opened = [query for name, query in state.asked if name == "gpt-2-0"]
@@ -167,10 +167,12 @@ def test_an_attempt_that_grew_beyond_the_limit_is_followed_in_part(served: tuple
     state.job = job({"workers": {"desired": 1}})
     state.answers = {"gpt-2-0": [(200, lines(0, 1))], "gpt-2-1": [(200, lines(2, 3))]}
     state.pods = [pod(0), pod(1, state=ENDED)]
-    heard: list[str] = []
-    found = list(Client.connect(kubeconfig).logs("gpt", follow=True, max_followed=1, on_problem=heard.append))
+    problems: list[str] = []
+    found = list(
+        Client.connect(kubeconfig).logs("gpt", follow=True, max_followed=1, on_problem=problems.append)
+    )
     assert {line.worker for line in found} == {0}
-    assert heard == ["attempt 2 has 2 workers; followed are the first 1"]
+    assert problems == ["attempt 2 has 2 workers; followed: the first 1"]
 
 
 FAILED = {"attempt": 1, "rank": 2, "pod": "gpt-1-1", "log": "attempt-1.log"}
@@ -184,13 +186,15 @@ def kept_of_rank_2(state: Logs) -> None:
     state.kept = {"attempt-1.log": "title\n" + "".join(f"[rank 2] line {number}\n" for number in range(9))}
 
 
-def test_of_pods_that_are_gone_it_says_what_is_left_and_where_the_rest_is(served: tuple[Logs, Path]) -> None:
+def test_for_deleted_pods_the_message_names_the_kept_lines_and_where_the_rest_is(
+    served: tuple[Logs, Path],
+) -> None:
     state, kubeconfig = served
     kept_of_rank_2(state)
     done = zerotrain("logs", "gpt", "--attempt", "1", "--tail", "2", kubeconfig=kubeconfig)
     assert (done.code, done.out) == (0, "[rank 2] line 7\n[rank 2] line 8\n"), done.err
-    assert "attempt 1 has no pods any more; kept are the last lines (up to 100) of rank 2" in done.err
-    assert "and no others. All other lines are where a log collector" in done.err
+    assert "attempt 1 has no pods any more; only the last lines (up to 100) of rank 2" in done.err
+    assert "were kept. A log collector of the cluster, if there is one, has all other lines" in done.err
     assert f"{LABELS}1" in done.err
 
 
@@ -199,7 +203,7 @@ def test_of_a_rank_or_an_attempt_that_did_not_fail_nothing_is_left(served: tuple
     kept_of_rank_2(state)
     done = zerotrain("logs", "gpt", "--attempt", "1", "--rank", "0", kubeconfig=kubeconfig)
     assert (done.code, done.out) == (0, "")
-    assert "kept are the last lines (up to 100) of rank 2" in done.err
+    assert "only the last lines (up to 100) of rank 2" in done.err
     assert "no lines of these ranks" in done.err
     done = zerotrain("logs", "gpt", kubeconfig=kubeconfig)
     assert done.out.count("line") == 9
@@ -207,7 +211,7 @@ def test_of_a_rank_or_an_attempt_that_did_not_fail_nothing_is_left(served: tuple
     assert "which failed in attempt 1" in done.err
     done = zerotrain("logs", "gpt", "--attempt", "2", kubeconfig=kubeconfig)
     assert (done.code, done.out) == (CommandExit.NOT_FOUND, "")
-    assert "no lines of it were kept; kept are lines of attempts 1" in done.err
+    assert "no lines of it were kept; lines were kept of attempts 1" in done.err
     assert f"{LABELS}2" in done.err
 
 

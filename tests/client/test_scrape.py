@@ -38,9 +38,9 @@ class FakeServer:
         self.asked: list[str] = []
         self.everything: tuple[int, bytes] | None = None
         for worker in (0, 1):
-            self.say(worker)
+            self.set_progress(worker)
 
-    def say(self, worker: int, **changes: object) -> None:
+    def set_progress(self, worker: int, **changes: object) -> None:
         """Set the progress report of a worker of two ranks."""
         ranks = tuple(
             Progress(
@@ -115,7 +115,7 @@ def test_a_look_marks_who_is_slow_and_who_stands_still(fake: tuple[FakeServer, P
     ],
     ids=["down", "cut", "another shape", "nested", "redirect", "endless"],
 )
-def test_one_worker_that_lies_is_told_of_and_the_rest_is_shown(
+def test_one_worker_that_lies_is_reported_and_the_rest_is_shown(
     fake: tuple[FakeServer, Path], answer: tuple[int, bytes]
 ) -> None:
     state, kubeconfig = fake
@@ -126,7 +126,7 @@ def test_one_worker_that_lies_is_told_of_and_the_rest_is_shown(
     assert "/secret" not in state.asked
 
 
-def test_nobody_answers(fake: tuple[FakeServer, Path]) -> None:
+def test_no_worker_answers(fake: tuple[FakeServer, Path]) -> None:
     state, kubeconfig = fake
     for name in ("gpt-2-0/progress", "gpt-2-1/progress"):
         state.answers[name] = (503, b"dial tcp: i/o timeout")
@@ -157,7 +157,7 @@ def test_without_a_way_to_the_workers_the_status_is_shown(
     state.job = job({"straggler": slow})
     done = zerotrain("top", "gpt", "--once", kubeconfig=kubeconfig)
     assert done.code == 0, done.err
-    assert "not asked the workers: shown is what the operator keeps in the job's status" in done.out
+    assert "the workers did not answer: these are the values in the job's status" in done.out
     assert why in done.out
     rows = [line.split() for line in done.out.splitlines()[2:]]
     assert [row[:3] for row in rows] == [["0", "step", "60"], ["3", "-", "60"]]
@@ -176,7 +176,7 @@ def test_workers_that_cannot_be_reached_are_not_asked_at_every_look(fake: tuple[
     assert "i/o timeout" in second.problem
     assert [path for path in state.asked if "/proxy/" in path] == asked
     state.job = job({"attempt": 3, "progress": {"attempt": 3, "step": 71, "phase": "step"}})
-    state.say(0)
+    state.set_progress(0)
     assert not poller.take().is_kept
 
 
@@ -190,7 +190,7 @@ def test_where_the_first_ones_are_all_silent_the_others_are_left_alone(
         Client.connect(kubeconfig).progress("gpt")
 
 
-def test_what_an_earlier_attempt_said_is_not_shown(fake: tuple[FakeServer, Path]) -> None:
+def test_reports_of_an_earlier_attempt_are_not_shown(fake: tuple[FakeServer, Path]) -> None:
     state, kubeconfig = fake
     state.answers["gpt-2-0/progress"] = state.answers["gpt-2-1/progress"] = (503, b"i/o timeout")
     state.job = job({"progress": {"attempt": 1, "step": 60, "phase": "step"}})

@@ -148,14 +148,14 @@ class TestOfAJobThatRuns:
             }
         )
         with ThreadPoolExecutor(2) as pool:
-            said = dict(zip(texts, pool.map(watched.refusal, texts), strict=True))
+            answers = dict(zip(texts, pool.map(watched.refusal, texts), strict=True))
         wanted = {
             text: next((words for part, words in REFUSALS.items() if part in text), "") for text in texts
         }
         # Success where a refusal is expected is wrong too: the table would hide the next refusal.
         wrong = [
             f"$ {text}\n{found or 'it succeeded'}"
-            for text, found in said.items()
+            for text, found in answers.items()
             if bool(found) != bool(wanted[text]) or wanted[text] not in found
         ]
         assert not wrong, "\n".join(wrong)
@@ -195,9 +195,9 @@ class TestOfAJobThatRuns:
 
     def test_the_doctor_looks_from_inside_the_cluster(self, watched: Watched, reader: Cluster) -> None:
         command = next(shown for shown in commands() if "zerotrain doctor --pod" in shown.text)
-        said = watched.answer(f"{command.filled(watched.values)} -o json")
+        answers = watched.answer(f"{command.filled(watched.values)} -o json")
         # The output also has the messages on standard error.
-        found = from_records(json.loads(next(line for line in said.splitlines() if line.startswith("["))))
+        found = from_records(json.loads(next(line for line in answers.splitlines() if line.startswith("["))))
         groups = {item.group for item in found}
         assert groups == {"drive", "kernel", "memory", "processor", "gpu", "nccl", "network"}
         policies = [
@@ -214,18 +214,18 @@ class TestOfAJobThatRuns:
             "the doctor's pods and policies to go",
         )
 
-    def test_the_doctor_says_why_its_pod_does_not_run(self, watched: Watched) -> None:
+    def test_the_doctor_reports_why_its_pod_does_not_run(self, watched: Watched) -> None:
         image = watched.values["IMAGE"]
         wrong = {
             "--image localhost/no-such:1": "ErrImagePull|ImagePullBackOff",
             f"--image {image} --node nowhere": "Unschedulable 0/1 nodes",
         }
         with ThreadPoolExecutor(2) as pool:
-            said = pool.map(
+            answers = pool.map(
                 lambda options: watched.refusal(f"zerotrain doctor --pod --timeout 25 {options}"), wrong
             )
-        for (options, why), text in zip(wrong.items(), said, strict=True):
-            assert "did not come to its end within 25 s" in text, options
+        for (options, why), text in zip(wrong.items(), answers, strict=True):
+            assert "did not finish within 25 s" in text, options
             assert re.search(why, text), options
             assert "next: correct what it waits for" in text, options
 

@@ -75,7 +75,7 @@ class Scale(Buildah):
 
 @pytest.mark.unit
 @VARIANTS
-def test_a_variant_is_told_by_its_libraries(variant: Torch, tmp_path: Path) -> None:
+def test_a_variant_is_recognised_by_its_libraries(variant: Torch, tmp_path: Path) -> None:
     """The version does not tell the variant: indexes leave out or respell the part after the plus."""
     assert torch_of(FILES[variant]) is variant
     assert torch_in_wheels(wheels(tmp_path, variant)) is variant
@@ -83,13 +83,13 @@ def test_a_variant_is_told_by_its_libraries(variant: Torch, tmp_path: Path) -> N
 
 
 @pytest.mark.unit
-def test_the_torch_that_runs_here_is_told() -> None:
+def test_the_torch_that_runs_here_is_recognised() -> None:
     expected = Torch.CUDA if torch.version.cuda else Torch.CPU
     assert torch_in_environment(Path(sys.prefix)) is expected
 
 
 @pytest.mark.unit
-def test_a_library_of_somebody_else_is_no_torch() -> None:
+def test_a_library_of_another_package_is_no_torch() -> None:
     assert torch_of(("mine/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so")) is Torch.CPU
 
 
@@ -108,7 +108,7 @@ def test_two_wheels_of_torch_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_production_gets_cuda_unless_it_says_otherwise() -> None:
+def test_production_gets_cuda_unless_otherwise_requested() -> None:
     assert RUNTIME.torch(None) is Torch.CUDA
     assert RUNTIME.torch(Torch.CPU) is Torch.CPU
     assert OPERATOR.torch(None) is Torch.NONE
@@ -134,7 +134,7 @@ def test_wheels_with_the_other_torch_are_refused_before_the_build(wanted: Torch,
 
 @pytest.mark.unit
 @VARIANTS
-def test_the_build_is_told_the_variant(variant: Torch, tmp_path: Path) -> None:
+def test_the_build_gets_the_variant(variant: Torch, tmp_path: Path) -> None:
     tool, image = Scale(), OPERATOR if variant is Torch.NONE else RUNTIME
     build_image(tool, image, variant, tag=TAG, base=BASE, wheels=wheels(tmp_path, variant))
     build_image(tool, image, variant, tag=TAG, base=BASE, wheels=None)
@@ -150,8 +150,8 @@ def test_the_build_stage_refuses_the_other_torch(
 ) -> None:
     prefix = environment(tmp_path, variant)
     assert check([str(prefix), wanted]) == (0 if variant == wanted else 1)
-    said = capsys.readouterr().err
-    assert said == "" if variant == wanted else f"{prefix} holds" in said
+    message = capsys.readouterr().err
+    assert message == "" if variant == wanted else f"{prefix} holds" in message
 
 
 @pytest.mark.unit
@@ -164,7 +164,7 @@ def test_the_build_stage_refuses_a_word_that_is_no_variant(
 
 @pytest.mark.unit
 @pytest.mark.parametrize("image", IMAGES.values(), ids=list(IMAGES))
-def test_an_image_is_judged_by_the_budget_of_its_variant(
+def test_an_image_is_checked_against_the_budget_of_its_variant(
     image: Image, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for variant, budget in image.budgets.items():
@@ -182,9 +182,9 @@ def test_a_torch_for_cuda_may_weigh_more() -> None:
 
 
 @pytest.mark.unit
-def test_without_its_base_nothing_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_its_base_nothing_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     check_size(Scale(sizes={TAG: 10**12}), RUNTIME, Torch.CPU, tag=TAG, base=None)
-    assert "not judged without --base" in capsys.readouterr().out
+    assert "not checked without --base" in capsys.readouterr().out
 
 
 @pytest.mark.ranks

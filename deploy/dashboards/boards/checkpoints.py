@@ -25,7 +25,7 @@ _GOODPUT = Row(
         Panel(
             title="Goodput of the last 24 hours",
             description="""Share of the wall time that moved the model to a step never reached before. The
-            objective is 95 %; what is missing is in the panels beside.""",
+            objective is 95 %; the next panels show the losses.""",
             kind=PanelKind.STAT,
             unit=Unit.RATIO,
             width=4,
@@ -53,7 +53,7 @@ _GOODPUT = Row(
         Panel(
             title="Lost share of the time",
             description="""What is missing to 100 %. The objective allows 5 %: losing half of an hour is ten
-            times too fast and pages somebody, losing a fifth of six hours is four times too fast and opens
+            times too fast and pages, losing a fifth of six hours is four times too fast and opens
             a ticket.""",
             unit=Unit.RATIO,
             width=10,
@@ -89,8 +89,8 @@ _GOODPUT = Row(
         ),
         Panel(
             title="Restarts by cause",
-            description="""app: the program failed; infra: node, network or drive; preemption: somebody more
-            important; uncharged: what no budget pays for, such as suspend or resize.""",
+            description="""app: the program failed; infra: node, network or drive; preemption: a job of higher
+            priority; uncharged: restarts that no budget counts, such as suspend or resize.""",
             unit=Unit.COUNT,
             width=12,
             minimum=0,
@@ -106,7 +106,7 @@ _GOODPUT = Row(
         Panel(
             title="Failures that ended attempts",
             description="""The newest failures of each kind with the time at which they ended an attempt.
-            `zerotrain explain exit-code N` says what the operator makes of a code.""",
+            `zerotrain explain exit-code N` shows how the operator treats a code.""",
             kind=PanelKind.TABLE,
             unit=Unit.AGO,
             width=12,
@@ -215,7 +215,7 @@ _CHECKPOINTS = Row(
         ),
         Panel(
             title="Saves that failed",
-            description="""Checkpoints that could not be made durable: no room, no permission, or fenced off
+            description="""Checkpoints that could not be made durable: no space, no permission, or fenced off
             by a newer attempt. Healthy is 0.""",
             kind=PanelKind.STAT,
             unit=Unit.COUNT,
@@ -225,7 +225,7 @@ _CHECKPOINTS = Row(
             alerts=("CheckpointFailed",),
         ),
         Panel(
-            title="Damaged checkpoints passed over",
+            title="Damaged checkpoints skipped",
             description="""Checkpoints that this attempt found damaged when it resumed, and went back to an
             older one. Healthy is 0.""",
             kind=PanelKind.STAT,
@@ -237,7 +237,7 @@ _CHECKPOINTS = Row(
         ),
         Panel(
             title="Verification",
-            description="""What the operator's verification pod said about the newest checkpoint: damaged or
+            description="""Result of the operator's verification pod for the newest checkpoint: damaged or
             not. It runs where the job asks for it.""",
             kind=PanelKind.STAT,
             height=5,

@@ -61,7 +61,7 @@ _COST = Row(
         Panel(
             title="Share of the step spent waiting",
             description="""Step time in which ranks could do nothing but wait for collectives. Healthy is
-            below a third; on CUDA it is the stream that waits; the tensor cores tell the rest.""",
+            below a third; on CUDA it is the stream that waits; the tensor cores show the rest.""",
             unit=Unit.RATIO,
             minimum=0,
             maximum=1,

@@ -67,10 +67,10 @@ _NOW = Row(
         _count(
             "Waiting",
             "Queued|Pending",
-            "Jobs that wait for a queue, a quota or room on the nodes. The table says for how long.",
+            "Jobs that wait for a queue, a quota or free nodes. The table shows for how long.",
         ),
         _count(
-            "Want somebody",
+            "Need action",
             "Stalled|Failed",
             "Jobs that the operator gave up on or that failed for good. Each needs a person; 0 is healthy.",
             bad_from=1,
@@ -171,8 +171,8 @@ _JOBS = Row(
         ),
         Panel(
             title="Longest waiting",
-            description="""The ten jobs that have waited longest for a queue, a quota or room.
-            `zerotrain describe NAME` says for what.""",
+            description="""The ten jobs that have waited longest for a queue, a quota or free nodes.
+            `zerotrain describe NAME` shows for what.""",
             kind=PanelKind.BAR_GAUGE,
             unit=Unit.SECONDS,
             thresholds=(Threshold(value=900, level=Level.WARNING, alert="JobPending"),),

@@ -19,8 +19,8 @@ _STATE = Row(
     panels=(
         Panel(
             title="Phase",
-            description="""What the operator says about the job now. Stalled and Failed want you: `zerotrain
-            describe NAME` says what happened and what to do next.""",
+            description="""The phase of the job. Stalled and Failed need action: `zerotrain
+            describe NAME` shows what happened and what to do next.""",
             kind=PanelKind.STAT,
             width=4,
             height=4,
@@ -142,7 +142,7 @@ _LEARNING = Row(
         Panel(
             title="Gradient norm",
             description="""Global norm before clipping. A scrape sees one step of many: the spikes that it
-            misses are counted in the engine and shown in the panel beside.""",
+            misses are counted in the engine and shown in the next panel.""",
             logarithmic=True,
             queries=(Query(expr='zerotrain_grad_norm{JOB, rank="0"}', legend="gradient norm"),),
             alerts=("GradNormSpike",),

@@ -57,7 +57,7 @@ _TIERS = Row(
         ),
         Panel(
             title="Plan of one rank, by tier",
-            description="""What the planner said before the first pod was made, activations included. The
+            description="""The plan from before the first pod, activations included. The
             operator refuses a job whose plan does not fit.""",
             kind=PanelKind.BAR_GAUGE,
             unit=Unit.BYTES,
@@ -235,9 +235,9 @@ _SPILL = Row(
             alerts=("SpillBandwidthBelowCalibration",),
         ),
         Panel(
-            title="Room on the spill's volume",
+            title="Free space on the spill's volume",
             description="""Used share of the fullest spill volume, all its users counted. Our own file is
-            allocated whole at the start, so what grows is somebody else.""",
+            allocated whole at the start, so growth has another cause.""",
             unit=Unit.RATIO,
             minimum=0,
             maximum=1,

@@ -107,9 +107,9 @@ _HEALTH = Row(
             alerts=("OperatorReconcileErrors",),
         ),
         Panel(
-            title="Jobs not heard of",
+            title="Jobs without an answer",
             description="""Jobs whose worker 0 runs and has not answered the operator for two minutes. Healthy
-            is 0: no hang of theirs is found and no checkpoint is asked for.""",
+            is 0: the operator detects no hang of these jobs and requests no checkpoint.""",
             kind=PanelKind.STAT,
             unit=Unit.COUNT,
             width=4,

@@ -32,7 +32,7 @@ def _per_step(counter: str) -> str:
 
 
 _SLOW = Row(
-    title="Who is slow",
+    title="Slow ranks",
     panels=(
         Panel(
             title="Own work per step, by rank",
@@ -83,7 +83,7 @@ _SLOW = Row(
         Panel(
             title="Straggler named by the operator",
             description="""The rank that the operator holds for a straggler, and its own work against the
-            median of all ranks. Empty is healthy; `zerotrain describe` says which node it runs on.""",
+            median of all ranks. Empty is healthy; `zerotrain describe` shows its node.""",
             width=12,
             minimum=1,
             queries=(Query(expr="zerotrain_job_straggler_ratio{JOB}", legend="rank {{rank}}"),),
@@ -108,12 +108,12 @@ _SLOW = Row(
 )
 
 _ALIVE = Row(
-    title="Who is there",
+    title="Ranks",
     panels=(
         Panel(
             title="Ranks up",
             description="""One line per rank: its process runs or has ended. A line that stops is a pod whose
-            metrics nobody reads any more.""",
+            metrics are not scraped any more.""",
             kind=PanelKind.STATUS_HISTORY,
             width=12,
             base=Level.CRITICAL,
@@ -157,8 +157,8 @@ _ALIVE = Row(
         ),
         Panel(
             title="Since the last message, by rank",
-            description="""Time since a rank last spoke to its launcher. It speaks every few seconds, also in
-            a long checkpoint; one that keeps silent is stuck inside a call.""",
+            description="""Time since the last report of a rank to its launcher. Ranks report every few
+            seconds, in long checkpoints too; one that is silent is stuck inside a call.""",
             unit=Unit.SECONDS,
             width=12,
             minimum=0,

@@ -44,7 +44,7 @@ SideArgument = Annotated[Path, typer.Argument(help="A checkpoint, or a run's fol
 def ls(folder: FolderArgument, output: OutputOption = Output.TABLE) -> None:
     """List the checkpoints of a folder: step, attempt, ranks, size, age, and whether they are whole.
 
-    Looks at records and sizes alone; `verify` reads every byte.
+    The command checks only records and file sizes; `verify` reads every byte.
     """
     with volume_errors(folder):
         rows = _survey(folder)
@@ -60,9 +60,11 @@ def verify_checkpoint(
     tag: Annotated[str | None, typer.Argument(help="Name of one checkpoint in it; all unless given.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Read every byte: digests, coverage of every parameter, tensors. Ends with 0 when all are whole, with 66
-    when one is damaged or TAG is not there, with 64 when TAG is in another format, with 85 when the volume
-    failed, which says nothing of any of them."""
+    """Read every byte of checkpoints and check digests, tensors, and that every parameter is covered.
+
+    Exit codes: 0 if all are whole; 66 if one is damaged or TAG does not exist; 64 if TAG has another format;
+    85 if the volume failed, so that nothing is known about the checkpoints.
+    """
     with volume_errors(folder):
         missing = _missing(folder / tag) if tag is not None else {}
         found = missing or _verify_all(_checkpoints(folder) if tag is None else [folder / tag])
@@ -79,8 +81,8 @@ def verify_checkpoint(
 
 
 def diff(first: SideArgument, second: SideArgument, output: OutputOption = Output.TABLE) -> None:
-    """Compare two checkpoints tensor by tensor, whatever numbers of ranks wrote them. Ends with 1 when
-    anything differs."""
+    """Compare two checkpoints tensor by tensor, whatever numbers of ranks wrote them. The exit code is 1 if
+    they differ."""
     inspect, compare = _inspect(), runtime_part("zerotrain.runtime.checkpoint.compare")
     check_folder(first)
     check_folder(second)
@@ -113,16 +115,22 @@ def diff(first: SideArgument, second: SideArgument, output: OutputOption = Outpu
 
 
 def import_checkpoint(
-    source: Annotated[Path, typer.Argument(help="The folder that DeepSpeed saved to, or one tag of it.")],
-    destination: Annotated[Path, typer.Argument(help="The run's checkpoint folder; created if need be.")],
-    tag: Annotated[str | None, typer.Option(help="Name of the result; by step unless given.")] = None,
+    source: Annotated[
+        Path, typer.Argument(help="The folder that DeepSpeed saved to, or the folder of one tag in it.")
+    ],
+    destination: Annotated[
+        Path, typer.Argument(help="The run's checkpoint folder; it is created if it does not exist.")
+    ],
+    tag: Annotated[
+        str | None, typer.Option(help="Name of the result; unless given, it follows from the step.")
+    ] = None,
     source_tag: Annotated[
-        str | None, typer.Option(help="Tag in the source; what `latest` says else.")
+        str | None, typer.Option(help="Tag in the source; unless given, the tag that `latest` names.")
     ] = None,
 ) -> None:
-    """Make a DeepSpeed checkpoint (ZeRO stages 1 to 3, any number of ranks) one that every job here loads.
+    """Convert a DeepSpeed checkpoint (ZeRO stages 1 to 3, any number of ranks) to the format of zerotrain.
 
-    The pickled files are opened in a process of their own that knows tensors and plain data alone.
+    A separate process opens the pickled files and accepts only tensors and plain data.
     """
     spawn = runtime_part("zerotrain.runtime.checkpoint.from_deepspeed.spawn")
     from zerotrain.runtime.checkpoint.errors import CheckpointError
@@ -173,7 +181,7 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def volume_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError of a failing volume into a CliError that says so; re-raise every other OSError."""
+    """Replace an OSError of a failing volume by a CliError; re-raise every other OSError."""
     try:
         yield
     except OSError as error:
@@ -188,7 +196,7 @@ def volume_failed(error: OSError, folder: Path) -> CliError:
     return CliError(
         f"the volume failed while {folder} was read: {name}{error.strerror}",
         code=int(ExitCode.STORAGE_FAILED),
-        next_step="look after the volume's server and this machine's mount, then do it again",
+        next_step="check the volume's server and this machine's mount, then try again",
     )
 
 

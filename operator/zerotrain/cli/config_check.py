@@ -58,10 +58,10 @@ def check_config(
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say of each key in the file whether it is run, explained (something else happens) or refused.
+    """Print for each key of the file whether it is run, explained (something else happens) or refused.
 
-    Ends with 0 when the configuration would run, with 64 when a key is refused: unknown, of a wrong value, or
-    asking for what this version does not run.
+    The exit code is 0 if the configuration would run, and 64 if a key is refused because it is unknown, has a
+    wrong value, or requests a feature that this version does not have.
     """
     from zerotrain.contract.config import ConfigError
 

@@ -32,13 +32,18 @@ def describe(
     job: JobArgument,
     output: Annotated[
         Format,
-        typer.Option("-o", "--output", help="wide adds all pods, conditions and events; or json, yaml."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="wide also prints all pods, conditions and events; json and yaml are for programs.",
+        ),
     ] = Format.TABLE,
 ) -> None:
-    """Say what is going on with a job, what happened to it, and what to do next.
+    """Print the present state of a job, its history, and what to do next.
 
-    From its status, its events and its pods: failures with the rank, node and exit code that began them,
-    hangs and stragglers, checkpoints, the memory plan and what was taken, and what a waiting job waits for.
+    The command reads the job's status, events and pods. It prints failures with their first rank, node and
+    exit code, hangs and stragglers, checkpoints, the planned and the observed memory, and what a waiting job
+    waits for.
     """
     from zerotrain.client.diagnosis import diagnose
     from zerotrain.client.errors import ForbiddenError
@@ -93,7 +98,7 @@ def _print_text(job: Job, pods: list[Pod], diagnosis: Diagnosis, *, wide: bool) 
         for number, item in enumerate(diagnosis.advice, 1)
         for line in (f"{number}. {item.text}", *([f"   $ {item.command}"] if item.command else []))
     ]
-    _section(console, "What to do next", advice or ["Nothing: the job needs nobody."])
+    _section(console, "What to do next", advice or ["Nothing: the job needs no action."])
 
 
 def _section(console: Console, title: str, lines: list[str]) -> None:
@@ -120,7 +125,7 @@ def _memory(job: Job) -> list[str]:
     ]
     ranks = f", {plan.ranks} ranks" if plan.ranks else ""
     lines = [*table_lines(("TIER", "PLANNED", "TAKEN", "LEFT BY THE PLAN"), rows)]
-    lines.append(f"verdict: {plan.fit or 'unknown'}{ranks}")
+    lines.append(f"fit: {plan.fit or 'unknown'}{ranks}")
     if plan.estimate:
         taken = f"; now {job.step_seconds:.3g} s" if job.step_seconds else ""
         lines.append(f"a step, by data sheet: {plan.estimate}{taken}")

@@ -24,12 +24,12 @@ _HEAD = """\
 
 Generated from the commands: `python -m zerotrain.cli.document > docs/cli.md`.
 
-`kubectl zerotrain ...` is the same program as `zerotrain ...`. Commands about a cluster go where kubectl
-goes: `KUBECONFIG` (else `~/.kube/config`), its current context and namespace, unless `--kubeconfig`,
-`--context` and `-n` say otherwise; in a pod, the pod's service account.
+`kubectl zerotrain ...` is the same program as `zerotrain ...`. Commands about a cluster connect as kubectl
+does: by `KUBECONFIG` (else `~/.kube/config`), its current context and namespace, unless `--kubeconfig`,
+`--context` and `-n` select others; in a pod, the pod's service account.
 
-Results go to standard output, everything else to standard error. Progress is shown on a terminal alone;
-`NO_COLOR` turns colours off. What a cluster or a training program said is printed without control
+Results go to standard output, everything else to standard error. Progress is shown only on a terminal;
+`NO_COLOR` switches colours off. Texts of a cluster or a training program are printed without control
 characters. Completion of commands, options and names of jobs: `zerotrain --install-completion`.
 
 What `-o json` and `-o yaml` print is for programs: from version to version keys are added, never renamed or
@@ -40,8 +40,8 @@ _EXITS = """\
 ## Exit codes
 
 `zerotrain run` ends with its job's code (`zerotrain explain exit-codes`). Every other command ends with 0, or
-with one of these; they do not change from version to version. An error says what is wrong, and after `next:`
-what to do.
+with one of these; they do not change from version to version. An error names the cause, and after `next:` the
+remedy.
 """
 
 

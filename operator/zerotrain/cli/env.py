@@ -38,12 +38,13 @@ HIDDEN = "(set, not shown)"
 
 def env(
     machine: Annotated[
-        bool, typer.Option("--machine", help="Also the checks of zerotrain doctor; about ten seconds.")
+        bool,
+        typer.Option("--machine", help="Also run the checks of zerotrain doctor, for about ten seconds."),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print versions, system, native module and settings for a bug report. Values of variables that may be
-    secrets are not shown; look it over before you publish it all the same."""
+    """Print versions, system, native module and settings for a bug report. The values of
+    variables that may be secrets are hidden; check the output before you publish it."""
     facts = {
         "packages": packages(),
         "python": {"version": platform.python_version(), "executable": sys.executable},

@@ -23,14 +23,16 @@ FP32_EXAMPLE = "Example: zerotrain zero-to-fp32 checkpoints fp32.safetensors"
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or the folder that holds several.")
 ]
-Tag = Annotated[str | None, typer.Option("--tag", "-t", help="Which one; the newest unless given.")]
+Tag = Annotated[
+    str | None, typer.Option("--tag", "-t", help="Name of the checkpoint; the newest unless given.")
+]
 ShardSize = Annotated[str, typer.Option(help="Largest file, such as 5GB or 200MB.")]
 WithoutFrozen = Annotated[
-    bool, typer.Option("--exclude-frozen-parameters", help="Leave out what was not trained.")
+    bool, typer.Option("--exclude-frozen-parameters", help="Leave out parameters that were not trained.")
 ]
 Model = Annotated[
     Path | None,
-    typer.Option(help="Folder of the base model: its config.json and tokenizer are put beside the weights."),
+    typer.Option(help="Folder of the base model: its config.json and tokenizer are copied to the weights."),
 ]
 
 
@@ -43,7 +45,8 @@ def export(
     model: Model = None,
     exclude_frozen_parameters: WithoutFrozen = False,
 ) -> None:
-    """Write a checkpoint's weights as safetensors that transformers loads. Needs the memory of one tile."""
+    """Write a checkpoint's weights as safetensors that transformers loads. It needs the memory of one
+    tile."""
     _run(
         checkpoint,
         output,
@@ -65,8 +68,8 @@ def zero_to_fp32(
     model: Model = None,
     exclude_frozen_parameters: WithoutFrozen = False,
 ) -> None:
-    """Write a checkpoint's fp32 weights as safetensors, as DeepSpeed's zero_to_fp32.py does with pickles;
-    tied ones by each of their names."""
+    """Write a checkpoint's fp32 weights as safetensors, as DeepSpeed's zero_to_fp32.py does with pickles.
+    Tied weights are written under each of their names."""
     _run(
         checkpoint,
         output,
@@ -142,4 +145,4 @@ def _checked_model(model: Path | None) -> Path | None:
 def _warn_of_missing_config(request: Request) -> None:
     is_folder = request.output.suffix != ".safetensors"
     if is_folder and request.model is None and not (request.output / "config.json").is_file():
-        typer.echo("note: no config.json is beside the weights; give --model FOLDER to add the base model's")
+        typer.echo("note: the folder has no config.json; give --model FOLDER to add that of the base model")

@@ -27,21 +27,23 @@ def get(
     jobs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[JOB]...", help="Names; all jobs unless given.", autocompletion=complete_jobs
+            metavar="[JOB]...", help="Names of jobs; all jobs unless given.", autocompletion=complete_jobs
         ),
     ] = None,
     all_namespaces: Annotated[
-        bool, typer.Option("-A", "--all-namespaces", help="Of all namespaces.")
+        bool, typer.Option("-A", "--all-namespaces", help="List the jobs of all namespaces.")
     ] = False,
     selector: Annotated[
         str | None, typer.Option("-l", "--selector", help="Labels that the jobs have, such as team=a.")
     ] = None,
     output: FormatOption = Format.TABLE,
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on, and print jobs that change.")] = False,
+    watch: Annotated[
+        bool, typer.Option("-w", "--watch", help="Keep running, and print jobs that change.")
+    ] = False,
 ) -> None:
-    """List jobs: how far they are, how many ranks are ready, what they lost to restarts.
+    """List jobs with their phase, step, ready ranks, restarts and newest checkpoint.
 
-    With -o json, yaml or name for other programs; -o wide adds the loss and why a job does not run.
+    -o json, yaml and name are for programs; -o wide adds the loss and why a job does not run.
     """
     if jobs and (all_namespaces or selector):
         raise usage_error("names go neither with --all-namespaces nor with --selector")

@@ -32,9 +32,9 @@ WAIT_EXAMPLE = "Example: zerotrain wait gpt --for complete --timeout 3600"
 
 POLL_S = 1.0
 
-WaitOption = Annotated[bool, typer.Option("--wait", help="Go on until it is done.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until it is done.")]
 TimeoutOption = Annotated[
-    float | None, typer.Option(min=0, help="Seconds to wait at most; without end unless given.")
+    float | None, typer.Option(min=0, help="Maximum seconds to wait; no limit unless given.")
 ]
 ForOption = Annotated[
     str,
@@ -54,7 +54,8 @@ def suspend(
     dry_run: DryRunOption = DryRun.NONE,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Let all ranks checkpoint at one step and stop. The job holds nothing until it is resumed."""
+    """Suspend a job: all ranks checkpoint at one step and stop. The job holds no resources until you resume
+    it."""
     found = target.client.get(job)
     if found.is_finished:
         print_message(f"{job} is {found.phase}: there is nothing to suspend")
@@ -80,7 +81,7 @@ def resume(
     dry_run: DryRunOption = DryRun.NONE,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Go on with a suspended job from its newest durable checkpoint; with --wait until it trains."""
+    """Resume a suspended job from its newest durable checkpoint; with --wait, wait until it trains."""
     found = target.client.get(job)
     if found.is_finished:
         print_message(f"{job} is {found.phase}: there is nothing to resume")
@@ -97,33 +98,33 @@ def resume(
 def scale(
     target: Target,
     job: JobArgument,
-    workers: Annotated[int, typer.Option("--workers", "--replicas", min=1, help="How many workers.")],
+    workers: Annotated[int, typer.Option("--workers", "--replicas", min=1, help="Number of workers.")],
     dry_run: DryRunOption = DryRun.NONE,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Give a job with spec.elastic another number of workers: a checkpoint, then another attempt.
+    """Change the number of workers of a job with spec.elastic, by a checkpoint and another attempt.
 
-    The global batch stays what it is. The job grows when the cluster has room for it.
+    The global batch stays the same. The job grows when the cluster has the capacity.
     """
     found = _change(target, target.client.get(job), {"workers": workers}, dry_run)
-    _print_result(found, output, f"{job} asks for {workers} workers now", dry_run)
+    _print_result(found, output, f"{job} requests {workers} workers now", dry_run)
 
 
 @cluster_command
 def delete(
     target: Target,
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...", autocompletion=complete_jobs)],
-    wait: Annotated[bool, typer.Option("--wait", help="Go on until all pods are gone.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all pods are deleted.")] = False,
     timeout: TimeoutOption = None,
     dry_run: DryRunOption = DryRun.NONE,
     ignore_not_found: Annotated[
-        bool, typer.Option("--ignore-not-found", help="A job that is not there is no error.")
+        bool, typer.Option("--ignore-not-found", help="Accept jobs that do not exist.")
     ] = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Delete jobs with everything they own: pods, Services, kept logs. Checkpoints stay on their volume.
 
-    To stop a job that you will want again, suspend it.
+    To stop a job that you will need again, suspend it.
     """
     from zerotrain.client.errors import JobNotFoundError
 
@@ -149,10 +150,10 @@ def wait(
     timeout: TimeoutOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Wait until a job is where you want it.
+    """Wait until a condition of a job holds.
 
-    Ends with 0 then, with 78 after the timeout, with 79 when the job ended otherwise
-    or waits for its spec to be corrected.
+    The exit code is 0 if it holds, 78 after the timeout, and 79 if the job ended otherwise or waits until its
+    spec is corrected.
     """
     found = wait_until(target, job, goal, timeout)
     where = f"{job} is {found.phase if goal != 'deleted' else 'deleted'} at step {found.step}"

@@ -21,37 +21,38 @@ def logs(
     target: Target,
     job: JobArgument,
     rank: Annotated[
-        list[str] | None, typer.Option("--rank", metavar="N[,N-M]", help="These ranks; all unless given.")
+        list[str] | None, typer.Option("--rank", metavar="N[,N-M]", help="Ranks; all unless given.")
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="An earlier attempt; the current one unless given.")
+        int | None,
+        typer.Option("--attempt", min=1, help="An attempt's number; the current one unless given."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on as lines come, also into the next attempts.")
+        bool, typer.Option("-f", "--follow", help="Keep printing new lines, also of the next attempts.")
     ] = False,
     tail: Annotated[
         int | None,
-        typer.Option("--tail", min=0, help="Last lines of each worker (with --rank: of each rank)."),
+        typer.Option("--tail", min=0, help="Only the last N lines of each worker, or of each --rank."),
     ] = None,
     max_log_requests: Annotated[
-        int, typer.Option("--max-log-requests", min=1, help="Workers to follow at once, with -f.")
+        int, typer.Option("--max-log-requests", min=1, help="With -f: maximum workers to follow.")
     ] = MAX_FOLLOWED,
-    timestamps: Annotated[bool, typer.Option(help="Before each line, when its node took it.")] = False,
+    timestamps: Annotated[bool, typer.Option(help="Print when its node received each line.")] = False,
     prefix: Annotated[
         bool | None,
-        typer.Option(help="Before each line, its rank; unless given, where there is more than one."),
+        typer.Option(help="Print its rank before each line; unless given, if there are several ranks."),
     ] = None,
 ) -> None:
-    """Print the lines of all ranks in the order of time, or of some ranks, or of an earlier attempt.
+    """Print the log lines of all or some ranks, of the current or an earlier attempt, in the order of time.
 
     Control characters are shown as '?'.
 
-    With the pods go their lines: those of a failed attempt when the next one begins, those of a job that has
-    finished as spec.runPolicy.cleanPodPolicy says. What is left then is what the operator kept, and the
-    command says so: of the newest 10 attempts in which a rank failed, the last 100 lines (40 KiB at most) of
-    that rank. Nothing is left of the other ranks, of earlier lines, of
-    attempts without a failure, and of a node that was lost. For all of it a cluster needs a log collector
-    (Loki, Elasticsearch, a cloud's own); pods have the labels zerotrain.dev/job and zerotrain.dev/attempt.
+    The lines are deleted with their pods: those of a failed attempt when the next one begins, those of a
+    finished job by spec.runPolicy.cleanPodPolicy. After that the command prints what the operator kept, with
+    a note: for each of the newest 10 attempts in which a rank failed, the last 100 lines (40 KiB at most) of
+    that rank. The operator keeps no lines of other ranks, of attempts without a failure, and of lost nodes.
+    To keep all lines, a cluster needs a log collector (Loki, Elasticsearch, or that of a cloud); pods have
+    the labels zerotrain.dev/job and zerotrain.dev/attempt.
     """
     ranks = parse_ranks(rank)
     several = prefix if prefix is not None else ranks is None or len(ranks) != 1

@@ -16,13 +16,15 @@ from zerotrain.cli.report import command as report
 
 app = typer.Typer(
     name="zerotrain",
-    help="Train models that do not fit one GPU, here or on Kubernetes.",
+    help="Train models that do not fit one GPU, on this machine or on Kubernetes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Look at a DeepSpeed-style configuration.", no_args_is_help=True)
-checkpoint_app = typer.Typer(help="Look at the checkpoints of a run.", no_args_is_help=True)
+config_app = typer.Typer(help="Inspect a DeepSpeed-style configuration.", no_args_is_help=True)
+checkpoint_app = typer.Typer(
+    help="Inspect, convert and export the checkpoints of a run.", no_args_is_help=True
+)
 
 app.add_typer(init.commands)
 app.command("run", epilog=run.EXAMPLE)(run.run)
@@ -55,7 +57,7 @@ def main() -> None:
         sys.exit(error.code)
     except RecursionError:
         deep = CliError(
-            "what was given nests its values too deeply", next_step="check which file or object was named"
+            "the input nests its values too deeply", next_step="check which file or object was named"
         )
         show(deep)
         sys.exit(deep.code)

@@ -86,13 +86,17 @@ def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
 JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=complete_jobs)
 ]
-FormatOption = Annotated[Format, typer.Option("-o", "--output", help="How to print it.")]
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table; json or yaml for programs.")]
+FormatOption = Annotated[
+    Format, typer.Option("-o", "--output", help="Output format; json, yaml and name are for programs.")
+]
+OutputOption = Annotated[
+    Output, typer.Option("-o", "--output", help="Output format; json and yaml are for programs.")
+]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="The JSON file of the ConfigMap that spec.configFrom names, where the job's file does not hold "
+        help="The JSON file of the ConfigMap that spec.configFrom names, if the job file does not contain "
         "that ConfigMap.",
     ),
 ]
@@ -100,17 +104,19 @@ DryRunOption = Annotated[
     DryRun,
     typer.Option(
         "--dry-run",
-        help="client: check it here, send no change; server: let the API server check it, keep nothing.",
+        help="client: check the change here, send nothing; server: the API server checks it, stores nothing.",
     ),
 ]
 NamespaceOption = Annotated[
-    str | None, typer.Option("-n", "--namespace", help="Namespace; that of the context unless given.")
+    str | None,
+    typer.Option("-n", "--namespace", help="Namespace of the job; that of the context unless given."),
 ]
 ContextOption = Annotated[
     str | None, typer.Option("--context", help="Context of the kubeconfig; the current one unless given.")
 ]
 KubeconfigOption = Annotated[
-    Path | None, typer.Option("--kubeconfig", help="File; $KUBECONFIG or ~/.kube/config unless given.")
+    Path | None,
+    typer.Option("--kubeconfig", help="Path of the kubeconfig; $KUBECONFIG or ~/.kube/config unless given."),
 ]
 _TARGET_OPTIONS = {
     "namespace": NamespaceOption,

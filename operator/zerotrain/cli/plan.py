@@ -26,20 +26,21 @@ commands = typer.Typer()
 def plan(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="A ZeroTrainingJob, as for kubectl.")],
     gpu: Annotated[
-        str | None, typer.Option(help="The GPU, such as H100-80GB: its memory, and its speed by data sheet.")
+        str | None,
+        typer.Option(help="Model of the GPU, such as H100-80GB, for its memory and its speed by data sheet."),
     ] = None,
     model_config: Annotated[
         Path | None, typer.Option(help="config.json (or its folder) of the model, for a job with model.path.")
     ] = None,
     config: ConfigOption = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Plan for so many workers; the job's own unless given.")
+        int | None, typer.Option(min=1, help="Number of workers to plan for; that of the job unless given.")
     ] = None,
     rate: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A speed that is reached: tflops of a rank; GB/s of device, pcie and peer (of a rank), of "
+            help="A measured speed: tflops of a rank; GB/s of device, pcie and peer (of a rank), or of "
             "host, nvme and network (of a worker). Repeatable.",
         ),
     ] = None,
@@ -48,14 +49,14 @@ def plan(
         typer.Option(help="Measure this machine: its memory, its processor or GPU, the disk of this folder."),
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0.0, help="Of one worker and hour, any currency.")
+        float | None, typer.Option(min=0.0, help="Price of one worker per hour, in any currency.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say whether the job fits before anything runs, with the numbers and the nearest setting that would.
+    """Plan a job before it runs: whether it fits, its memory and speed, and the nearest setting that fits.
 
-    Memory comes from the formulas that the engine checks itself against; estimates are shown apart. The
-    operator makes the same plan before it creates pods. Ends with 67 when the job cannot fit.
+    The memory follows from the formulas by which the engine checks itself; estimates have columns of their
+    own. The operator makes the same plan before it creates pods. The exit code is 67 if the job cannot fit.
     """
     from zerotrain.cli.plan_view import Answer, as_json, print_plan
     from zerotrain.operator.api.planning import plan_of

@@ -1,4 +1,5 @@
-"""Output of `zerotrain plan`: the verdict, then the numbers, then the assumptions behind them; or JSON."""
+"""Output of `zerotrain plan`: whether the job fits, then the numbers, then the assumptions behind them; or
+JSON."""
 
 from __future__ import annotations
 
@@ -128,7 +129,7 @@ def _table(*columns: str, title: str = "") -> Table:
 
 
 def _tiers(console: Console, found: Demand) -> None:
-    table = _table("memory", "engine", "activations", "estimated", "needed", "there", "margin", "verdict")
+    table = _table("memory", "engine", "activations", "estimated", "needed", "limit", "margin", "fit")
     for tier in found.tiers:
         parts = (tier.exact_bytes, tier.activation_bytes, tier.overhead_bytes, tier.total_bytes)
         table.add_row(NAMES[tier.tier], *(_size(part) for part in parts), *_margin(tier))
@@ -145,7 +146,7 @@ def _margin(tier: TierDemand) -> tuple[str, str, str]:
 
 def _phases(console: Console, found: Demand) -> None:
     where = "host memory" if found.workload.on_host else "GPU"
-    host_column = ("host beside",) if any(phase.host_bytes for phase in found.phases) else ()
+    host_column = ("also on host",) if any(phase.host_bytes for phase in found.phases) else ()
     columns = ("phase", "engine", "activations", "together", *host_column)
     table = _table(*columns, title=f"one rank's {where} by phase")
     for phase in found.phases:
@@ -230,7 +231,7 @@ def _assumptions(console: Console, answer: Answer, found: Demand) -> None:
             f"{name} {getattr(answer.rates, name):.4g}" for name, item in used.items() if item == source
         )
         notes.append(f"rates, {source}: {rates}")
-    console.print("what this rests on", style="bold")
+    console.print("assumptions", style="bold")
     for note in notes:
         console.print(f"- {note}", markup=False)
 

@@ -22,7 +22,8 @@ def run(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Processes; workers x ranksPerWorker of the job unless given.")
+        int | None,
+        typer.Option(min=1, help="Number of ranks; workers x ranksPerWorker of the job unless given."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -31,12 +32,15 @@ def run(
     config: ConfigOption = None,
     max_restarts: Annotated[
         int | None,
-        typer.Option(min=0, help="Restarts after failures; failurePolicy.maxRestarts unless given."),
+        typer.Option(
+            min=0, help="Maximum number of restarts after failures; failurePolicy.maxRestarts unless given."
+        ),
     ] = None,
 ) -> None:
-    """Train the job here. It restarts after failures and resumes from its last checkpoint, as in the cluster.
+    """Train a job on this machine. It restarts after failures and resumes from its last checkpoint, as in the
+    cluster.
 
-    Ctrl-C checkpoints and stops; the same command goes on from there. The exit code is the job's
+    Ctrl-C lets the job checkpoint and stop; the same command resumes it. The exit code is that of the job
     (zerotrain explain exit-codes).
     """
     # Imported late: the other commands need neither pydantic's models nor the runtime.

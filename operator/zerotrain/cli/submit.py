@@ -32,19 +32,21 @@ EXAMPLE = "Example: zerotrain submit job.yaml --wait"
 def submit(
     target: Target,
     job_file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="A ZeroTrainingJob, as for kubectl.")],
-    name: Annotated[str | None, typer.Option(help="Another name than the file's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; that in the file unless given.")] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Change the job if it exists: its spec becomes the file's.")
+        bool, typer.Option("--replace", help="Replace the spec of the job if it exists.")
     ] = False,
     dry_run: DryRunOption = DryRun.NONE,
     wait: WaitOption = False,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Maximum seconds to wait; no limit unless given.")
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Check a job file here, with all rules that the cluster has, and create its job.
+    """Check a job file by all rules of the cluster, and create its job.
 
-    With --wait it goes on until the job is complete; the exit code says how that ended. Whether the job fits,
-    and what it costs, says `zerotrain plan`.
+    With --wait the command waits until the job is complete; the exit code shows how the job ended. `zerotrain
+    plan` shows whether a job fits and what it costs.
     """
     if wait and dry_run is not DryRun.NONE:
         raise usage_error("--wait does not go with --dry-run: nothing will run")
@@ -54,7 +56,7 @@ def submit(
 
     target = dataclasses.replace(target, namespace=raw["metadata"].get("namespace") or target.namespace)
     if dry_run is DryRun.CLIENT:
-        _print(raw, output, "is right as far as it can be told here")
+        _print(raw, output, "is valid by all rules that can be checked here")
         return
     exists = replace and _exists(target, raw["metadata"]["name"])
     created = target.client.submit(raw, dry_run=dry_run is DryRun.SERVER, replace=replace)
@@ -103,7 +105,7 @@ def _named(file: JobFile, name: str | None, target: Target) -> dict[str, Any]:
     own = meta.get("namespace")
     if own and target.namespace and own != target.namespace:
         raise usage_error(
-            f"{file.source} says namespace {own}, and --namespace is {target.namespace}",
+            f"{file.source} has namespace {own}, and --namespace is {target.namespace}",
             "leave one of them out",
         )
     return {**raw, "metadata": meta}
@@ -122,5 +124,5 @@ def _mention_others(file: JobFile) -> None:
     """Tell the user to create other objects of the file, such as a claim or a ConfigMap, with kubectl."""
     if (others := len(file.others)) > 0:
         print_message(
-            f"the file holds {others} more objects, which were left alone: kubectl apply -f {file.source}"
+            f"the file has {others} more objects, which were not created: kubectl apply -f {file.source}"
         )

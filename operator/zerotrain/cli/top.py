@@ -22,22 +22,25 @@ EXAMPLE = "Example: zerotrain top gpt"
 def top(
     target: Target,
     job: JobArgument,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the ranks once as a table, and end.")] = False,
-    count: Annotated[int | None, typer.Option(min=1, help="Lines to print; then end. No live view.")] = None,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two snapshots.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the ranks once as a table, then exit.")] = False,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Print this number of lines, then exit; without a live view.")
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Watch the ranks of a job: phase, step, seconds a step, waits for others, memory of every tier.
+    """Watch the ranks of a job: phase, step, seconds per step, waits for others, memory of every tier.
 
-    Keys: q ends, s sorts by the slowest rank, p pauses. Off a terminal it prints one line every few seconds
-    until the job has ended. Asks the workers through the API server, which needs the right to get pods/proxy
-    and, where network policies are enforced, the API server's network in the chart's jobs.extraHttpCidrs;
-    without them it shows what the operator keeps in the job's status: rank 0, and a rank that holds it up.
+    Keys: q quits, s sorts by the slowest rank, p pauses, r refreshes. Without a terminal the command prints
+    one line per interval until the job has ended. It calls the workers through the API server, which needs
+    the right to get pods/proxy and, where network policies are enforced, the API server's network in the
+    chart's jobs.extraHttpCidrs. Without them it shows the values in the job's status: rank 0, and a rank that
+    delays it.
     """
     from zerotrain.client.snapshot import SnapshotPoller, take
 
     if output is not Output.TABLE and not once:
-        raise usage_error(f"-o {output} is one look: give --once", "zerotrain top JOB --once -o json")
+        raise usage_error(f"-o {output} prints one snapshot: give --once", "zerotrain top JOB --once -o json")
     if once and output is not Output.TABLE:
         show_record(as_record(take(target.client, job)), output)
     elif once:

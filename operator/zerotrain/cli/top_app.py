@@ -128,7 +128,7 @@ class TopApp(App[str]):
         step = max((row.step for row in snapshot.rows), default=job.step)
         self.query_one(ProgressBar).update(total=job.total_steps, progress=step)
         self._show_pace(snapshot)
-        memory = [_tier(row) for row in snapshot.tiers] or [Text("no plan, and no rank to ask")]
+        memory = [_tier(row) for row in snapshot.tiers] or [Text("no plan, and no rank that reports")]
         self.query_one("#memory", Static).update(Text("\n").join(memory))
         self._show_ranks(snapshot)
         self._show_problem(snapshot.problem)

@@ -13,7 +13,7 @@ EXAMPLE = "Example: zerotrain version"
 
 
 def version(output: OutputOption = Output.TABLE) -> None:
-    """Print the versions that a bug report needs."""
+    """Print the versions of zerotrain and of the packages that a bug report needs."""
     found = {name: _installed(name) for name in ("zerotrain", "torch", "kopf", "kubernetes")}
     found["python"] = platform.python_version()
     if output is not Output.TABLE:

@@ -69,8 +69,8 @@ def _config_map(file: JobFile, key: ConfigKey) -> Document | None:
     places = sorted({_namespace(item) or "" for item in possible})
     if len(places) > 1:
         raise ConfigSourceError(
-            f"{file.source}: ConfigMap {key.name} is there in namespaces {', '.join(places)}, and the job's "
-            "metadata.namespace does not say which one it reads",
+            f"{file.source}: ConfigMap {key.name} exists in namespaces {', '.join(places)}, and the job's "
+            "metadata.namespace does not select one of them",
             next_step="write metadata.namespace into the job",
         )
     # If two have the same name, kubectl applies the later one last.
@@ -148,7 +148,7 @@ def _missing(file: JobFile, key: ConfigKey) -> ConfigMissingError:
     which = key.name if namespace is None else f"{namespace}/{key.name}"
     return ConfigMissingError(
         f"{file.source}:{file.document.line_of(REFERENCE)}: spec.configFrom: the configuration is in "
-        f"ConfigMap {which}, which is not in this file{has}; no cluster is asked for it",
+        f"ConfigMap {which}, which is not in this file{has}; it is not read from a cluster",
         next_step=f"give the JSON that its key {key.key} holds with --config FILE",
     )
 

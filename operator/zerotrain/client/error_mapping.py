@@ -76,7 +76,7 @@ def failed_request(status: int, body: bytes, *, what: str, server: Server) -> Cl
             return InvalidJobError(_refusal(answer, message, what), next_step="correct it and try again")
         case 429:
             return ServerError(
-                f"{what}: the API server has too much to do: {message}", next_step="try again in a minute"
+                f"{what}: the API server is overloaded: {message}", next_step="try again in a minute"
             )
     return ServerError(
         f"{what}: {server.url} answered {status}: {message}",
@@ -140,7 +140,7 @@ def _forbidden(message: str) -> ForbiddenError:
             "kubectl auth can-i --list shows what you may do"
         )
     else:
-        step = "a quota or a policy of the cluster says no; the message has its words"
+        step = "a quota or a policy of the cluster rejects it; the message quotes the reason"
     return ForbiddenError(message, next_step=step)
 
 

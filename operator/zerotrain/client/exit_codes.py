@@ -51,7 +51,7 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
     _row(
         CommandExit.DIFFERENT,
         "what was compared differs, or a check failed",
-        "nothing: it is an answer, as of diff(1)",
+        "nothing: it is a result, as of diff(1)",
     ),
     _row(CommandExit.USAGE, "an option or argument is missing or wrong", "see the command's --help"),
     _row(
@@ -61,7 +61,7 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
     ),
     _row(
         CommandExit.CHECKPOINT_UNUSABLE,
-        "a checkpoint is damaged, unreadable or, though named, gone; or a run's folder cannot be written",
+        "a checkpoint is damaged, unreadable or does not exist; or a run's folder cannot be written",
         "take another checkpoint (zerotrain checkpoint ls), or make the folder readable and writable",
     ),
     _row(
@@ -96,7 +96,9 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
         "install the chart (docs/install.md), or choose another context",
     ),
     _row(CommandExit.CONFLICT, "the object exists, or was changed meanwhile", "look at it, then try again"),
-    _row(CommandExit.TIMED_OUT, "what was waited for did not come in time", "see zerotrain describe JOB"),
+    _row(
+        CommandExit.TIMED_OUT, "the condition of the wait did not hold in time", "see zerotrain describe JOB"
+    ),
     _row(
         CommandExit.JOB_FAILED,
         "the job that was waited for failed, or is stalled",
@@ -104,13 +106,13 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
     ),
     _row(
         CommandExit.SERVER_ERROR,
-        "the API server, or the worker behind it, answered with an error of its own",
+        "the API server, or the worker behind it, answered with a server error",
         "try again; if it lasts, ask whoever runs the cluster",
     ),
     _row(
         CommandExit.STORAGE_FAILED,
         "a volume failed while a checkpoint was read or written (input/output error, stale handle, timeout)",
-        "look after the volume's server and this machine's mount, then do it again",
+        "check the volume's server and this machine's mount, then try again",
     ),
     _row(CommandExit.INTERRUPTED, "Ctrl-C", "nothing"),
 )

@@ -125,7 +125,7 @@ class Follower:
         if len(pods) > request.max_followed and self._reported_attempt != attempt:
             self._reported_attempt = attempt
             request.on_problem(
-                f"attempt {attempt} has {len(pods)} workers; followed are the first {request.max_followed}"
+                f"attempt {attempt} has {len(pods)} workers; followed: the first {request.max_followed}"
             )
         return pods[: request.max_followed]
 

@@ -159,15 +159,15 @@ def _what_is_left(job: Job, asked: int, attempt: int, failure: Failure | None) -
     elif failure is not None and failure.container:
         who = f"init container {failure.container} of pod {failure.pod}"
     return (
-        f"{gone}; kept are the last lines (up to {KEPT_LINES}) of {who}, which failed in attempt {attempt}, "
-        f"and no others. {elsewhere(job, attempt)}"
+        f"{gone}; only the last lines (up to {KEPT_LINES}) of {who}, which failed in attempt {attempt}, "
+        f"were kept. {elsewhere(job, attempt)}"
     )
 
 
 def elsewhere(job: Job, attempt: int) -> str:
     """Return a message about where lines of deleted pods may be found."""
     return (
-        "All other lines are where a log collector of the cluster put them, if it has one: of pods in "
+        "A log collector of the cluster, if there is one, has all other lines: select the pods in "
         f"namespace {job.namespace} with the labels {LABEL_JOB}={job.name} and {LABEL_ATTEMPT}={attempt}"
     )
 
@@ -186,7 +186,7 @@ def _no_logs(reader: JobReader, job: Job, attempt: int, kept: list[int]) -> NoLo
             f"{job.name} has not started yet: it is {job.phase or 'new'}",
             next_step=command(job, "describe"),
         )
-    available = f"; kept are lines of attempts {', '.join(map(str, kept))}" if kept else ""
+    available = f"; lines were kept of attempts {', '.join(map(str, kept))}" if kept else ""
     step = command(job, "logs", f"--attempt {kept[-1]}") if kept else command(job, "describe")
     return NoLogsError(
         f"attempt {attempt} of {job.name} has no pods any more, and no lines of it were kept{available}\n"

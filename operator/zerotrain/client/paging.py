@@ -35,7 +35,7 @@ class Listing:
             except ValueError as error:
                 url = self._transport.server.url
                 raise ClientError(
-                    f"{self._what}: {url} answered something else than Kubernetes would",
+                    f"{self._what}: {url} sent an answer that is not from Kubernetes",
                     next_step="check the server of your kubeconfig: is there a proxy in front of it?",
                 ) from error
             token, self.version = meta.text("continue"), meta.text("resourceVersion")

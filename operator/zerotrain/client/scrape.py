@@ -21,8 +21,8 @@ CALLS_AT_ONCE = 16
 MAX_BYTES = 8 << 20
 
 LET_IN = (
-    "they may be starting; or their NetworkPolicy keeps the API server out: whoever installed the operator "
-    "adds its network to the chart's value jobs.extraHttpCidrs (docs/install.md, Networks)"
+    "they may be starting; or their NetworkPolicy blocks the API server: add its network to the chart's "
+    "value jobs.extraHttpCidrs (docs/install.md, Networks)"
 )
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def _ask_all(pods: Iterable[Pod], job: str, ask: Callable[[Pod], T]) -> tuple[di
     if not answers:
         name, why = next(iter(silent.items()))
         raise WorkerError(
-            f"none of {len(silent)} workers of {job} that were asked answers; {name}: {why}",
+            f"none of {len(silent)} workers of {job} answers; {name}: {why}",
             next_step=LET_IN,
         )
     return answers, silent

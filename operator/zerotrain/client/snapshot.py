@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ASK_AGAIN_S = 30.0
 
-KEPT = "not asked the workers: shown is what the operator keeps in the job's status"
+KEPT = "the workers did not answer: these are the values in the job's status"
 
 STILL_S = 30.0
 """Seconds without a change of its record after which a rank is shown as standing still."""

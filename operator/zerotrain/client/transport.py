@@ -209,7 +209,7 @@ class Transport:
             return read_object(text)
         except ValueError as error:
             raise ClientError(
-                f"{self.server.url} answered something else than Kubernetes would",
+                f"{self.server.url} sent an answer that is not from Kubernetes",
                 next_step="check the server of your kubeconfig: is there a proxy in front of it?",
             ) from error
 

@@ -192,7 +192,7 @@ def _int(text: str, line: int, path: FieldPath) -> int:
 
 def _no_number(text: str, line: int, path: FieldPath) -> YamlProblem:
     shown = text if len(text) <= 40 else f"{text[:40]}..."
-    return YamlProblem(f"{shown} is no number that can be read; correct or shorten it", line=line, path=path)
+    return YamlProblem(f"{shown} cannot be read as a number; correct or shorten it", line=line, path=path)
 
 
 def _float(text: str, line: int, path: FieldPath) -> int | float:
@@ -204,6 +204,6 @@ def _float(text: str, line: int, path: FieldPath) -> int | float:
     except ValueError as error:
         raise _no_number(text, line, path) from error
     if not math.isfinite(value):
-        raise YamlProblem(f"{text} has no form in JSON; give a finite number", line=line, path=path)
+        raise YamlProblem(f"{text} cannot be written in JSON; give a finite number", line=line, path=path)
     # kubectl sends 5e8 and 1.0 as whole numbers; the same file must give the same configuration everywhere.
     return int(value) if value.is_integer() and abs(value) < 1e21 else value

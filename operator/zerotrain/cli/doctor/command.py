@@ -29,18 +29,18 @@ STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red", State
 
 Folder = Annotated[
     Path | None,
-    typer.Option(help="Where states would be spilled: its drive is measured. A temporary one else."),
+    typer.Option(help="Folder for spilled state, whose drive is measured; a temporary folder unless given."),
 ]
 InPods = Annotated[
-    bool, typer.Option("--pod", help="Look from inside the cluster, by two short-lived restricted pods.")
+    bool, typer.Option("--pod", help="Run the checks inside the cluster, in two short-lived restricted pods.")
 ]
 Image = Annotated[str | None, typer.Option(help="With --pod: the image of your workers.")]
-Node = Annotated[str | None, typer.Option(help="With --pod: the node to look at; any unless given.")]
+Node = Annotated[str | None, typer.Option(help="With --pod: the node to check; any node unless given.")]
 StorageClass = Annotated[
     str | None, typer.Option(help="With --pod: the volume to measure, as spec.nvme.storageClassName.")
 ]
-Size = Annotated[str, typer.Option(help="With --pod: size of that volume; 512 MiB are written.")]
-Gpus = Annotated[int, typer.Option(min=0, help="With --pod: GPUs to ask for.")]
+Size = Annotated[str, typer.Option(help="With --pod: size of that volume; the check writes 512 MiB.")]
+Gpus = Annotated[int, typer.Option(min=0, help="With --pod: number of GPUs to request.")]
 Timeout = Annotated[float, typer.Option(min=1.0, help="With --pod: seconds to wait for the pods.")]
 Ports = Annotated[list[int] | None, typer.Option(hidden=True)]
 Seconds = Annotated[float, typer.Option(hidden=True)]
@@ -69,7 +69,7 @@ def doctor(
     """Check what a job needs: drive, I/O engine, seccomp, page-locking, huge pages, NUMA, GPU, NCCL, DNS;
     with --pod also whether the cluster enforces NetworkPolicies.
 
-    Ends with 1 when a check failed; a warning says what is slower or less protected than it could be.
+    The exit code is 1 if a check failed. A warning names what is slower or less protected than it could be.
     """
     if pod:
         found = _in_pods(target, image, (node, storage_class, size, gpus, timeout), output)
@@ -144,7 +144,7 @@ def _in_pods(
     try:
         found = examination.run()
     except BaseException:
-        # The error is the answer; what could not be deleted is shown beside it.
+        # The error is the answer; what could not be deleted is shown as well.
         try:
             examination.clean_up()
         except CliError as left:

@@ -46,7 +46,7 @@ def drive(folder: Path) -> list[Finding]:
         f"{speed:.2f} GB/s, written and read by {QUEUE} threads",
         good=speed >= SLOW_GBPS,
         note=f"below {SLOW_GBPS} GB/s an offloaded step waits for the drive: zerotrain plan --rate "
-        f"nvme={speed:.2f} says how long",
+        f"nvme={speed:.2f} shows how long",
     )
     _latency(group, folder)
     return group.findings
@@ -86,7 +86,7 @@ def _engine(group: Group, folder: Path) -> None:
         direct = "direct (O_DIRECT)" if file.is_direct() else "through the page cache"
         group.check("I/O path", direct, good=file.is_direct(), note=file.direct_reason())
         reason = file.allocation_reason()
-        group.check("room", "none reserved" if reason else "reserved", good=not reason, note=reason)
+        group.check("space", "none reserved" if reason else "reserved", good=not reason, note=reason)
         group.add("file's name", State.OK, f"none ({file.unlinked_by()})")
     finally:
         file.close()

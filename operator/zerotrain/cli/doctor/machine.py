@@ -52,7 +52,7 @@ def processor(root: Path = Path("/")) -> list[Finding]:
 def _numa(group: Group, root: Path) -> None:
     nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     if not nodes:
-        group.add("NUMA", State.SKIP, "", "the kernel does not tell")
+        group.add("NUMA", State.SKIP, "", "the kernel does not report it")
         return
     mine = os.sched_getaffinity(0)
     used = [path.name for path in nodes if mine & _cpu_list(_text(path / "cpulist"))]

@@ -93,7 +93,7 @@ class Examination:
         if left:
             names = " ".join(item.split(":")[0] for item in left)
             raise CliError(
-                "not everything that the check made could be deleted\n" + "\n".join(left),
+                "some objects of the check could not be deleted\n" + "\n".join(left),
                 code=int(CommandExit.SERVER_ERROR),
                 next_step=f"kubectl delete -n {self._client.namespace} {names}",
             )
@@ -147,7 +147,7 @@ class Examination:
         if time.monotonic() > self._until:
             why = printable(f"{pod.reason} {pod.message}").strip() or pod.phase
             raise CliError(
-                f"pod {pod.name} did not come to its end within {self._request.timeout_s:g} s: {why}",
+                f"pod {pod.name} did not finish within {self._request.timeout_s:g} s: {why}",
                 next_step="correct what it waits for, or give a longer --timeout",
             )
         time.sleep(POLL_S)

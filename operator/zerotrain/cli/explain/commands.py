@@ -29,8 +29,8 @@ class BareWords(TyperGroup):
 
 app = typer.Typer(
     cls=BareWords,
-    help="Explain what the product says: zerotrain explain WORD, where WORD is an alert, an exit code, the "
-    "type or the reason of a condition, a metric or a key of the configuration.",
+    help="Explain a name that zerotrain prints: zerotrain explain WORD, where WORD is an alert, an exit "
+    "code, the type or the reason of a condition, a metric or a key of the configuration.",
     epilog="Example: zerotrain explain ZeroTrainJobStalled",
     no_args_is_help=True,
 )
@@ -38,10 +38,10 @@ app = typer.Typer(
 
 @app.command(WORD, hidden=True, epilog="Example: zerotrain explain DoesNotFit")
 def word(
-    name: Annotated[str, typer.Argument(metavar="WORD", help="What was shown somewhere.")],
+    name: Annotated[str, typer.Argument(metavar="WORD", help="The name to explain.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Explain a word, whatever it is the name of."""
+    """Explain a name of any kind."""
     show(lookup.explain_word(name), output)
 
 
@@ -73,7 +73,8 @@ def alert(
 def exit_code(
     code: Annotated[str, typer.Argument(help="Number or name.")], output: OutputOption = Output.TABLE
 ) -> None:
-    """Print what an exit code of a worker or of a command means, who pays for a retry, and what to do."""
+    """Print the meaning of an exit code of a worker or of a command, the budget of a retry, and the
+    remedy."""
     found = [topic for find in (lookup.exit_code, lookup.command_exit) if (topic := find(code)) is not None]
     if not found:
         raise lookup.unknown(code, "an exit code", lookup.exit_code_names())

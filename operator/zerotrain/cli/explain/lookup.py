@@ -201,9 +201,9 @@ def key_names() -> Iterator[str]:
 _RETRIES = {
     "success": "no need",
     "never": "never: the same attempt would end the same way",
-    "yield": "goes on by itself; not a failure and charged to no budget",
+    "yield": "resumes by itself; not a failure and charged to no budget",
     "infrastructure": "yes, charged to failurePolicy.maxInfrastructureRestarts",
     "another-node-once": "once, on another node; then the job fails",
     "application": "yes, charged to failurePolicy.maxRestarts",
-    "by-pod-reason": "as the pod's reason says: OOMKilled, Evicted, Preempted or a lost node",
+    "by-pod-reason": "depends on the pod's reason: OOMKilled, Evicted, Preempted or a lost node",
 }

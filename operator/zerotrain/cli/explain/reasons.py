@@ -35,17 +35,17 @@ CONDITIONS = _rows(
         "Ready": ("True once the job has completed; what tools that wait for the object wait for", NOTHING),
         "Reconciling": (
             "True while the operator still works towards the spec",
-            "wait; describe says for what",
+            "wait; zerotrain describe NAME shows for what",
         ),
         "Stalled": (
-            "True when only you can make progress possible; the reason and the message name the field",
+            "True if the job cannot go on before you correct it; the reason and the message name the field",
             "correct the field that the message names and apply the job again",
         ),
         "Admitted": ("the queue or the operator's own check lets the job have pods", "see its reason"),
         "PodsScheduled": ("every worker of the attempt has a node", "see its reason; kubectl describe pod"),
         "RendezvousComplete": ("all ranks of the attempt have met", "see its reason and zerotrain logs"),
         "Progressing": (
-            "the step of the current attempt moves",
+            "the step of the current attempt advances",
             "zerotrain top shows which rank waits for what",
         ),
         "CheckpointDurable": (
@@ -53,13 +53,13 @@ CONDITIONS = _rows(
             "give spec.checkpoint, or wait for the first one",
         ),
         "Hung": (
-            "the step has not moved for longer than hangPolicy allows",
+            "the step has not advanced for longer than hangPolicy allows",
             "read the stacks in the ConfigMap that status.hang.stacks names; the operator restarts the job "
             "unless hangPolicy.action is Report",
         ),
-        "Suspended": ("the job has given its pods back and waits", "zerotrain resume NAME"),
+        "Suspended": ("the job has released its pods and waits", "zerotrain resume NAME"),
         "Complete": ("all steps are done", NOTHING),
-        "Failed": ("the job has ended without reaching its last step", "zerotrain describe NAME says why"),
+        "Failed": ("the job has ended without reaching its last step", "zerotrain describe NAME shows why"),
     },
 )
 
@@ -85,10 +85,10 @@ _SPEC = {
     ),
     "MemoryTight": (
         "the job fits only if the planner's estimates err on the safe side",
-        "leave room: a smaller micro-batch, activation checkpointing or a higher stage",
+        "leave more headroom: a smaller micro-batch, activation checkpointing or a higher stage",
     ),
     "MemoryPlanIgnored": (
-        "the job does not fit by the planner's numbers and starts because an annotation says so",
+        "the job does not fit by the planner's numbers and starts because an annotation allows it",
         "expect OutOfMemory, or remove the annotation",
     ),
     "VolumeNotEncrypted": (
@@ -105,20 +105,20 @@ _SPEC = {
     ),
     "IpcLockAdded": (
         'for spec.resources.rdma the workers ask for IPC_LOCK, which Pod Security "restricted" forbids',
-        "nothing to do where the namespace allows it; docs/operator/rdma.md says what nodes need",
+        "nothing to do where the namespace allows it; docs/operator/rdma.md lists what nodes need",
     ),
     "PodSecurity": (
-        "the namespace's Pod Security level refuses the job's pods; the message says what of them",
+        "the namespace's Pod Security level rejects the job's pods; the message names the violations",
         "take that out of the job, or label the namespace with a level that allows it; the operator tries "
         "again by itself",
     ),
     "NameTaken": (
-        "an object of the name that the job needs belongs to another owner",
+        "an object with the name that the job needs belongs to another owner",
         "remove that object or give the job another name",
     ),
     "QuotaExceeded": (
-        "a ResourceQuota of the namespace leaves no room; the operator tries again by itself",
-        "kubectl describe quota; ask for less or raise the quota",
+        "a ResourceQuota of the namespace is exhausted; the operator tries again by itself",
+        "kubectl describe quota; request less or raise the quota",
     ),
     "ApiRefused": (
         "the API server refused a request of the operator's; the message quotes it",
@@ -145,20 +145,20 @@ _ATTEMPT = {
         "some ranks have not joined the rendezvous yet",
         "zerotrain logs NAME of those ranks",
     ),
-    "StepAdvanced": ("the step moves", NOTHING),
+    "StepAdvanced": ("the step advances", NOTHING),
     "NoStepYet": ("no step of this attempt is done yet", "wait: the first step compiles and loads"),
     "WorkersUnreachable": (
         "worker 0 runs and has not answered the operator for two minutes, so a hang would not be found",
         "open TCP 8471 of the job's pods for the operator's: network policies, a service mesh",
     ),
     "StepStale": (
-        "the step has not moved for a while; not yet a hang",
+        "the step has not advanced for a while; not yet a hang",
         "zerotrain top NAME; a rank that waits for data or disk stands out",
     ),
     "Restarting": ("the pods of the ended attempt go away before the next one", NOTHING),
     "PodNotStarting": (
         "a pod has a node, and the kubelet has not set up its volumes for 30 s, or pulls for 5 minutes",
-        "zerotrain describe NAME: the kubelet's words; create the ConfigMap, Secret or claim that is missing",
+        "zerotrain describe NAME quotes the kubelet; create the ConfigMap, Secret or claim that is missing",
     ),
     "InitContainerRuns": (
         "an init container has run for minutes, and no rank starts before it ends",
@@ -166,10 +166,10 @@ _ATTEMPT = {
         "spec.network.egressCidrs, without an answer",
     ),
     "PodHeld": (
-        "a pod that was deleted is kept by somebody's finalizer; no other attempt starts before it is gone",
-        "zerotrain describe NAME: pod and finalizer; its owner has to remove it",
+        "a finalizer blocks the deletion of a pod; no other attempt starts before the pod is gone",
+        "zerotrain describe NAME names pod and finalizer; the owner of the finalizer must remove it",
     ),
-    "TerminatingPods": ("pods are on their way out", NOTHING),
+    "TerminatingPods": ("pods are terminating", NOTHING),
     "BackOff": ("the next attempt waits a while after repeated failures", "correct the cause meanwhile"),
     "NotSuspended": ("the job is not suspended", NOTHING),
     "NotFinished": ("the job has not ended", NOTHING),
@@ -181,14 +181,14 @@ _ATTEMPT = {
 
 _QUEUES = {
     "Queued": (
-        "the job waits for a queue's admission, or a gang scheduler is looked for",
+        "the job waits for admission by a queue, or for a gang scheduler",
         "wait, or raise its priority",
     ),
     "Admitted": ("the queue admitted the job, or its gang scheduler was found", NOTHING),
     "GaveBack": (
-        "the attempt held a part of its pods or nodes, was refused the rest, and let go of all, so that "
-        "others can start; the next one comes after a hold-off, and no budget is charged",
-        "wait; if it repeats, raise the quota, add nodes, ask for less, or let Kueue queue the jobs",
+        "the attempt got only a part of its pods or nodes and released all of them, so that other jobs can "
+        "start; the next one comes after a hold-off, and no budget is charged",
+        "wait; if it repeats, raise the quota, add nodes, request less, or let Kueue queue the jobs",
     ),
     "QueueChanged": (
         "the label kueue.x-k8s.io/queue-name names another queue than the job is in",
@@ -196,11 +196,11 @@ _QUEUES = {
     ),
     "QueueMissing": ("queueName is given and the cluster has no Kueue", "install Kueue or remove queueName"),
     "GangMissing": (
-        "the cluster does not have the wished pod group",
+        "the cluster does not have the requested pod group",
         "install the scheduler that scheduling.gang names, or choose Auto",
     ),
     "QueueEvicted": (
-        "the queue wants its resources back; the job checkpoints and waits for its turn",
+        "the queue reclaims its resources; the job checkpoints and waits for admission",
         NOTHING,
     ),
 }
@@ -212,7 +212,7 @@ _YIELDS = {
     ),
     "Resizing": ("the job goes on with another number of workers", NOTHING),
     "ResizeRefused": (
-        "the size asked for does not divide the batch or does not fit the memory; the job keeps its own",
+        "the requested size does not divide the batch or does not fit the memory; the job keeps its own",
         "choose a number of workers that divides the batch and fits",
     ),
     "Yielded": (
@@ -226,21 +226,21 @@ _YIELDS = {
     "Suspended": ("spec.suspend is true and the pods are gone", "zerotrain resume NAME"),
     "Resumed": ("the job goes on from its last checkpoint", NOTHING),
     "Suspend": ("the ranks stop because spec.suspend became true", NOTHING),
-    "QueueEviction": ("the ranks stop because the queue wants its resources back", NOTHING),
+    "QueueEviction": ("the ranks stop because the queue reclaims its resources", NOTHING),
     "Drain": ("the ranks stop because a worker has to leave its node", NOTHING),
     "Resize": ("the ranks stop because the job goes on in another size", NOTHING),
 }
 
 _CHECKPOINTS = {
-    "CheckpointRequested": ("all ranks were asked to checkpoint and stop", NOTHING),
+    "CheckpointRequested": ("all ranks were requested to checkpoint and stop", NOTHING),
     "CheckpointDurable": ("a checkpoint is committed and synced", NOTHING),
     "NoCheckpoint": (
         "the job has none yet: a restart would begin at step 0",
         "give spec.checkpoint with everySteps or everySeconds",
     ),
     "CheckpointRejected": (
-        "a damaged checkpoint was passed over; the job went on from an older one",
-        "look after the volume; zerotrain checkpoint verify FOLDER names the damaged file",
+        "a damaged checkpoint was skipped; the job resumed from an older one",
+        "check the volume; zerotrain checkpoint verify FOLDER names the damaged file",
     ),
     "CheckpointOfAnotherJob": (
         "the attempt began with a checkpoint that this job did not write: its folder holds those of an "
@@ -250,15 +250,15 @@ _CHECKPOINTS = {
     ),
     "CheckpointVerified": ("every byte of the last checkpoint is as it was written", NOTHING),
     "CheckpointDamaged": (
-        "the last checkpoint is not as it was written, or not there any more",
-        "do not use it: resume from an older one (spec.checkpoint.resumeFrom), look after the volume",
+        "the last checkpoint differs from what was written, or does not exist any more",
+        "do not use it: resume from an older one (spec.checkpoint.resumeFrom), and check the volume",
     ),
     "CheckpointOutdated": (
         "the job stopped without saving its last steps",
         "resume from the step that the message names; raise checkpoint.gracePeriodSeconds",
     ),
     "VerificationFailed": (
-        "whether the checkpoint is whole could not be told",
+        "the checkpoint could not be verified",
         "zerotrain checkpoint verify FOLDER where the volume is mounted",
     ),
 }
@@ -275,12 +275,12 @@ _ENDS = {
         "again; failurePolicy has the budgets",
     ),
     "PermanentFailure": (
-        "a rank ended with a code that says that another attempt cannot help",
+        "a rank ended with a code that stands for a permanent failure",
         "zerotrain explain exit-codes; correct what the message names",
     ),
     "FailedByRule": ("a rule of failurePolicy.rules ended the job", "see the failure that matched the rule"),
     "NoProgress": (
-        "too many restarts in a row gained no step",
+        "too many restarts in a row made no progress",
         "zerotrain describe NAME: the failures have the cause; maxRestartsWithoutProgress has the number",
     ),
 }
@@ -292,7 +292,7 @@ _FAILURES = {
     ),
     "InitContainerFailed": (
         "an init container of podTemplate failed before any rank started; the failure has its name, code and "
-        "words, and what exit codes of ranks mean does not hold for it",
+        "message; the meanings of ranks' exit codes do not apply to it",
         "zerotrain logs NAME --attempt N: its last lines",
     ),
     "OutOfMemory": (
@@ -304,15 +304,15 @@ _FAILURES = {
         "zerotrain explain OutOfMemory",
     ),
     "Killed": (
-        "a rank was ended by SIGKILL and nobody says by whom",
-        "look at the node: out of memory of the whole node, an administrator, a debugger",
+        "a rank was ended by SIGKILL from an unknown sender",
+        "check the node: out of memory of the whole node, an administrator, a debugger",
     ),
     "NodeLost": (
         "the node of a worker is gone or not ready, or was started anew",
         "nothing; the job restarts, on other nodes where this one is still away",
     ),
     "PodLost": (
-        "a worker pod was deleted by somebody, or its node does not answer",
+        "another client deleted a worker pod, or its node does not answer",
         "find out who deletes pods",
     ),
     "PodRejected": (
@@ -322,42 +322,42 @@ _FAILURES = {
     "Preempted": ("a pod of higher priority took the place", "raise scheduling.priorityClassName"),
     "Evicted": (
         "the kubelet evicted a worker, most often for disk or memory pressure of the node",
-        "give resources.memory and nvme.size, so that the scheduler knows; look after the node",
+        "give resources.memory and nvme.size, so that the scheduler reserves them; check the node",
     ),
     "RendezvousTimeout": (
-        "not all ranks met in time",
+        "not all ranks joined the rendezvous in time",
         "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod; "
-        "where a rank ran and did not come, status.failures[].stacks names a ConfigMap that says why",
+        "where a rank ran and did not join, status.failures[].stacks names a ConfigMap with the reason",
     ),
     "StartDeadlineExceeded": (
         "workers of the attempt had not started within runPolicy.startDeadlineSeconds",
         "the failure names pods, nodes and what they waited for: an image, a volume, a node, a quota",
     ),
     "Hang": (
-        "the step did not move for longer than hangPolicy allows; stacks of all ranks were collected",
+        "the step did not advance for longer than hangPolicy allows; stacks of all ranks were collected",
         "the stacks name the rank that the others wait for: data, disk, or a collective on one rank alone",
     ),
-    "HangOver": ("the step moves again", NOTHING),
-    "NotHung": ("the step moves", NOTHING),
+    "HangOver": ("the step advances again", NOTHING),
+    "NotHung": ("the step advances", NOTHING),
     "Straggler": (
         "one rank's own work takes much longer than that of the others, which all wait for it",
-        "look at its node: a throttled GPU, a busy drive, a noisy neighbour; ReplaceNodeAndRestart moves it",
+        "check its node: a throttled GPU, a busy drive, a noisy neighbour; ReplaceNodeAndRestart moves it",
     ),
-    "StragglerRecovered": ("no rank holds up the others any more", NOTHING),
+    "StragglerRecovered": ("no rank delays the others any more", NOTHING),
     "StorageFailed": (
         "a volume failed while files were read or written, and may work again",
-        "nothing to do where it stays rare; otherwise look after the volume's server and the nodes' mounts",
+        "nothing to do where it stays rare; otherwise check the volume's server and the nodes' mounts",
     ),
     "SpillIntegrity": (
         "the drive returned other bytes than were written (exit code 84)",
         "replace the node's drive; the job goes to another node once",
     ),
-    "NodeExcluded": ("the job keeps off a node for a while", "look after the node"),
+    "NodeExcluded": ("the job avoids a node for a while", "check the node"),
     "ExclusionExpired": ("the job may use the node again", NOTHING),
-    "Capacity": ("the job is smaller because there was no room for more", "add nodes"),
+    "Capacity": ("the job is smaller because the cluster has no capacity for more workers", "add nodes"),
     "Failure": (
-        "the job is smaller because a rule of failurePolicy asked for it",
-        "look after the failed node",
+        "the job is smaller because a rule of failurePolicy requires it",
+        "check the failed node",
     ),
     "Refused": (
         "spec.workers does not divide the global batch, or does not fit the memory",

@@ -20,7 +20,7 @@ GB = 10**9
 
 
 def exit_codes(output: OutputOption = Output.TABLE) -> None:
-    """Print what each exit code of a worker means and who pays for a retry; then those of commands."""
+    """Print the exit codes of workers, with the budget that a retry is charged to; then those of commands."""
     workers = [(row.code, row.name, row.meaning, row.retry.value, row.way_out) for row in EXIT_CODES]
     commands = [(row.code, row.name, row.meaning, row.way_out) for row in COMMAND_EXITS]
     if output is not Output.TABLE:
@@ -37,14 +37,16 @@ def exit_codes(output: OutputOption = Output.TABLE) -> None:
 
 
 def memory(
-    parameters: Annotated[str, typer.Argument(help="Of the model, such as 7B or 7.5e9.")],
+    parameters: Annotated[
+        str, typer.Argument(help="Number of parameters of the model, such as 7B or 7.5e9.")
+    ],
     ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")] = 8,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print what weights, gradients and Adam's states take on one rank at every stage, in GB of 10^9 bytes.
+    """Print the size of weights, gradients and Adam's states on one rank at every stage, in GB of 10^9 bytes.
 
-    By several conventions side by side, as published tables differ in them. Activations, buffers and padding
-    are in none of these figures; `zerotrain plan` has all of it.
+    The table has several conventions side by side, because published tables differ in them. It leaves out
+    activations, buffers and padding; `zerotrain plan` includes them.
     """
     from zerotrain.cli.plan_view import wide_console
     from zerotrain.contract.planner import CONVENTIONS, count_text, model_state_bytes

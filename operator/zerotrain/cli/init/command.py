@@ -68,23 +68,26 @@ ModelConfig = Annotated[
     Path | None, typer.Option(help="config.json (or its folder) of a model by path, for the plan.")
 ]
 Parameters = Annotated[
-    str | None, typer.Option(help="Of a model by path or function, such as 7B, for the plan.")
+    str | None,
+    typer.Option(help="Number of parameters of a model by path or function, such as 7B, for the plan."),
 ]
 DataPath = Annotated[
-    str | None, typer.Option(help="Text in the worker: an absolute path, or builtin:python-stdlib.")
+    str | None, typer.Option(help="Training text in the worker: an absolute path, or builtin:python-stdlib.")
 ]
 Steps = Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Pods.")]
-Gpus = Annotated[int | None, typer.Option(min=0, max=64, help="Of each worker; 0 trains on CPUs.")]
-Gpu = Annotated[str | None, typer.Option(help="Which, such as H100-80GB, for the plan.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of workers, which are pods.")]
+Gpus = Annotated[int | None, typer.Option(min=0, max=64, help="GPUs of each worker; 0 trains on CPUs.")]
+Gpu = Annotated[str | None, typer.Option(help="Model of the GPU, such as H100-80GB, for the plan.")]
 Cpu = Annotated[str | None, typer.Option(help="Cores of each worker, such as 32.")]
 Memory = Annotated[str | None, typer.Option(help="Host memory of each worker, such as 512Gi.")]
 Nvme = Annotated[
     str | None, typer.Option(help="Size of a local volume that states may be spilled to, such as 2Ti.")
 ]
-MicroBatch = Annotated[int | None, typer.Option(min=1, help="Samples of a rank at once; 8 unless given.")]
-Accumulation = Annotated[int, typer.Option(min=1, help="Micro-batches of a step.")]
-LearningRate = Annotated[float, typer.Option(min=0.0, help="Of AdamW.")]
+MicroBatch = Annotated[
+    int | None, typer.Option(min=1, help="Samples of a rank in one micro-batch; 8 unless given.")
+]
+Accumulation = Annotated[int, typer.Option(min=1, help="Micro-batches per step.")]
+LearningRate = Annotated[float, typer.Option(min=0.0, help="Learning rate of AdamW.")]
 Stage = Annotated[
     int | None, typer.Option(min=0, max=3, help="ZeRO stage; the planner chooses unless given.")
 ]
@@ -92,8 +95,8 @@ Offload = Annotated[
     str | None, typer.Option(help="With --stage: none, cpu or nvme, for the optimizer's states.")
 ]
 Claim = Annotated[str | None, typer.Option(help="PersistentVolumeClaim for checkpoints; empty saves none.")]
-EverySteps = Annotated[int, typer.Option(min=1, help="Checkpoint after so many steps.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take defaults.")]
+EverySteps = Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask no questions; use the defaults.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
 commands = typer.Typer()
@@ -125,9 +128,10 @@ def init(
     yes: Yes = False,
     force: Force = False,
 ) -> None:
-    """Write a job file with comments, the ZeRO stage and offload chosen by the memory planner; then plan it.
+    """Write a job file with comments, with a ZeRO stage and offload chosen by the memory planner; then plan
+    it.
 
-    Asks for what no option says, on a terminal only. Never replaces a file without --force.
+    On a terminal the command asks for the values that no option gives. It replaces a file only with --force.
     """
     from zerotrain.cli.init import answers as check
     from zerotrain.cli.init.answers import Answers

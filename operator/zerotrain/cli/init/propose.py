@@ -67,7 +67,7 @@ class Proposal:
 def propose(answers: Answers, *, shape: ModelShape | None, given: Choice | None) -> Proposal:
     """Return the choice that was given, or the first that fits. `shape` is needed if the spec has none."""
     if given is not None:
-        return Proposal(choice=given, reason="As asked for.")
+        return Proposal(choice=given, reason="As requested.")
     tight: Choice | None = None
     tried: list[Choice] = []
     for choice in _choices(answers):
@@ -75,13 +75,15 @@ def propose(answers: Answers, *, shape: ModelShape | None, given: Choice | None)
         if fit is None or fit is Fit.UNKNOWN:
             return _unknown(answers, planned=fit is not None)
         if fit is Fit.FITS:
-            refused = f"; {tried[-1].text} leaves too little room" if tried else ""
+            refused = f"; {tried[-1].text} leaves too little memory" if tried else ""
             return Proposal(choice=choice, reason=f"The first that fits, by the memory planner{refused}.")
         if fit is Fit.TIGHT and tight is None:
             tight = choice
         tried.append(choice)
     if tight is not None:
-        return Proposal(choice=tight, reason="Tight, by the memory planner: nothing gentler on memory helps.")
+        return Proposal(
+            choice=tight, reason="Tight, by the memory planner: no other choice needs less memory."
+        )
     return Proposal(
         choice=tried[-1], reason="Does not fit, by the memory planner: take more workers or larger ones."
     )
@@ -91,7 +93,7 @@ def _unknown(answers: Answers, *, planned: bool) -> Proposal:
     """Return a proposal without a plan: stage 3 for several ranks, else stage 0."""
     why = "the memory of the workers is not known" if planned else "the size of the model is not known"
     stage = 3 if answers.num_ranks > 1 else 0
-    return Proposal(choice=Choice(stage=stage), reason=f"Not planned: {why}; zerotrain plan says more.")
+    return Proposal(choice=Choice(stage=stage), reason=f"Not planned: {why}; zerotrain plan shows more.")
 
 
 def _choices(answers: Answers) -> Iterator[Choice]:

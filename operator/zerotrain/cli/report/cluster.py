@@ -102,13 +102,13 @@ def _missing(job: Job, *, is_given: bool) -> str:
         return "There are no curves: the folder holds no history of this job."
     if job.is_finished or job.workers.running == 0:
         return (
-            "There are no curves: no worker runs that could be asked. The history lies beside the "
-            "checkpoints; mount their volume and give the job's folder: "
+            "There are no curves: no worker runs. The history is in the folder of the checkpoints; mount "
+            "their volume and give the job's folder: "
             f"zerotrain report {job.name} --history FOLDER."
         )
     return (
-        "There are no curves yet: the built-in trainer writes the history from its first step; a program of "
-        "your own has none."
+        "There are no curves yet: the built-in trainer writes the history from its first step on; other "
+        "programs write none."
     )
 
 

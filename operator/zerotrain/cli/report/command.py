@@ -34,15 +34,15 @@ def report(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Of a job in the cluster: its checkpoint folder, where its volume is mounted here. For "
-            "curves after the pods are gone.",
+            help="Checkpoint folder of a job in the cluster, if its volume is mounted here. It gives the "
+            "curves after the pods are deleted.",
         ),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run: loss, gradient norm, where the time of a step goes,
-    memory against plan, restarts on the time line, checkpoints.
+    """Write one self-contained HTML page about a run: loss, gradient norm, the parts of a step's time, memory
+    against plan, restarts on the time line, checkpoints.
 
-    A name that is a folder here means the folder.
+    If a folder has the given name, the command reports on the folder.
     """
     _need("matplotlib", "jinja2")
     from zerotrain.cli.report.cluster import of_job

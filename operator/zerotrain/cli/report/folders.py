@@ -39,8 +39,8 @@ _JOB_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 """Form of a job's name, as Kubernetes requires it."""
 
 NO_HISTORY = (
-    "There are no curves: no history was found. The built-in trainer writes it beside the checkpoints; a "
-    "program of your own has none."
+    "There are no curves: no history was found. The built-in trainer writes it into the folder of the "
+    "checkpoints; other programs write none."
 )
 
 

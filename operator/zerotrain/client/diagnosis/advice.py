@@ -36,14 +36,14 @@ def _operator(case: Case) -> Iterator[Advice]:
     job = case.job
     meta, manager = Fields(job.raw).part("metadata"), Fields(job.raw).part("spec").text("managedBy")
     if manager and manager != MANAGER:
-        yield Advice(text=f"spec.managedBy is {manager}: that controller looks after the job, not zerotrain.")
+        yield Advice(text=f"spec.managedBy is {manager}: that controller manages the job, not zerotrain.")
         return
     seen = Fields(job.raw).part("status").count("observedGeneration")
     behind = seen < meta.count("generation")
     age_s = (case.now - job.created).total_seconds() if job.created is not None else 0.0
     if (not job.phase and age_s > UNSEEN_S) or (job.phase and behind and age_s > UNREAD_S):
         yield Advice(
-            text="No operator has looked at the newest version of the job. Is it running, and does it watch "
+            text="No operator has processed the newest version of the job. Is it running, and does it watch "
             "this namespace?",
             command="kubectl get pods -A -l app.kubernetes.io/component=operator",
         )
@@ -55,12 +55,12 @@ def _stalled(case: Case) -> Iterator[Advice]:
         return
     if reason == "DoesNotFit":
         yield Advice(
-            text="Take the nearest configuration that the message names, or ask for more memory; see the "
-            "numbers of every tier with your job file.",
+            text="Use the nearest configuration that the message names, or request more memory. This command "
+            "shows the numbers of every tier:",
             command="zerotrain plan JOB.YAML",
         )
         yield Advice(
-            text="If you know better than the planner, start it all the same.",
+            text="If the planner is wrong, start the job anyway.",
             command=case.kubectl(f"annotate ztj {job.name} {ANNOTATION_IGNORE_MEMORY_PLAN}=true"),
         )
         return
@@ -90,7 +90,7 @@ def _failed(case: Case) -> Iterator[Advice]:
         if newest.reason == "OutOfMemory" and not newest.container:
             yield Advice(
                 text="Raise resources.memory (or take more ranks, offloading, or a smaller micro batch); the "
-                "plan says how much is needed.",
+                "plan shows how much is needed.",
                 command="zerotrain plan JOB.YAML",
             )
         if newest.log or newest.pod:
@@ -143,16 +143,16 @@ def _waiting(case: Case) -> Iterator[Advice]:
     elastic = "elastic" in job.spec
     if "Unschedulable" in reasons:
         less = (
-            "lower spec.workers" if elastic else "ask for less (resources, workers, scheduling.nodeSelector)"
+            "lower spec.workers" if elastic else "request less (resources, workers, scheduling.nodeSelector)"
         )
         yield Advice(
-            text=f"The cluster has no room for all workers at once. Wait, add nodes, or {less}.",
+            text=f"The cluster has no capacity for all workers at once. Wait, add nodes, or {less}.",
             command="kubectl describe nodes | grep -A8 'Allocated resources'",
         )
     if "GaveBack" in reasons:
         yield Advice(
             text="The job got a part of its pods or nodes and gave it back; it tries again by itself. If "
-            "that repeats, raise the quota, add nodes, ask for less, or give it a queue (queueName).",
+            "that repeats, raise the quota, add nodes, request less, or give it a queue (queueName).",
             command=case.kubectl("describe resourcequota"),
         )
     if "QueueMissing" in reasons:
@@ -163,7 +163,7 @@ def _waiting(case: Case) -> Iterator[Advice]:
         yield Advice(text="Install what scheduling.gang names, or use Auto or None.")
     if "Queued" in reasons or "QueueEvicted" in reasons:
         yield Advice(
-            text="Its queue decides; look at the queue's own words.",
+            text="The job waits for its queue; see what the queue reports.",
             command=case.kubectl(f"get workloads.kueue.x-k8s.io -l zerotrain.dev/job={job.name}"),
         )
     if "InitContainerRuns" in reasons:
@@ -177,8 +177,8 @@ def _held_up(case: Case) -> Iterator[Advice]:
     if hang is not None and hang.attempt == job.attempt:
         rank = f"--rank {hang.rank}" if hang.rank is not None else ""
         yield Advice(
-            text="The operator ends the attempt by itself unless hangPolicy.action is Report. See where the "
-            "ranks stand.",
+            text="The operator ends the attempt by itself unless hangPolicy.action is Report. See the "
+            "stacks of the ranks.",
             command=case.kubectl(f"get configmap {hang.stacks} -o jsonpath='{{.data.summary\\.txt}}'")
             if hang.stacks
             else case.zerotrain("logs", rank),
@@ -190,7 +190,7 @@ def _held_up(case: Case) -> Iterator[Advice]:
         )
     silent = case.reason("Progressing", "False") == "StepStale"
     if silent and hang is None:
-        yield Advice(text="The step does not move; look at the ranks.", command=case.zerotrain("top"))
+        yield Advice(text="The step does not advance; look at the ranks.", command=case.zerotrain("top"))
 
 
 def _memory(case: Case) -> Iterator[Advice]:

@@ -12,16 +12,16 @@ from zerotrain.client.observed import Pod
 from zerotrain.client.status_records import Culprit
 
 _PHASES = {
-    "": "nobody has looked at the job yet",
-    "Queued": "waits for its turn or for room; it holds nothing",
+    "": "the operator has not seen the job yet",
+    "Queued": "waits in a queue or for capacity; it holds no resources",
     "Pending": "pods are being created or wait for nodes",
     "Starting": "all pods run; the ranks are on their way to the first step",
     "Running": "trains",
-    "Restarting": "the pods of the last attempt go, then the next one starts",
+    "Restarting": "the pods of the last attempt are deleted, then the next attempt starts",
     "Yielding": "the ranks checkpoint and stop, to go on elsewhere or in another size",
     "Suspending": "the ranks checkpoint and stop",
-    "Suspended": "is suspended and holds nothing",
-    "Stalled": "waits for you to correct it",
+    "Suspended": "is suspended and holds no resources",
+    "Stalled": "waits until you correct it",
     "Completed": "is complete",
     "Failed": "has failed",
 }

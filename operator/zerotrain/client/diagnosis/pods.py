@@ -19,14 +19,14 @@ def refused(case: Case, reasons: set[str]) -> Iterator[Advice]:
     """Advise on objects that the API server rejects."""
     if "QuotaExceeded" in reasons:
         yield Advice(
-            text="A quota of the namespace leaves no room for the job's objects: raise it, end something "
-            "else, or ask for less.",
+            text="A quota of the namespace has no capacity left for the job's objects: raise it, delete "
+            "something else, or request less.",
             command=case.kubectl("describe resourcequota"),
         )
     if "ApiRefused" in reasons:
         yield Advice(
-            text="The API server refuses the job's objects: correct in the job, or allow in the namespace, "
-            "what the message names.",
+            text="The API server rejects the job's objects: correct the job, or allow in the namespace what "
+            "the message names.",
             command=case.kubectl(f"edit ztj {case.job.name}"),
         )
     found = case.job.condition("Reconciling")
@@ -34,14 +34,14 @@ def refused(case: Case, reasons: set[str]) -> Iterator[Advice]:
         kind, name, *_ = (*found.message.split(" "), "", "")
         if _NAME.fullmatch(f"{kind}/{name}") and " is left over from an earlier job " in found.message:
             yield Advice(
-                text=f"{kind} {name} is a leftover of an earlier job of this name: see whether its pods "
+                text=f"{kind} {name} remains from an earlier job of this name: check whether its pods "
                 "still run before you delete it.",
                 command=case.kubectl(f"get pods -l zerotrain.dev/job={case.job.name} --show-labels"),
             )
         elif _NAME.fullmatch(f"{kind}/{name}"):
             # The owner decides whether it may be deleted: no command here deletes it unseen.
             yield Advice(
-                text=f"{kind} {name} stands where the job's own has to be: look whose it is, then delete "
+                text=f"{kind} {name} has the name that the job needs: find out who owns it, then delete "
                 "it or rename the job.",
                 command=case.kubectl(f"get {kind.lower()} {name} -o yaml"),
             )
@@ -65,7 +65,7 @@ def late(case: Case) -> Iterator[Advice]:
         age_s = (case.now - pod.created).total_seconds() if pod.created is not None else 0.0
         if pod.node and not pod.deleting and pod.exit_code is None and age_s > LATE_S:
             yield Advice(
-                text=f"Pod {pod.name} has a node and has not started: see what its kubelet says.",
+                text=f"Pod {pod.name} has a node and has not started: see what its kubelet reports.",
                 command=case.kubectl(f"describe pod {pod.name}"),
             )
             return
