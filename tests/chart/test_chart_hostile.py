@@ -165,7 +165,7 @@ def test_helm_drops_what_the_schema_refuses(renderer: Helm) -> None:
     assert not deployment["spec"]["template"]["metadata"]["annotations"]
 
 
-PLAIN_AND_ODD = {
+PLAIN_AND_AMBIGUOUS = {
     "plaina": "123",
     "plainb": "true",
     "plainc": "1e3",
@@ -186,7 +186,7 @@ PLAIN_AND_ODD = {
 """Name -> one that YAML reads as a number, a date, a boolean or null unless it is quoted."""
 
 
-def names(*, odd: bool) -> dict[str, Any]:
+def names(*, ambiguous: bool) -> dict[str, Any]:
     """Return values with a name of their own in every place that takes one."""
     values = {
         "watch": {"namespaces": ["plaina", "plainb"]},
@@ -205,13 +205,13 @@ def names(*, odd: bool) -> dict[str, Any]:
         "commonLabels": {"plaine": "plaina"},
         **{kind: {"enabled": True} for kind in ("podMonitor", "serviceMonitor", "prometheusRule")},
     }
-    return renamed(values) if odd else values
+    return renamed(values) if ambiguous else values
 
 
 def renamed(value: Any) -> Any:
     """Return the same value with the odd names, in keys and in texts."""
     text = json.dumps(value)
-    return json.loads(re.sub("plain[a-p]", lambda found: PLAIN_AND_ODD[found[0]], text))
+    return json.loads(re.sub("plain[a-p]", lambda found: PLAIN_AND_AMBIGUOUS[found[0]], text))
 
 
 def comparable(manifests: Manifests) -> list[str]:
@@ -222,11 +222,13 @@ def comparable(manifests: Manifests) -> list[str]:
 def test_names_stay_texts_whatever_they_look_like(renderer: Helm) -> None:
     """Structure and types do not depend on the names of releases, namespaces, Secrets and labels."""
     plain = Helm(program=renderer.program, home=renderer.home, namespace="plaina")
-    odd = Helm(program=renderer.program, home=renderer.home, namespace=PLAIN_AND_ODD["plaina"])
+    ambiguous = Helm(program=renderer.program, home=renderer.home, namespace=PLAIN_AND_AMBIGUOUS["plaina"])
     for release in ("plainb", "plaine", "plainf", "plainp"):
-        wanted = render(plain, names(odd=False), release)
+        wanted = render(plain, names(ambiguous=False), release)
         assert len(wanted) > 20
-        assert comparable(render(odd, names(odd=True), PLAIN_AND_ODD[release])) == comparable(renamed(wanted))
+        assert comparable(
+            render(ambiguous, names(ambiguous=True), PLAIN_AND_AMBIGUOUS[release])
+        ) == comparable(renamed(wanted))
 
 
 @pytest.mark.tools
@@ -262,9 +264,9 @@ def test_the_longest_names_stay_within_their_limits(renderer: Helm, release: str
 
 @pytest.mark.tools
 @pytest.mark.parametrize("release", ["123", "9a", "a.b"])
-def test_a_release_that_cannot_name_a_service_is_told_the_way_out(renderer: Helm, release: str) -> None:
-    said = refusal(renderer, {}, release)
-    assert f'give fullnameOverride: "{release}-zerotrain"' in said
+def test_a_release_that_cannot_name_a_service_gets_the_way_out(renderer: Helm, release: str) -> None:
+    message = refusal(renderer, {}, release)
+    assert f'give fullnameOverride: "{release}-zerotrain"' in message
     found = render(renderer, {"fullnameOverride": "trainer"}, release)
     assert named(found, "Service")["metadata"]["name"] == "trainer-operator-metrics"
     assert (
@@ -387,10 +389,10 @@ def merged(into: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.tools
-def test_helm_refuses_each_and_says_where(renderer: Helm) -> None:
+def test_helm_refuses_each_and_names_the_place(renderer: Helm) -> None:
     values: dict[str, Any] = {}
     for wrong, _ in REFUSED:
         assert not SCHEMA.is_valid(wrong), wrong
         merged(values, wrong)
-    said = refusal(renderer, values)
-    assert [place for _, place in REFUSED if place not in said] == []
+    message = refusal(renderer, values)
+    assert [place for _, place in REFUSED if place not in message] == []

@@ -109,8 +109,8 @@ def test_a_job_trains_on_through_upgrade_rollback_uninstall_and_a_new_installati
     release.run("rollback", RELEASE, "1", "--wait", "--timeout", "5m")
     assert job.pods == pods
 
-    said = release.uninstall("--wait")
-    assert CRD_NAME in said, "helm names what it keeps"
+    output = release.uninstall("--wait")
+    assert CRD_NAME in output, "helm names what it keeps"
     assert node_cluster.get("deployments", "-n", NAMESPACE)["items"] == []
     job.goes_on(by_status=False)
     assert job.pods == pods

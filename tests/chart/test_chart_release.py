@@ -73,19 +73,19 @@ def environ(cluster: Cluster) -> Mapping[str, str]:
 
 
 def test_install_upgrade_rollback_uninstall_and_again(cluster: Cluster, release: Helm) -> None:
-    said = release.install()
+    output = release.install()
     first = key(cluster)
     assert len(first) == 64
-    assert "the whole cluster" in said
-    assert "jobs.extraHttpCidrs" in said
+    assert "the whole cluster" in output
+    assert "jobs.extraHttpCidrs" in output
     cluster.apply(JOB, namespace="default")
     job = cluster.get("ztj", "gpt", "-n", "default")["metadata"]["uid"]
 
-    said += release.upgrade(values={"operator": {"replicas": 2, "resyncSeconds": 120}})
+    output += release.upgrade(values={"operator": {"replicas": 2, "resyncSeconds": 120}})
     assert deployment(cluster)["spec"]["replicas"] == 2
     assert environ(cluster)["ZEROTRAIN_OPERATOR_RESYNC_SECONDS"] == "120"
     assert cluster.get("pdb", "-n", NAMESPACE)["items"][0]["spec"]["maxUnavailable"] == 1
-    said += release.run("get", "all", RELEASE) + release.run("get", "manifest", RELEASE)
+    output += release.run("get", "all", RELEASE) + release.run("get", "manifest", RELEASE)
 
     release.run("rollback", RELEASE, "1")
     assert deployment(cluster)["spec"]["replicas"] == 1
@@ -97,16 +97,16 @@ def test_install_upgrade_rollback_uninstall_and_again(cluster: Cluster, release:
     assert cluster.get("clusterroles", "-l", "app.kubernetes.io/name=zerotrain")["items"] == []
     assert cluster.get("ztj", "gpt", "-n", "default")["metadata"]["uid"] == job
 
-    said += release.install()
+    output += release.install()
     assert cluster.get("ztj", "gpt", "-n", "default")["metadata"]["uid"] == job
     assert key(cluster) == first, "jobs that run know tokens of the first key"
-    assert first not in said
-    assert base64.b64encode(first.encode()).decode() not in said
+    assert first not in output
+    assert base64.b64encode(first.encode()).decode() not in output
 
 
 def test_without_keep_the_custom_resource_goes_with_the_release(cluster: Cluster, release: Helm) -> None:
-    said = release.install(values={"crds": {"keep": False}})
-    assert "deletes the custom resource, and with it every job" in said
+    output = release.install(values={"crds": {"keep": False}})
+    assert "deletes the custom resource, and with it every job" in output
     release.uninstall("--wait")
     assert cluster.kubectl("get", "crd", CRD_NAME, check=False).returncode != 0
 
@@ -218,7 +218,7 @@ def refused(cluster: Cluster, calls: set[Call], namespace: str | None) -> set[Ca
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": reviews})
     shown = "jsonpath={.status.allowed}{' '}"
     allowed = cluster.kubectl("create", "-f", "-", "-o", shown, input=text).stdout.split()
-    return {call for call, said in zip(order, allowed, strict=True) if said != "true"}
+    return {call for call, answer in zip(order, allowed, strict=True) if answer != "true"}
 
 
 def test_in_single_namespaces_the_operator_may_act_there_and_nowhere_else(

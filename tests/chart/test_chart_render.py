@@ -143,7 +143,7 @@ def test_every_pod_is_of_the_restricted_level(rendered: dict[str, Manifests], tm
     assert policy_level([planted], tmp_path) == "privileged"
 
 
-def test_every_object_says_where_it_belongs(rendered: dict[str, Manifests]) -> None:
+def test_every_object_has_its_namespace_and_labels(rendered: dict[str, Manifests]) -> None:
     cluster_scoped = {
         *("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "PriorityClass"),
         *POLICY,

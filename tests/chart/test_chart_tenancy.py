@@ -33,9 +33,7 @@ def groups(manifests: Manifests) -> list[dict[str, Any]]:
     return [group for item in rules for group in item["spec"]["groups"]]
 
 
-def test_the_pod_monitor_bounds_and_drops_as_the_servers_beside_a_cluster_do(
-    helm: Path, tmp_path: Path
-) -> None:
+def test_the_pod_monitor_bounds_and_drops_as_the_development_servers_do(helm: Path, tmp_path: Path) -> None:
     """A real Prometheus shows the effect of these settings in tests/monitoring."""
     mine = {"sourceLabels": ["__name__"], "regex": "mine", "action": "drop"}
     monitors = MONITORS | {"podMonitor": {"enabled": True, "metricRelabelings": [mine]}}

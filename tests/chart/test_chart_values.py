@@ -129,15 +129,15 @@ def test_helm_refuses_a_typo_and_names_it(renderer: Helm) -> None:
 
 @pytest.mark.tools
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is needed"),
         ({"prometheusRule": {"enabled": True, "disabled": ["ZeroTrainTypo"]}}, 'no alert "ZeroTrainTypo"'),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(
-    renderer: Helm, values: dict[str, Any], said: str
+    renderer: Helm, values: dict[str, Any], message: str
 ) -> None:
     refused = renderer.attempt("template", "zerotrain", CHART, values=values)
     assert refused.returncode != 0
-    assert said in refused.stderr
+    assert message in refused.stderr

@@ -196,7 +196,7 @@ def test_folders_that_are_not_there(command: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_a_side_without_a_checkpoint_is_told_with_the_way_to_look(tmp_path: Path) -> None:
+def test_a_side_without_a_checkpoint_is_reported_with_a_next_step(tmp_path: Path) -> None:
     error = CliRunner().invoke(app, ["checkpoint", "diff", str(tmp_path), str(tmp_path)]).exception
     assert isinstance(error, CliError)
     assert (error.code, "holds no whole checkpoint" in str(error)) == (ExitCode.CHECKPOINT_UNUSABLE, True)

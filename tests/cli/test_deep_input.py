@@ -53,7 +53,7 @@ HOSTILE = {
 DEEP_JSON = '{"a":' * DEEP + "1" + "}" * DEEP
 
 
-def judge(done: Done, name: str) -> None:
+def check_failure(done: Done, name: str) -> None:
     assert done.code == int(ExitCode.BAD_CONFIG)
     assert "Traceback" not in done.err + done.out
     assert name in done.err + done.out
@@ -71,7 +71,7 @@ def test_documents(text: str) -> None:
 def test_job_files(command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(HOSTILE[name])
-    judge(zerotrain(*command.split(), "job.yaml"), "job.yaml")
+    check_failure(zerotrain(*command.split(), "job.yaml"), "job.yaml")
 
 
 @pytest.mark.parametrize("command", ["config show", "config check"])
@@ -79,7 +79,7 @@ def test_job_files(command: str, name: str, tmp_path: Path, monkeypatch: pytest.
 def test_configurations(command: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ds_config.json").write_text(text)
-    judge(zerotrain(*command.split(), "ds_config.json"), "ds_config.json")
+    check_failure(zerotrain(*command.split(), "ds_config.json"), "ds_config.json")
 
 
 @pytest.mark.parametrize("text", [DEEP_JSON, "[" * DEEP, '{"hidden_size": ' + "1" * 5000 + "}"])
@@ -87,7 +87,7 @@ def test_model_folders(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(text)
-    judge(
+    check_failure(
         zerotrain("init", "job.yaml", "--model", "/models/m", "--model-config", tmp_path / "model"),
         "config.json",
     )
@@ -99,7 +99,7 @@ def test_what_nothing_has_counted_before_ends_with_the_code_as_well(monkeypatch:
 
     monkeypatch.setattr("zerotrain.cli.main.app", endless)
     done = zerotrain("plan", "job.yaml")
-    judge(done, "nests its values too deeply")
+    check_failure(done, "nests its values too deeply")
 
 
 def test_the_depth_that_is_allowed_is_read() -> None:

@@ -15,5 +15,5 @@ def test_an_error_holds_no_control_characters(capsys: pytest.CaptureFixture[str]
             "first \x1b]0;owned\x07[bold]\nsecond \x9b2J\u202e", code=64, next_step="type \x1b[2Jthis\x07"
         )
     )
-    told = capsys.readouterr().err
-    assert told == "error (64): first [bold]\nsecond \nnext: type this?\n"
+    text = capsys.readouterr().err
+    assert text == "error (64): first [bold]\nsecond \nnext: type this?\n"

@@ -82,7 +82,7 @@ def test_both_commands_write_what_was_trained(stage: int, tmp_path: Path) -> Non
     assert all(torch.equal(first[name], original.state_dict()[name]) for name in first)
 
 
-def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="holds no whole checkpoint"):
         command("export", tmp_path, tmp_path / "out")
     (tmp_path / "ds" / "step1").mkdir(parents=True)

@@ -38,13 +38,13 @@ def problems_of(path: str, command: Any) -> list[str]:
     if not (command.help or "").strip():
         found.append(f"{path}: no help")
     for parameter in command.params:
-        told = parameter.param_type_name == "argument" or parameter.hidden or parameter.help
-        if not told:
+        is_described = parameter.param_type_name == "argument" or parameter.hidden or parameter.help
+        if not is_described:
             found.append(f"{path}: {parameter.name} has no help")
     return found
 
 
-def test_every_command_says_what_it_does_and_gives_an_example() -> None:
+def test_every_command_has_a_description_and_an_example() -> None:
     assert len(TREE) > 20
     assert [line for path, command in TREE.items() for line in problems_of(path, command)] == []
 

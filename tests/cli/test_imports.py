@@ -68,8 +68,8 @@ def heavy(modules: list[str]) -> list[str]:
     ],
 )
 def test_what_only_prints_text_imports_nothing_heavy(args: list[str]) -> None:
-    code, modules, told = run(*args)
-    assert code == 0, told
+    code, modules, output = run(*args)
+    assert code == 0, output
     assert heavy(modules) == []
 
 
@@ -106,10 +106,10 @@ def test_the_check_sees_a_heavy_import() -> None:
         ("torch", ["import", ".", "."]),
     ],
 )
-def test_without_the_runtime_a_command_says_what_to_install(missing: str, args: list[str]) -> None:
-    code, _, told = run("checkpoint", *args, without=(missing,))
+def test_without_the_runtime_a_command_names_what_to_install(missing: str, args: list[str]) -> None:
+    code, _, output = run("checkpoint", *args, without=(missing,))
     assert code == CommandExit.INVALID
     needed = "the runtime" if missing == "zerotrain.runtime" else missing
-    assert f"this command needs {needed}, which is not installed" in told
-    assert "pip install 'zerotrain[runtime]'" in told
-    assert "Traceback" not in told
+    assert f"this command needs {needed}, which is not installed" in output
+    assert "pip install 'zerotrain[runtime]'" in output
+    assert "Traceback" not in output

@@ -100,7 +100,7 @@ def test_a_correct_file_becomes_the_operators_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_a_claim_beside_the_job_is_left_to_kubectl() -> None:
+def test_a_claim_in_the_jobs_file_is_left_to_kubectl() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: c}\n---\n"
     assert parse_job(claim + JOB, source="job.yaml").job.name == "gpt"
 
@@ -160,7 +160,7 @@ def test_two_jobs_in_one_file_are_refused() -> None:
 
 
 @pytest.mark.unit
-def test_all_problems_are_told_at_once_but_not_without_end() -> None:
+def test_all_problems_are_listed_at_once_up_to_a_limit() -> None:
     text = errors(JOB.replace("steps: 1e3", "steps: -1").replace("heads: 4", "heads: 0"))
     assert "spec.steps" in text
     assert "spec.model.gpt.heads" in text

@@ -134,7 +134,7 @@ def test_what_the_doctor_finds(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_what_is_told_of_a_job(form: str, tmp_path: Path) -> None:
+def test_the_records_of_a_job(form: str, tmp_path: Path) -> None:
     raw = job({"phase": "Failed"}).raw
 
     def answer(path: str) -> tuple[int, bytes]:

@@ -79,7 +79,7 @@ def test_a_job_that_fits(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_samples_of_a_factorys_model_are_as_long_as_the_job_says(tmp_path: Path) -> None:
+def test_samples_of_a_factorys_model_have_the_length_in_the_job(tmp_path: Path) -> None:
     path = job_file(tmp_path, model={"factory": {"function": "pkg.mod:build", "context": 32_768}})
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 131_072}))
     done = plan(path, "--model-config", tmp_path, "--gpu", "H100")
@@ -92,9 +92,9 @@ def test_a_job_that_does_not(tmp_path: Path) -> None:
     resources = {"gpus": {"count": 2, "memory": "40Gi"}, "memory": "512Gi"}
     done = plan(job_file(tmp_path, resources=resources), "--model-config", tmp_path, "--rate", "tflops=200")
     assert done.exit_code == 67
-    verdict, way_out = done.output.splitlines()[:2]
-    assert verdict.startswith("llama: DoesNotFit: each GPU needs ")
-    assert "40.0 GiB (spec.resources.gpus.memory)" in verdict
+    first_line, way_out = done.output.splitlines()[:2]
+    assert first_line.startswith("llama: DoesNotFit: each GPU needs ")
+    assert "40.0 GiB (spec.resources.gpus.memory)" in first_line
     assert way_out.startswith("Nearest that fits: ")
     assert '"offload_optimizer": {"device": "cpu"}' in way_out
     assert "one step of the nearest that fits, estimated" in done.output
@@ -102,7 +102,7 @@ def test_a_job_that_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_the_way_out_costs_what_its_own_plan_says(tmp_path: Path) -> None:
+def test_the_way_out_costs_as_much_as_in_its_own_plan(tmp_path: Path) -> None:
     """Proposals have more workers, and so more samples in a step, only where the batch can be shared."""
     recompute = {"activation_checkpointing": {}, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     resources = {"gpus": {"count": 2, "memory": "40Gi"}, "memory": "32Gi"}
@@ -173,7 +173,7 @@ def test_what_cannot_be_planned(
 
 
 @pytest.mark.ranks
-def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
+def test_the_command_names_the_next_step(tmp_path: Path) -> None:
     done = zerotrain("plan", job_file(tmp_path))
     assert done.returncode == 64
     assert done.stderr.startswith("error (64):")

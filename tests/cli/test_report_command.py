@@ -235,7 +235,7 @@ def test_a_live_job_with_what_its_worker_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_job_whose_pods_are_gone_says_what_is_missing() -> None:
+def test_the_report_of_a_job_without_pods_names_what_is_missing() -> None:
     client: Any = FakeClient(job_object(phase="Completed", completionTime="2026-11-21T22:00:00Z"), None)
     report = of_job(client, "gpt", history_folder=None)
     assert "--history" in report.notes[0]

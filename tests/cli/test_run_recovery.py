@@ -30,7 +30,7 @@ while step == 10 and ATTEMPT == 1 and not (folder / "go").exists():
 """Code that holds the first attempt until the test has done what it wants to do to it."""
 
 
-def test_job_runs_to_its_end_and_says_so(tmp_path: Path) -> None:
+def test_job_runs_to_its_end_and_reports_it(tmp_path: Path) -> None:
     done = zerotrain("run", job_file(tmp_path), "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tiny is complete" in done.stdout
@@ -134,7 +134,7 @@ def test_killed_command_lets_the_ranks_checkpoint_and_end(tmp_path: Path) -> Non
     assert termination["code"] == 75
 
 
-def test_yield_by_somebody_else_is_resumed_without_charge(tmp_path: Path) -> None:
+def test_yield_by_another_process_is_resumed_without_charge(tmp_path: Path) -> None:
     job = job_file(tmp_path, "if step == 3 and ATTEMPT == 1: stop.append(1)")
     done = zerotrain("run", job, "--run-dir", tmp_path / "run", "--max-restarts", "0")
     assert done.returncode == 0, done.stdout

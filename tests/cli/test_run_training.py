@@ -80,7 +80,7 @@ def test_killed_rank_costs_steps_but_changes_no_loss(job: Path, tmp_path: Path) 
         assert (after.step, after.loss, after.grad_norm) == (STEPS, before.loss, before.grad_norm)
 
 
-def test_unreadable_data_ends_the_job_once_and_says_what_to_do(job: Path, tmp_path: Path) -> None:
+def test_unreadable_data_ends_the_job_once_with_a_next_step(job: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with running(job, tmp_path / "run", "--data", str(empty)) as command:

@@ -115,7 +115,7 @@ async def test_a_lost_cluster_keeps_the_picture_and_a_lost_job_ends_it() -> None
     assert app.return_value == "there is no job gpt"
 
 
-async def test_a_pause_asks_nobody() -> None:
+async def test_a_pause_sends_no_requests() -> None:
     asked: list[int] = []
 
     def take() -> Snapshot:

@@ -86,14 +86,14 @@ def test_a_checkpoint_that_is_gone_is_as_bad_as_a_damaged_one(
 ) -> None:
     folder = saved(tmp_path)
     lose(folder)
-    code, told = run("verify", folder, TAG)
-    first, *_, last = told.splitlines()
+    code, output = run("verify", folder, TAG)
+    first, *_, last = output.splitlines()
     assert (code, first) == (ExitCode.CHECKPOINT_UNUSABLE, f"{TAG}: missing")
     assert LOST[lose].format(folder=folder) in last
     # The advice; the job's status shows only the last line.
     assert (f"zerotrain checkpoint ls {folder}" in last) is folder.exists()
-    code, told = run("verify", folder, TAG, "-o", "json")
-    assert (code, last.strip() in told) == (ExitCode.CHECKPOINT_UNUSABLE, True)
+    code, output = run("verify", folder, TAG, "-o", "json")
+    assert (code, last.strip() in output) == (ExitCode.CHECKPOINT_UNUSABLE, True)
 
 
 def _torch_save(path: Path) -> None:
@@ -135,13 +135,13 @@ def _without_records(path: Path) -> None:
         (path / name).unlink()
 
 
-def _without_records_and_told_so(path: Path) -> None:
+def _without_files_but_a_damage_mark(path: Path) -> None:
     for file in path.iterdir():
         file.unlink()
     (path / "DAMAGED").write_text("{}")
 
 
-@pytest.mark.parametrize("lose", [_without_records, _without_records_and_told_so, shutil.rmtree])
+@pytest.mark.parametrize("lose", [_without_records, _without_files_but_a_damage_mark, shutil.rmtree])
 def test_one_of_ours_under_a_tag_is_as_bad_as_damaged(lose: Callable[[Path], None], tmp_path: Path) -> None:
     """The tag could be any program's, but the files are ours; where no file is left there is no other
     format.
@@ -150,17 +150,17 @@ def test_one_of_ours_under_a_tag_is_as_bad_as_damaged(lose: Callable[[Path], Non
     (folder / TAG).rename(folder / "best")
     assert run("verify", folder, "best")[0] == 0
     lose(folder / "best")
-    code, told = run("verify", folder, "best")
-    assert (code, told.splitlines()[0]) == (ExitCode.CHECKPOINT_UNUSABLE, "best: missing")
+    code, output = run("verify", folder, "best")
+    assert (code, output.splitlines()[0]) == (ExitCode.CHECKPOINT_UNUSABLE, "best: missing")
 
 
 PASSES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTUNREACH)
-CANNOT_TELL = (errno.EACCES, errno.ENAMETOOLONG)
+UNCLEAR = (errno.EACCES, errno.ENAMETOOLONG)
 
 
 @pytest.mark.parametrize("where", ["{folder}", "{folder}/{tag}", "{folder}/{tag}/COMMIT"])
-@pytest.mark.parametrize("code", [*PASSES, *CANNOT_TELL], ids=errno.errorcode.get)
-def test_where_it_cannot_be_told_whether_it_is_there_nothing_is_said_of_it(
+@pytest.mark.parametrize("code", [*PASSES, *UNCLEAR], ids=errno.errorcode.get)
+def test_where_existence_is_unclear_nothing_is_reported_about_the_checkpoint(
     where: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The volume's root, the checkpoint's folder or a record in it answers every `stat` with this error."""
@@ -174,9 +174,9 @@ def test_where_it_cannot_be_told_whether_it_is_there_nothing_is_said_of_it(
         return stat(path, *more, **options)
 
     monkeypatch.setattr(os, "stat", failing)
-    ended, told = run("verify", folder, TAG)
-    assert ended == (ExitCode.STORAGE_FAILED if code in PASSES else ExitCode.BAD_CONFIG), told
-    assert os.strerror(code) in told
+    ended, output = run("verify", folder, TAG)
+    assert ended == (ExitCode.STORAGE_FAILED if code in PASSES else ExitCode.BAD_CONFIG), output
+    assert os.strerror(code) in output
 
 
 def test_without_a_name_an_empty_folder_is_a_wrong_word_of_the_user(tmp_path: Path) -> None:

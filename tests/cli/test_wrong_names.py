@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.client.test_errors_live import ABOUT_A_JOB, judge, with_a_cluster
+from tests.client.test_errors_live import ABOUT_A_JOB, check_failure, with_a_cluster
 from tests.support.commands import zerotrain
 from zerotrain.cli.document import leaves
 from zerotrain.cli.main import app
@@ -59,11 +59,11 @@ def test_what_is_not_there_is_named_with_the_way_out(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    judge(zerotrain(*command.split(), *GIVEN[command]), CommandExit.INVALID, NONE)
+    check_failure(zerotrain(*command.split(), *GIVEN[command]), CommandExit.INVALID, NONE)
     assert list(tmp_path.iterdir()) == [], "something was written"
 
 
-def test_tables_tell_of_what_is_not_there(tmp_path: Path) -> None:
+def test_tables_report_what_does_not_exist(tmp_path: Path) -> None:
     missing = tmp_path / NONE
     done = zerotrain("config", "check", missing, env={"COLUMNS": "300"})
     assert (done.code, str(missing) in done.out) == (CommandExit.INVALID, True)

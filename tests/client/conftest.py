@@ -36,7 +36,7 @@ def api(control_plane: Cluster) -> KubeJson:
 
 
 @pytest.fixture
-def nobody(control_plane: Cluster, namespace: str, tmp_path: Path) -> Path:
+def unprivileged(control_plane: Cluster, namespace: str, tmp_path: Path) -> Path:
     """Kubeconfig of a user without any right."""
     control_plane.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
     token = control_plane.kubectl("create", "token", "nobody", "-n", namespace).stdout.strip()

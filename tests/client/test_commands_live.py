@@ -102,11 +102,11 @@ def test_from_submit_over_a_failure_and_a_suspension_to_delete(
     logs.texts |= {f"gpt-1-{worker}": log_of(worker, 40, stamped=False) for worker in (0, 1)}
     double.end("gpt-1-1", 1, exception="RuntimeError: \x1b[2Jboom")
     wait_until(lambda: len(double.trainings()) == 2, "the second attempt")
-    told = ok(run("describe", "gpt"))
-    assert re.search(r"! attempt 1 ended at step \d+: RankFailed \(rank 2, pod gpt-1-1, node double-", told)
-    assert "RuntimeError: boom" in told
-    assert f"zerotrain logs gpt -n {namespace} --attempt 1" in told
-    assert "\x1b" not in told
+    text = ok(run("describe", "gpt"))
+    assert re.search(r"! attempt 1 ended at step \d+: RankFailed \(rank 2, pod gpt-1-1, node double-", text)
+    assert "RuntimeError: boom" in text
+    assert f"zerotrain logs gpt -n {namespace} --attempt 1" in text
+    assert "\x1b" not in text
 
     kept = run("logs", "gpt", "--attempt", "1", "--rank", "2")
     assert kept.out.splitlines()[-1].endswith("line 39 of rank 2")
@@ -173,7 +173,7 @@ def test_following_goes_on_into_the_next_attempt(
     assert set(seen) == {f"attempt {attempt} worker {worker}" for attempt in (1, 2) for worker in (0, 1)}
 
 
-def test_replacing_removes_what_the_file_no_longer_says(
+def test_replacing_removes_what_the_file_no_longer_has(
     control_plane: Cluster, run: Command, tmp_path: Path, namespace: str
 ) -> None:
     full = write_job(tmp_path, hangPolicy={"minTimeoutSeconds": 900}, suspend=True)
@@ -208,7 +208,7 @@ def test_what_may_not_change_is_refused_with_the_field(
     assert json.loads(ok(run("get", "gpt", "-o", "json")))["spec"].get("suspend") in (None, False)
 
 
-def test_a_job_that_fails_ends_the_wait_and_says_what_to_do(
+def test_a_job_that_fails_ends_the_wait_with_a_next_step(
     run: Command, job: Path, double: KubeletDouble, namespace: str
 ) -> None:
     ok(run("submit", job))
@@ -217,9 +217,9 @@ def test_a_job_that_fails_ends_the_wait_and_says_what_to_do(
     waited = run("wait", "gpt", "--for", "complete", "--timeout", "150")
     assert waited.code == CommandExit.JOB_FAILED
     assert f"next: zerotrain describe gpt -n {namespace}" in waited.err
-    told = ok(run("describe", "gpt"))
-    assert told.startswith("gpt has failed")
-    assert "correct data.path, or the volume that holds it" in told
+    text = ok(run("describe", "gpt"))
+    assert text.startswith("gpt has failed")
+    assert "correct data.path, or the volume that holds it" in text
     assert run("wait", "gpt", "--for", "failed").code == 0
     record = json.loads(ok(run("describe", "gpt", "-o", "json")))
     assert record["phase"] == "Failed"

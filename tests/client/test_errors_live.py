@@ -73,7 +73,7 @@ def write(path: Path, server: str, **user: str) -> Path:
     return path
 
 
-def judge(done: Done, code: CommandExit, *words: str) -> None:
+def check_failure(done: Done, code: CommandExit, *words: str) -> None:
     """Check that the command failed with the code, these words and a next step, without traceback or standard
     output.
     """
@@ -118,23 +118,23 @@ def test_with_the_cluster_down(tmp_path: Path, job_file: Path) -> None:
         kubeconfig = write(tmp_path / "kubeconfig", f"https://127.0.0.1:{port}")
         for command in all_commands(job_file).values():
             done = zerotrain(*command, kubeconfig=kubeconfig)
-            judge(done, CommandExit.UNREACHABLE, "127.0.0.1", "context here")
+            check_failure(done, CommandExit.UNREACHABLE, "127.0.0.1", "context here")
 
 
 @pytest.mark.unit
 def test_with_a_name_that_no_server_has(tmp_path: Path) -> None:
     kubeconfig = write(tmp_path / "kubeconfig", "https://cluster.invalid:6443")
-    judge(zerotrain("get", kubeconfig=kubeconfig), CommandExit.UNREACHABLE, "cannot be resolved")
+    check_failure(zerotrain("get", kubeconfig=kubeconfig), CommandExit.UNREACHABLE, "cannot be resolved")
 
 
 @pytest.mark.unit
 def test_without_a_kubeconfig_or_with_a_wrong_context(tmp_path: Path) -> None:
     missing = tmp_path / "none"
-    judge(zerotrain("get", kubeconfig=missing), CommandExit.NO_KUBECONFIG, str(missing))
+    check_failure(zerotrain("get", kubeconfig=missing), CommandExit.NO_KUBECONFIG, str(missing))
     env = {"KUBECONFIG": "", "HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": ""}
-    judge(zerotrain("get", env=env), CommandExit.NO_KUBECONFIG)
+    check_failure(zerotrain("get", env=env), CommandExit.NO_KUBECONFIG)
     there = write(tmp_path / "kubeconfig", "https://127.0.0.1:1")
-    judge(
+    check_failure(
         zerotrain("get", "--context", "prod", kubeconfig=there),
         CommandExit.NO_KUBECONFIG,
         "no context 'prod'",
@@ -142,7 +142,7 @@ def test_without_a_kubeconfig_or_with_a_wrong_context(tmp_path: Path) -> None:
     )
     broken = tmp_path / "broken"
     broken.write_text("clusters: [}")
-    judge(zerotrain("get", kubeconfig=broken), CommandExit.NO_KUBECONFIG, str(broken))
+    check_failure(zerotrain("get", kubeconfig=broken), CommandExit.NO_KUBECONFIG, str(broken))
 
 
 @pytest.mark.cluster
@@ -151,30 +151,36 @@ def test_with_a_wrong_name(control_plane: Cluster, served: str) -> None:
     control_plane.apply(raw, namespace=served)
     for name, command in ABOUT_A_JOB.items():
         done = zerotrain(*command, "-n", served, kubeconfig=control_plane.kubeconfig)
-        judge(done, CommandExit.NOT_FOUND, f"no job {JOB} in namespace {served}", "did you mean gpt-large")
+        check_failure(
+            done, CommandExit.NOT_FOUND, f"no job {JOB} in namespace {served}", "did you mean gpt-large"
+        )
         assert name in command
 
 
 @pytest.mark.cluster
 def test_in_a_namespace_that_does_not_exist(control_plane: Cluster, served: str, job_file: Path) -> None:
     done = zerotrain("submit", job_file, "-n", "nowhere", kubeconfig=control_plane.kubeconfig)
-    judge(done, CommandExit.NOT_FOUND, "there is no namespace nowhere", "kubectl create namespace nowhere")
+    check_failure(
+        done, CommandExit.NOT_FOUND, "there is no namespace nowhere", "kubectl create namespace nowhere"
+    )
 
 
 @pytest.mark.cluster
-def test_without_permission(served: str, nobody: Path, job_file: Path) -> None:
+def test_without_permission(served: str, unprivileged: Path, job_file: Path) -> None:
     for command in about_jobs(job_file).values():
-        done = zerotrain(*command, "-n", served, kubeconfig=nobody)
-        judge(done, CommandExit.FORBIDDEN, "cannot", "zerotrainingjobs", "zerotrain-editor")
-    done = zerotrain(*IN_PODS, "-n", served, kubeconfig=nobody)
-    judge(done, CommandExit.FORBIDDEN, "cannot create", "pods, pods/log and networkpolicies")
+        done = zerotrain(*command, "-n", served, kubeconfig=unprivileged)
+        check_failure(done, CommandExit.FORBIDDEN, "cannot", "zerotrainingjobs", "zerotrain-editor")
+    done = zerotrain(*IN_PODS, "-n", served, kubeconfig=unprivileged)
+    check_failure(done, CommandExit.FORBIDDEN, "cannot create", "pods, pods/log and networkpolicies")
     assert "could not be deleted" not in done.err
 
 
 @pytest.mark.cluster
-def test_with_a_token_that_nobody_knows(control_plane: Cluster, served: str, tmp_path: Path) -> None:
+def test_with_an_unknown_token(control_plane: Cluster, served: str, tmp_path: Path) -> None:
     kubeconfig = write_kubeconfig(control_plane, secrets.token_hex(8), tmp_path / "wrong.kubeconfig")
-    judge(zerotrain("get", "-n", served, kubeconfig=kubeconfig), CommandExit.UNAUTHENTICATED, "log in again")
+    check_failure(
+        zerotrain("get", "-n", served, kubeconfig=kubeconfig), CommandExit.UNAUTHENTICATED, "log in again"
+    )
 
 
 @pytest.mark.cluster
@@ -185,7 +191,7 @@ def test_where_zerotrain_is_not_installed(
     monkeypatch.setattr(reading, "GROUP", "zerotrain.example.org")
     for command in about_jobs(job_file).values():
         done = zerotrain(*command, "-n", namespace, kubeconfig=control_plane.kubeconfig)
-        judge(done, CommandExit.NOT_INSTALLED, "does not know ZeroTrainingJobs", "install the chart")
+        check_failure(done, CommandExit.NOT_INSTALLED, "does not know ZeroTrainingJobs", "install the chart")
 
 
 @pytest.mark.cluster
@@ -194,7 +200,7 @@ def test_a_wrong_field_is_refused_here_and_there(control_plane: Cluster, served:
     raw["spec"]["workres"] = 3
     job_file.write_text(json.dumps(raw))
     done = zerotrain("submit", job_file, "-n", served, kubeconfig=control_plane.kubeconfig)
-    judge(done, CommandExit.INVALID, "spec.workres", "did you mean workers")
+    check_failure(done, CommandExit.INVALID, "spec.workres", "did you mean workers")
     from zerotrain.client import Client, InvalidJobError
 
     client = Client.connect(control_plane.kubeconfig, namespace=served)
@@ -246,7 +252,7 @@ def test_with_a_server_whose_certificate_has_expired(
     server, authority = expired_server
     kubeconfig = trusting(tmp_path / "kubeconfig", server, authority)
     done = zerotrain("get", kubeconfig=kubeconfig)
-    judge(done, CommandExit.UNREACHABLE, "expired", "has to be renewed")
+    check_failure(done, CommandExit.UNREACHABLE, "expired", "has to be renewed")
 
 
 @pytest.mark.cluster
@@ -255,11 +261,13 @@ def test_with_another_authority_and_with_an_expired_client_certificate(
 ) -> None:
     other, _ = certificate(tmp_path, "other", days=10)
     kubeconfig = trusting(tmp_path / "kubeconfig", control_plane.api_url, other)
-    judge(zerotrain("get", kubeconfig=kubeconfig), CommandExit.UNREACHABLE, "trusts another authority")
+    check_failure(
+        zerotrain("get", kubeconfig=kubeconfig), CommandExit.UNREACHABLE, "trusts another authority"
+    )
     authority = tmp_path / "real.crt"
     authority.write_bytes(control_plane.ca)
     cert_file, key_file = certificate(tmp_path, "client", days=-2)
     user = {"client-certificate": str(cert_file), "client-key": str(key_file)}
     kubeconfig = trusting(tmp_path / "expired", control_plane.api_url, authority, **user)
     done = zerotrain("get", kubeconfig=kubeconfig)
-    judge(done, CommandExit.UNAUTHENTICATED, "your client certificate", "expired at")
+    check_failure(done, CommandExit.UNAUTHENTICATED, "your client certificate", "expired at")

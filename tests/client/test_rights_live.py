@@ -34,7 +34,7 @@ def names(cluster: Cluster, namespace: str, resource: str) -> list[str]:
 
 
 def test_a_dry_run_of_the_server_asks_it_and_deletes_nothing(
-    control_plane: Cluster, namespace: str, nobody: Path
+    control_plane: Cluster, namespace: str, unprivileged: Path
 ) -> None:
     install_crd(control_plane)
     control_plane.apply(job_json({"metadata": {"name": JOB}}), namespace=namespace)
@@ -47,22 +47,22 @@ def test_a_dry_run_of_the_server_asks_it_and_deletes_nothing(
     assert "deletionTimestamp" not in after.raw["metadata"]
 
     allow(control_plane, namespace, "get,list", "zerotrainingjobs.zerotrain.dev")
-    done = zerotrain(*command, kubeconfig=nobody)
+    done = zerotrain(*command, kubeconfig=unprivileged)
     assert done.code == CommandExit.FORBIDDEN, done.out + done.err
     assert "cannot delete" in done.err
     assert done.out == ""
     # A user who may read only the job is shown what the job alone says.
-    told = Client.connect(nobody, namespace=namespace).describe(JOB)
-    assert told.headline.startswith(JOB)
-    assert told.happenings == ()
+    diagnosis = Client.connect(unprivileged, namespace=namespace).describe(JOB)
+    assert diagnosis.headline.startswith(JOB)
+    assert diagnosis.happenings == ()
 
 
-def test_doctor_leaves_no_policies_of_somebody_who_may_make_no_pods(
-    control_plane: Cluster, namespace: str, nobody: Path
+def test_doctor_leaves_no_policies_of_a_user_who_may_make_no_pods(
+    control_plane: Cluster, namespace: str, unprivileged: Path
 ) -> None:
     allow(control_plane, namespace, "create,delete", POLICIES)
     command = ("doctor", "--pod", "--image", "example.org/zerotrain:1", "-n", namespace)
-    done = zerotrain(*command, kubeconfig=nobody)
+    done = zerotrain(*command, kubeconfig=unprivileged)
     assert done.code == CommandExit.FORBIDDEN, done.err
     assert 'cannot create resource "pods"' in done.err
     assert "pods, pods/log and networkpolicies" in done.err
@@ -70,12 +70,12 @@ def test_doctor_leaves_no_policies_of_somebody_who_may_make_no_pods(
     assert names(control_plane, namespace, POLICIES) == []
 
 
-def test_doctor_names_what_somebody_may_not_delete(
-    control_plane: Cluster, namespace: str, nobody: Path
+def test_doctor_names_what_a_user_may_not_delete(
+    control_plane: Cluster, namespace: str, unprivileged: Path
 ) -> None:
     allow(control_plane, namespace, "create", POLICIES)
     command = ("doctor", "--pod", "--image", "example.org/zerotrain:1", "-n", namespace)
-    done = zerotrain(*command, kubeconfig=nobody)
+    done = zerotrain(*command, kubeconfig=unprivileged)
     assert done.code == CommandExit.FORBIDDEN, done.err
     left = names(control_plane, namespace, POLICIES)
     assert len(left) == 2

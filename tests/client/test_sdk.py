@@ -30,7 +30,7 @@ def test_the_page_names_every_method() -> None:
     assert public - inner == named
 
 
-def test_every_command_is_a_method_or_said_to_be_none() -> None:
+def test_every_command_is_a_method_or_listed_as_none() -> None:
     group = typer.main.get_command(app)
     shown = {name for name, command in group.commands.items() if not command.hidden}  # type: ignore[attr-defined]
     missing = {

@@ -70,7 +70,7 @@ EXPIRED = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410,
 
 
 @pytest.mark.parametrize(
-    ("blips", "told"),
+    ("blips", "num_reports"),
     [
         ([refused(500)], 1),
         ([refused(429), refused(503), refused(500)], 1),
@@ -78,16 +78,16 @@ EXPIRED = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410,
         ([refused(500), (200, change("MODIFIED", 2, 11)), refused(500)], 2),
     ],
 )
-def test_a_blip_is_told_once_and_the_watch_goes_on_from_where_it_was(
-    served: tuple[Jobs, Path], blips: list[Answer], told: int
+def test_a_blip_is_reported_once_and_the_watch_goes_on_from_where_it_was(
+    served: tuple[Jobs, Path], blips: list[Answer], num_reports: int
 ) -> None:
     state, kubeconfig = served
     state.watches = [(200, change("MODIFIED", 2, 11)), *blips, (200, change("MODIFIED", 3, 12))]
     done = zerotrain("get", "-w", kubeconfig=kubeconfig)
     assert done.code == CommandExit.UNAUTHENTICATED, done.err
     assert [line.split()[2] for line in done.out.splitlines()] == ["STEP", "1/100", "2/100", "3/100"]
-    assert done.err.count("trying again") == told, done.err
-    assert done.err.count("answers again") == told
+    assert done.err.count("trying again") == num_reports, done.err
+    assert done.err.count("answers again") == num_reports
     assert state.versions[:2] == ["10", "11"]
     assert state.versions[-1] == "12"
     assert set(state.versions[1:-1]) == {"11"}

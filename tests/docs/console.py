@@ -87,7 +87,7 @@ class Shell:
     """Variables added to this process's environment; PATH is put in front of its own."""
     folder: Path = ROOT
     timeout_s: float = 660.0
-    said: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
     """All output so far, for the message of a failure."""
 
     def run(self, block: Block) -> None:
@@ -110,12 +110,12 @@ class Shell:
             timeout=self.timeout_s,
             check=False,
         )
-        self.said.append(f"$ {command.text}\n{done.stdout}")
+        self.outputs.append(f"$ {command.text}\n{done.stdout}")
         if done.returncode != 0:
-            raise ConsoleError(f"{command.place}: exit {done.returncode}\n{''.join(self.said[-3:])}")
+            raise ConsoleError(f"{command.place}: exit {done.returncode}\n{''.join(self.outputs[-3:])}")
         if command.expected and not matches(command.expected, done.stdout):
             raise ConsoleError(
-                f"{command.place}: the document says\n{command.expected}\n\nbut it printed\n{self.said[-1]}"
+                f"{command.place}: the document has\n{command.expected}\n\nthe output is\n{self.outputs[-1]}"
             )
         return done.stdout
 

@@ -200,7 +200,7 @@ def test_placeholders_and_general_forms_are_complete(command: str) -> None:
 
 
 @pytest.mark.unit
-def test_what_needs_another_option_says_so_itself() -> None:
+def test_what_needs_another_option_reports_it_itself() -> None:
     """The commands themselves require what NEEDS says."""
     for (command, option), needed in NEEDS.items():
         done = zerotrain(command, option)

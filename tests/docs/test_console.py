@@ -43,12 +43,12 @@ def run(tmp_path: Path, text: str) -> Shell:
 @pytest.mark.ranks
 def test_marked_blocks_run_and_others_do_not(tmp_path: Path) -> None:
     shell = run(tmp_path, DOCUMENT)
-    assert shell.said == ["$ echo one \\\n    two\none two\n", "$ printf 'a   b\\nc\\n'\na   b\nc\n"]
+    assert shell.outputs == ["$ echo one \\\n    two\none two\n", "$ printf 'a   b\\nc\\n'\na   b\nc\n"]
 
 
 @pytest.mark.ranks
 def test_another_output_is_an_error_that_names_the_line(tmp_path: Path) -> None:
-    with pytest.raises(ConsoleError, match=r"page.md:5: the document says\none three"):
+    with pytest.raises(ConsoleError, match=r"page.md:5: the document has\none three"):
         run(tmp_path, DOCUMENT.replace("\none two\n", "\none three\n"))
 
 

@@ -97,7 +97,7 @@ def test_claims_are_served_by_the_classes_of_small_clusters() -> None:
 
 
 @pytest.mark.unit
-def test_the_table_says_whose_claims_a_job_uses() -> None:
+def test_the_table_names_the_claims_of_a_job() -> None:
     """A claim that no file makes would leave the pods Pending."""
     documents = {path.name: list(yaml.safe_load_all(path.read_text())) for path in FILES}
     made = {

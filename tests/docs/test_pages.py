@@ -47,7 +47,7 @@ def unmarked(text: str) -> list[str]:
     return [match["first"] for match in found if not _MARK.fullmatch(match["before"])]
 
 
-def test_every_console_block_is_run_or_says_why_not() -> None:
+def test_every_console_block_is_run_or_explains_why_not() -> None:
     """docs/cli.md is left out: it is generated from the commands, whose options test_commands.py checks."""
     texts = {path: path.read_text(encoding="utf-8") for path in tracked(".md") if path.name != "cli.md"}
     assert sum(text.count("```console") for text in texts.values()) > 25

@@ -54,22 +54,22 @@ def test_no_row_breaks_its_table() -> None:
             assert len(cells) in (2, 3, 6), line
 
 
-def said_of(path: str, value: object) -> list[str]:
+def documented_of(path: str, value: object) -> list[str]:
     paths = [f"{path}.{name}" for name in value] if isinstance(value, dict) else [path]
     return [mutability(path), *map(mutability, paths)]
 
 
 @pytest.mark.parametrize(("change", "path", "text"), IMMUTABLE)
-def test_what_the_api_server_refuses_to_change_is_not_said_to_be_free(
+def test_what_the_api_server_refuses_to_change_is_not_documented_as_free(
     change: dict[str, Any], path: str, text: str
 ) -> None:
-    said = [when for field, value in change.items() for when in said_of(field, value)]
-    assert any(when != ANY_TIME for when in said), (change, said)
+    documented = [when for field, value in change.items() for when in documented_of(field, value)]
+    assert any(when != ANY_TIME for when in documented), (change, documented)
     if "suspended" in text and not text.startswith("given"):
-        assert any(SUSPENDED in when for when in said), (change, said)
+        assert any(SUSPENDED in when for when in documented), (change, documented)
 
 
-def test_what_the_api_server_lets_change_is_said_to_be_free() -> None:
+def test_what_the_api_server_lets_change_is_documented_as_free() -> None:
     for change in EDITABLE:
         for path, value in change.items():
             paths = [f"{path}.{name}" for name in value] if isinstance(value, dict) else [path]

@@ -130,17 +130,17 @@ def refused(devcluster: Devcluster, words: Sequence[str]) -> str:
 @pytest.mark.cluster
 def test_kubectl_understands_every_option(devcluster: Devcluster) -> None:
     shapes = {shape(shown.words()): shown for shown in unique(commands(inline=True), "kubectl")}
-    said = {shown.text: refused(devcluster, shown.words()) for shown in shapes.values()}
-    assert {text: words for text, words in said.items() if words} == {}
-    assert len(said) > 15
+    answers = {shown.text: refused(devcluster, shown.words()) for shown in shapes.values()}
+    assert {text: words for text, words in answers.items() if words} == {}
+    assert len(answers) > 15
 
 
 def shape(words: Sequence[str]) -> tuple[str, ...]:
     """Return verb and options, which are all that kubectl checks with `--help`, so that each shape is tried
     once.
     """
-    told = help_of(words)
-    return (told[0], *sorted({word.split("=")[0] for word in told if word.startswith("-")}))
+    text = help_of(words)
+    return (text[0], *sorted({word.split("=")[0] for word in text if word.startswith("-")}))
 
 
 @pytest.mark.cluster

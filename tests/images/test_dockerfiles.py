@@ -70,7 +70,7 @@ def test_only_the_environment_is_taken_into_the_last_stage(image: Image) -> None
 
 @pytest.mark.unit
 @BOTH
-def test_the_script_is_given_what_the_table_says(image: Image) -> None:
+def test_the_script_is_given_the_entries_of_the_table(image: Image) -> None:
     (run,) = [text for name, text in instructions(image) if name == "RUN"]
     assert run.split() == ["sh", "deploy/images/install.sh", image.name, image.extras, *image.wheel_options]
 

@@ -58,15 +58,15 @@ NOT_SILENCED_BY = (
     ],
 )
 def test_routes(amtool: Path, labels: str, receiver: str) -> None:
-    said = run_program([amtool, "config", "routes", "test", f"--config.file={CONFIG}", *labels.split()])
-    assert said.split() == [receiver]
+    output = run_program([amtool, "config", "routes", "test", f"--config.file={CONFIG}", *labels.split()])
+    assert output.split() == [receiver]
 
 
 @pytest.mark.tools
 def test_amtool_accepts_it(amtool: Path) -> None:
-    said = run_program([amtool, "check-config", CONFIG])
-    assert "SUCCESS" in said
-    assert re.search(r"(\d+) inhibit rules", said), said
+    output = run_program([amtool, "check-config", CONFIG])
+    assert "SUCCESS" in output
+    assert re.search(r"(\d+) inhibit rules", output), output
 
 
 @pytest.mark.unit

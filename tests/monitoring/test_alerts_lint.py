@@ -96,7 +96,7 @@ def unknown_metrics(rules: Sequence[Rule]) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: f"{rule.name}-{rule.severity}")
-def test_alert_says_what_and_where(rule: Rule) -> None:
+def test_alert_names_what_and_where(rule: Rule) -> None:
     assert problems(rule) == []
 
 

@@ -25,21 +25,21 @@ BY_RANK = '{UUID="GPU-0",exported_namespace="ml",exported_pod="gpt-0",namespace=
 BY_POD = '{UUID="GPU-0",exported_namespace="ml",exported_pod="gpt-0",job_name="gpt"}'
 
 
-def forged(**told: str) -> dict[str, list[float | None]]:
+def forged(**labels: str) -> dict[str, list[float | None]]:
     """Return one more info series, of a pod of another namespace."""
     labels = {
         "namespace": "other",
-        "pod": "odd-0",
-        "job_name": "odd",
+        "pod": "ambiguous-0",
+        "job_name": "ambiguous",
         "rank": "0",
         "gpu_uuid": "GPU-9",
-    } | told
+    } | labels
     return {series("zerotrain_rank_info", **labels): flat(1, 3)}
 
 
-OTHER = {GPU.replace("GPU-0", "GPU-9").replace('"ml"', '"other"').replace("gpt-0", "odd-0"): flat(7, 3)}
-ODD = {
-    "one rank, told twice": forged(attempt="1") | forged(attempt="2"),
+OTHER = {GPU.replace("GPU-0", "GPU-9").replace('"ml"', '"other"').replace("gpt-0", "ambiguous-0"): flat(7, 3)}
+AMBIGUOUS = {
+    "one rank, reported twice": forged(attempt="1") | forged(attempt="2"),
     "two ranks of one GPU": forged() | forged(rank="1"),
     "two jobs of one pod": forged() | forged(job_name="even"),
     "labels that the join makes": forged(UUID="a", exported_pod="a") | forged(UUID="b", exported_pod="b"),
@@ -51,14 +51,14 @@ ODD = {
     [(of_rank("gpu_busy", "FLEET"), BY_RANK), (of_pod("gpu_busy", "FLEET"), BY_POD)],
     ids=["by rank", "by pod"],
 )
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("ambiguous", AMBIGUOUS)
 def test_a_worker_that_contradicts_itself_empties_no_panel_of_others(
-    odd: str, expr: str, found: str, promtool: Path, tmp_path: Path
+    ambiguous: str, expr: str, found: str, promtool: Path, tmp_path: Path
 ) -> None:
     # Selects every job, in the place where the board puts its variables.
     asked = expr.replace("{FLEET, ", "{").replace("{FLEET}", "")
     ours = f'({asked}) and on (UUID) gpu_busy{{UUID="GPU-0"}}'
-    told = HONEST | OTHER | ODD[odd]
-    case = Values(name=odd, expr=ours, series=told, finds={60: {found: 7.0}})
-    said = outcomes(promtool, tmp_path, [Trial(name="join", rules=(), cases=(case,))])["join"]
-    assert not said, said
+    exported = HONEST | OTHER | AMBIGUOUS[ambiguous]
+    case = Values(name=ambiguous, expr=ours, series=exported, finds={60: {found: 7.0}})
+    failures = outcomes(promtool, tmp_path, [Trial(name="join", rules=(), cases=(case,))])["join"]
+    assert not failures, failures

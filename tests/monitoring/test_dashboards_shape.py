@@ -49,7 +49,7 @@ def overlaps(board: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_files_are_what_the_description_says(tmp_path: Path) -> None:
+def test_the_files_equal_the_description(tmp_path: Path) -> None:
     assert differences(FOLDER) == [], "run: python -m deploy.dashboards"
     for name, text in files().items():
         (tmp_path / name).write_text(text)
@@ -64,7 +64,7 @@ def test_the_files_are_what_the_description_says(tmp_path: Path) -> None:
     ]
 
 
-def test_names_are_told_apart() -> None:
+def test_names_are_distinguished() -> None:
     assert len({board.uid for board in BOARDS}) == len(BOARDS) == 7
     assert all(len(board.uid) <= 40 for board in BOARDS), "Grafana's limit"
     assert len({board.title for board in BOARDS}) == len(BOARDS)

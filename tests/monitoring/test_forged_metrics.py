@@ -83,7 +83,7 @@ def names(client: PrometheusClient) -> set[str]:
 
 
 @pytest.mark.tools
-def test_only_what_a_worker_says_of_itself_is_kept(prometheus: Path, tmp_path: Path) -> None:
+def test_only_what_a_worker_reports_about_itself_is_kept(prometheus: Path, tmp_path: Path) -> None:
     with serving(prometheus, tmp_path / "bounded", **worker_limits()) as client:
         wait_until(lambda: client.instant('zerotrain_step{job="forged"}'), "the honest series")
         wait_until(lambda: client.instant('up{job="flood"}'), "the flood's first scrape")

@@ -53,7 +53,7 @@ def test_a_token_goes_into_a_file_of_the_owner(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_certificates_may_be_files_beside_the_kubeconfig(tmp_path: Path) -> None:
+def test_certificates_may_be_files_next_to_the_kubeconfig(tmp_path: Path) -> None:
     (tmp_path / "me.crt").write_bytes(b"certificate")
     (tmp_path / "here").mkdir()
     user = {"client-certificate": "me.crt", "client-key-data": encoded(b"key")}

@@ -87,7 +87,7 @@ def test_the_page_leads_to_data_and_an_alert(shell: Shell, page: dict[str, Block
 
 def test_only_panels_of_what_the_job_lacks_are_empty(shell: Shell) -> None:
     """The page's `check` has just printed which panels have no data."""
-    printed = next(text for text in reversed(shell.said) if "panels have data" in text)
+    printed = next(text for text in reversed(shell.outputs) if "panels have data" in text)
     empty = {line.split("none: ")[1] for line in printed.splitlines() if "none: " in line}
     titles = {panel.title for board in BOARDS for panel in board.panels()}
     assert empty <= titles
@@ -97,7 +97,7 @@ def test_only_panels_of_what_the_job_lacks_are_empty(shell: Shell) -> None:
 
 def test_the_targets_bear_the_labels_that_the_chart_gives(shell: Shell, stack_folder: Path) -> None:
     running = stack.load(stack_folder)
-    assert running is not None, shell.said[-1]
+    assert running is not None, shell.outputs[-1]
     found = PrometheusClient(running.prometheus).targets()
     workers = [target["labels"] for target in found if target["labels"]["job"] == "zerotrain-workers"]
     assert {labels["pod"] for labels in workers} == {"watched-1-0", "watched-1-1"}
@@ -106,7 +106,7 @@ def test_the_targets_bear_the_labels_that_the_chart_gives(shell: Shell, stack_fo
 
 
 def test_the_credentials_are_the_owners_alone(shell: Shell, stack_folder: Path) -> None:
-    assert shell.said, "the stack was started"
+    assert shell.outputs, "the stack was started"
     modes = {
         path.name: path.stat().st_mode & 0o077
         for path in (stack_folder, stack_folder / "token")

@@ -26,8 +26,8 @@ def test_promtool_accepts_the_rule_files(promtool: Path) -> None:
 @pytest.mark.tools
 def test_alerts_fire_when_they_should_and_only_then(promtool: Path, tmp_path: Path) -> None:
     trials = [Trial(name=alert, rules=closure(RULEBOOK, alert), cases=CASES[alert]) for alert in ALERTS]
-    wrong = {name: said for name, said in outcomes(promtool, tmp_path, trials).items() if said}
-    assert not wrong, "\n".join(f"{name}: {said}" for name, said in wrong.items())
+    wrong = {name: failure for name, failure in outcomes(promtool, tmp_path, trials).items() if failure}
+    assert not wrong, "\n".join(f"{name}: {failure}" for name, failure in wrong.items())
 
 
 @pytest.mark.tools
@@ -36,7 +36,7 @@ def test_recorded_values_are_right(promtool: Path, tmp_path: Path) -> None:
         Trial(name=f"{number}", rules=closure(RULEBOOK, case.rule), cases=(case,))
         for number, case in enumerate(RECORDED)
     ]
-    wrong = [said for said in outcomes(promtool, tmp_path, trials).values() if said]
+    wrong = [failure for failure in outcomes(promtool, tmp_path, trials).values() if failure]
     assert not wrong, "\n".join(map(str, wrong))
 
 

@@ -11,14 +11,14 @@ from tests.monitoring.rules.model import Case, Firing, Training, Value, flat, me
 def forged(world_sizes: tuple[str, ...] = ("2", "4"), count: int = 121) -> dict[str, list[Value]]:
     """Series of a pod in another namespace whose rank 0 exports several world sizes."""
     rank = {"namespace": "other", "job_name": "odd", "pod": "odd-1-0", "rank": "0"}
-    told = {
+    exported = {
         series("zerotrain_rank_info", **rank, world_size=size, UUID="GPU-0", gpu_uuid=f"GPU-{number}"): flat(
             1, count
         )
         for number, size in enumerate(world_sizes)
     }
     counters = ("step_duration_seconds_sum", "step_duration_seconds_count", "tokens_total")
-    return told | {series(f"zerotrain_{name}", **rank): ramp(0, 60, count) for name in counters}
+    return exported | {series(f"zerotrain_{name}", **rank): ramp(0, 60, count) for name in counters}
 
 
 def twice(known: Mapping[str, Sequence[Value]]) -> dict[str, list[Value]]:

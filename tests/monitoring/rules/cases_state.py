@@ -52,14 +52,18 @@ def counted(
 
 def failed(alert: str, minutes: int, severity: str, **labels: str) -> Case:
     """Case of an attempt whose end only the operator saw: no scrape has the event."""
-    said = {"reason": "RankFailed", "exit_code": "1", "exception": "", **labels}
+    failure_labels = {"reason": "RankFailed", "exit_code": "1", "exception": "", **labels}
     other = {"reason": "NodeLost", "exit_code": "", "exception": ""}
     samples = 20 + minutes * 2 + 20
     return Case(
         alert=alert,
         name=f"an attempt ended with {labels}",
         series=merged(
-            job("zerotrain_job_failure_timestamp_seconds", [*flat(None, 20), *flat(590, samples)], **said),
+            job(
+                "zerotrain_job_failure_timestamp_seconds",
+                [*flat(None, 20), *flat(590, samples)],
+                **failure_labels,
+            ),
             job("zerotrain_job_failure_timestamp_seconds", ramp(0, 30, samples), **other),
         ),
         fires=(Firing(labels=GPT, severity=severity, from_s=600, until_s=600 + 60 * minutes),),

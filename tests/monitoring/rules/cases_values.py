@@ -36,9 +36,9 @@ class Values:
             }
             for moment, found in self.finds.items()
         ]
-        told = [{"series": name, "values": notation(values)} for name, values in self.series.items()]
+        input_series = [{"series": name, "values": notation(values)} for name, values in self.series.items()]
         interval = f"{self.interval_s}s"
-        test = {"interval": interval, "input_series": told, "promql_expr_test": checks}
+        test = {"interval": interval, "input_series": input_series, "promql_expr_test": checks}
         return json.dumps(
             {
                 "rule_files": [rule_file],

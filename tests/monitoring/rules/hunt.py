@@ -54,14 +54,14 @@ def survivors(promtool: Path, folder: Path, wrongs: Iterable[Mutant]) -> list[st
     """Return the mutants that pass all cases."""
     hunted = [Hunt(number=number, wrong=wrong) for number, wrong in enumerate(wrongs)]
     found = [str(hunt.wrong) for hunt in hunted if not hunt.left]
-    hunted, turn = [hunt for hunt in hunted if hunt.left], 0
+    hunted, round_number = [hunt for hunt in hunted if hunt.left], 0
     while hunted:
-        place = folder / str(turn)
+        place = folder / str(round_number)
         place.mkdir()
-        said = outcomes(promtool, place, [hunt.next_trial() for hunt in hunted])
-        escaped = [hunt for hunt in hunted if not said[f"{hunt.number:04}"]]
+        failures = outcomes(promtool, place, [hunt.next_trial() for hunt in hunted])
+        escaped = [hunt for hunt in hunted if not failures[f"{hunt.number:04}"]]
         found += [str(hunt.wrong) for hunt in escaped if not hunt.left]
-        hunted, turn = [hunt for hunt in escaped if hunt.left], turn + 1
+        hunted, round_number = [hunt for hunt in escaped if hunt.left], round_number + 1
     return sorted(found)
 
 

@@ -49,7 +49,7 @@ def outcomes(
             path.write_text(case.document(rules.name))
             files.append(path)
             owner[path.name] = f"{trial.name}\0{case.name}"
-    said = {trial.name: "" for trial in trials}
+    failures = {trial.name: "" for trial in trials}
     shares = [share for start in range(workers) if (share := files[start::workers])]
     running = [_start(promtool, share, folder / f"report-{start}.xml") for start, share in enumerate(shares)]
     for start, process in enumerate(running):
@@ -60,10 +60,10 @@ def outcomes(
         for name, text in _failures(report):
             trial_name, case_name = owner.pop(name).split("\0")
             if text:
-                said[trial_name] += f"[{case_name}] {text}\n"
+                failures[trial_name] += f"[{case_name}] {text}\n"
     if owner:
         raise AssertionError(f"promtool said nothing on {sorted(owner)[:3]} and {len(owner)} in all")
-    return said
+    return failures
 
 
 def _start(promtool: Path, files: Sequence[Path], report: Path) -> subprocess.Popen[str]:

@@ -58,18 +58,18 @@ class Story:
         """Return the promtool test file; JSON, which is YAML."""
         samples = max(len(values) for values in self.series.values())
         operator = {series("zerotrain_operator_leader", namespace="zerotrain", pod="op-0"): flat(1, samples)}
-        told = [
+        input_series = [
             {"series": name, "values": notation(values)}
             for name, values in merged(self.series, operator).items()
         ]
         checks = [check for look in self.looks for check in look.checks()]
-        test = {"interval": f"{INTERVAL_S}s", "input_series": told, "promql_expr_test": checks}
+        test = {"interval": f"{INTERVAL_S}s", "input_series": input_series, "promql_expr_test": checks}
         return json.dumps(
             {"rule_files": [rule_file], "evaluation_interval": f"{INTERVAL_S}s", "tests": [test]}
         )
 
 
-def told(
+def step_series(
     *stretches: tuple[int, float],
     ranks: int = 2,
     attempt: int = 1,
@@ -110,7 +110,7 @@ def numerics() -> tuple[Story, ...]:
     return (
         Story(
             name="the gradient norm spikes for one step",
-            series=told(
+            series=step_series(
                 (125, 1.0),
                 grad_norm=spike,
                 counted={"zerotrain_grad_norm_spikes_total": pulse(95, 1, 31)},
@@ -119,7 +119,7 @@ def numerics() -> tuple[Story, ...]:
         ),
         Story(
             name="the norm is NaN",
-            series=told(
+            series=step_series(
                 (125, 1.0),
                 grad_norm=broken,
                 counted={"zerotrain_nonfinite_steps_total": [*flat(0, 95), *ramp(60, 60, 31)]},
@@ -134,12 +134,12 @@ def pace() -> tuple[Story, ...]:
     return (
         Story(
             name="the job hangs",
-            series=told((95, 1.0), (60, HUNG)),
+            series=step_series((95, 1.0), (60, HUNG)),
             looks=(Look(at_min=155, ours={"JobStalled": 1}),),
         ),
         Story(
             name="it is slower from its tenth minute on",
-            series=told((10, 1.0), (50, 1.5)),
+            series=step_series((10, 1.0), (50, 1.5)),
             looks=(
                 Look(at_min=30, ours=slower),
                 Look(at_min=39, ours=slower),
@@ -148,7 +148,7 @@ def pace() -> tuple[Story, ...]:
         ),
         Story(
             name="it slows down and stays slow",
-            series=told((95, 1.0), (120, 1.25)),
+            series=step_series((95, 1.0), (120, 1.25)),
             looks=(
                 Look(at_min=135, common={"StepTime": 2}, ours=slower, so_far=False),
                 Look(at_min=175, ours=slower, so_far=False),
@@ -157,7 +157,7 @@ def pace() -> tuple[Story, ...]:
         ),
         Story(
             name="a restart lands on a slower node",
-            series=merged(told((95, 1.0)), told((100, 1.3), attempt=2, begin=100)),
+            series=merged(step_series((95, 1.0)), step_series((100, 1.3), attempt=2, begin=100)),
             looks=(Look(at_min=200, ours=slower),),
         ),
     )
@@ -177,13 +177,13 @@ def shares() -> tuple[Story, ...]:
     return (
         Story(
             name="an all-gather is slow on 8 ranks",
-            series=merged(told((minutes, 1.0), ranks=ranks), *gathers),
+            series=merged(step_series((minutes, 1.0), ranks=ranks), *gathers),
             looks=(Look(at_min=minutes, common={"AllGather": ranks}, ours={"AllGatherP99": 1}),),
         ),
         Story(
             name="the optimizer takes 4 s of a step of 5 s",
             series=merged(
-                told((minutes, 5.0)),
+                step_series((minutes, 5.0)),
                 Training().of_ranks("deepspeed:optimizer_step_seconds", flat(4.0, minutes + 1)),
                 Training().of_ranks("zerotrain_optimizer_exposed_seconds_total", exposed),
             ),
@@ -197,7 +197,7 @@ STORIES = (*numerics(), *pace(), *shares())
 FOUND_BY_ALL = (
     Story(
         name="a hundred times the gradient norm, for ten minutes",
-        series=told(
+        series=step_series(
             (125, 1.0),
             grad_norm=[*flat(1.0, 95), *flat(100.0, 10), *flat(1.0, 21)],
             counted={"zerotrain_grad_norm_spikes_total": [*flat(0, 95), *ramp(1, 1, 10), *flat(10, 21)]},
@@ -207,7 +207,7 @@ FOUND_BY_ALL = (
     Story(
         name="an optimizer step of six seconds",
         series=merged(
-            told((60, 7.0)),
+            step_series((60, 7.0)),
             Training().of_ranks("deepspeed:optimizer_step_seconds", flat(6.0, 61)),
             Training().of_ranks("zerotrain_optimizer_exposed_seconds_total", ramp(0, 50, 61)),
         ),
