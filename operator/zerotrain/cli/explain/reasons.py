@@ -113,7 +113,7 @@ _SPEC = {
         "again by itself",
     ),
     "NameTaken": (
-        "an object with the name that the job needs belongs to another owner",
+        "an object of the name that the job needs belongs to another owner",
         "remove that object or give the job another name",
     ),
     "QuotaExceeded": (
