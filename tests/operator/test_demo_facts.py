@@ -36,8 +36,8 @@ def test_the_applied_job_is_described_and_no_other() -> None:
     job["spec"] |= {"workers": 5, "config": {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}}
     lines: list[str] = []
 
-    class Heard:
-        print_line = staticmethod(said.append)
+    class Recorder:
+        print_line = staticmethod(lines.append)
         show = staticmethod(lambda *_: None)
 
     class Answering:
