@@ -26,8 +26,8 @@ from zerotrain.operator.failure_policy import (
     FailureFacts,
     PastRestart,
     WorkerEnd,
+    classify,
     decide,
-    judge,
     rule_match_of,
 )
 
@@ -133,21 +133,23 @@ def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
         )
         return Decision(restart=True)
     said = end.termination
-    judgement = judge(WorkerEnd(exit_code=end.code, exception=said.exception))
+    failure_class = classify(WorkerEnd(exit_code=end.code, exception=said.exception))
     facts = FailureFacts(
-        reason=judgement.reason,
+        reason=failure_class.reason,
         exit_code=end.code,
         ranks=frozenset({said.rank} if said.rank is not None else range(plan.num_ranks)),
         texts=tuple(text for text in (said.exception, said.last_line) if text),
     )
-    ruling = rule_match_of(plan.rules, facts)
-    decision = decide(judgement, history.restarts, plan.budget, step=end.step, now=now, ruling=ruling)
+    rule_match = rule_match_of(plan.rules, facts)
+    decision = decide(
+        failure_class, history.restarts, plan.budget, step=end.step, now=now, rule_match=rule_match
+    )
     if decision.restart:
         history.restarts.append(
             PastRestart(
                 time=now,
-                cause=judgement.cause,
-                reason=str(judgement.reason),
+                cause=failure_class.cause,
+                reason=str(failure_class.reason),
                 step=end.step,
                 charged=decision.charged,
             )

@@ -5,7 +5,7 @@ machine.
 """
 
 from .budgets import MAX_HOLD_OFF_S, Budget, Decision, PastRestart, decide, still_counts
-from .judgements import (
+from .classification import (
     ABORTED,
     ABOUT_FILES,
     BY_KUBELET,
@@ -14,10 +14,10 @@ from .judgements import (
     UNKNOWN_ENDS,
     Evidence,
     FailureClass,
-    Ruled,
+    RetryDecision,
     WorkerEnd,
     blames_a_peer,
-    judge,
+    classify,
 )
 from .rules import FailureFacts, RuleMatch, rule_match_of
 
@@ -35,12 +35,12 @@ __all__ = [
     "FailureClass",
     "FailureFacts",
     "PastRestart",
+    "RetryDecision",
     "RuleMatch",
-    "Ruled",
     "WorkerEnd",
     "blames_a_peer",
+    "classify",
     "decide",
-    "judge",
     "rule_match_of",
     "still_counts",
 ]

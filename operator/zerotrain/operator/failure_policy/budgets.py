@@ -14,7 +14,7 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.constants import Reason
 
-from .judgements import FailureClass, Ruled
+from .classification import FailureClass, RetryDecision
 from .rules import RuleMatch
 
 
@@ -66,13 +66,13 @@ QUIET_S = 3600.0
 
 
 def decide(
-    judgement: FailureClass,
+    failure_class: FailureClass,
     history: Sequence[PastRestart],
     budget: Budget,
     *,
     step: int,
     now: datetime,
-    ruling: RuleMatch | None = None,
+    rule_match: RuleMatch | None = None,
 ) -> Decision:
     """Decide between another attempt and the end of the job.
 
@@ -80,35 +80,38 @@ def decide(
     the rule, or the built-in action if no rule matched; the budget of the cause, unless the action is exempt
     from it; the limit on restarts without progress, from which no action is exempt.
     """
-    action = ruling.action if ruling is not None else _BUILT_IN[judgement.verdict]
+    action = rule_match.action if rule_match is not None else _BUILT_IN[failure_class.retry]
     refusal = (
-        _refused_by_action(judgement, history, action, ruling)
-        or _exhausted(judgement.cause, history, budget, action=action, step=step, now=now)
-        or _led_nowhere(judgement.cause, history, budget, step=step, now=now)
+        _refused_by_action(failure_class, history, action, rule_match)
+        or _exhausted(failure_class.cause, history, budget, action=action, step=step, now=now)
+        or _without_progress(failure_class.cause, history, budget, step=step, now=now)
     )
     if refusal is not None:
         return refusal
-    wait_s = hold_off_s(history, budget, step=step, now=now, reason=judgement.reason)
+    wait_s = hold_off_s(history, budget, step=step, now=now, reason=failure_class.reason)
     return Decision(restart=True, hold_off_s=wait_s, action=action)
 
 
 _BUILT_IN = {
-    Ruled.RESTART: FailureAction.RESTART_ALL,
-    Ruled.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
-    Ruled.FAIL: FailureAction.FAIL_JOB,
+    RetryDecision.RESTART: FailureAction.RESTART_ALL,
+    RetryDecision.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
+    RetryDecision.FAIL: FailureAction.FAIL_JOB,
 }
 
 
 def _refused_by_action(
-    judgement: FailureClass, history: Sequence[PastRestart], action: FailureAction, ruling: RuleMatch | None
+    failure_class: FailureClass,
+    history: Sequence[PastRestart],
+    action: FailureAction,
+    rule_match: RuleMatch | None,
 ) -> Decision | None:
     if action is FailureAction.FAIL_JOB:
-        if ruling is None:
+        if rule_match is None:
             return _end(Reason.PERMANENT_FAILURE, "another attempt cannot help", action)
-        return _end(Reason.FAILED_BY_RULE, f"failurePolicy.rules[{ruling.index}] says FailJob", action)
-    once = ruling is None and judgement.verdict is Ruled.RESTART_ONCE
-    if once and any(item.reason == judgement.reason for item in history):
-        return _end(Reason.PERMANENT_FAILURE, f"{judgement.reason} happened a second time", action)
+        return _end(Reason.FAILED_BY_RULE, f"failurePolicy.rules[{rule_match.index}] says FailJob", action)
+    once = rule_match is None and failure_class.retry is RetryDecision.RESTART_ONCE
+    if once and any(item.reason == failure_class.reason for item in history):
+        return _end(Reason.PERMANENT_FAILURE, f"{failure_class.reason} happened a second time", action)
     return None
 
 
@@ -135,7 +138,7 @@ def _exhausted(
     return _end(Reason.RESTARTS_EXHAUSTED, message, action)
 
 
-def _led_nowhere(
+def _without_progress(
     cause: RestartCause, history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime
 ) -> Decision | None:
     """Return the end of the job if too many restarts in a row gained no step; None otherwise.
@@ -189,8 +192,8 @@ def still_counts(
     """
     idle = _idle(history, budget, step=step, now=now)
     return tuple(
-        led_nowhere or (now - item.time).total_seconds() < budget.window_s
-        for item, led_nowhere in zip(history, idle, strict=True)
+        is_idle or (now - item.time).total_seconds() < budget.window_s
+        for item, is_idle in zip(history, idle, strict=True)
     )
 
 
@@ -199,8 +202,8 @@ def idle_restarts(history: Sequence[PastRestart], budget: Budget, *, step: int, 
     idle = _idle(history, budget, step=step, now=now)
     return sum(
         1
-        for item, led_nowhere in zip(history, idle, strict=True)
-        if led_nowhere and item.cause is not RestartCause.PREEMPTION
+        for item, is_idle in zip(history, idle, strict=True)
+        if is_idle and item.cause is not RestartCause.PREEMPTION
     )
 
 
@@ -233,9 +236,9 @@ def _idle(history: Sequence[PastRestart], budget: Budget, *, step: int, now: dat
         gained.append(later_step > furthest)
     stepless = not any(reached)
     idle, found, later = True, list[bool](), now
-    for item, got_ahead in zip(reversed(history), reversed(gained), strict=True):
+    for item, gained_step in zip(reversed(history), reversed(gained), strict=True):
         quiet = (later - item.time).total_seconds() >= max(budget.window_s, QUIET_S)
-        idle = idle and not got_ahead and not (stepless and quiet)
+        idle = idle and not gained_step and not (stepless and quiet)
         found.append(idle)
         later = item.time
     return tuple(reversed(found))

@@ -9,7 +9,7 @@ from zerotrain.operator.api.failures import FailureAction, FailureReason, Failur
 from zerotrain.operator.api.patterns import compiled
 from zerotrain.operator.constants import Reason
 
-_SHOWN = {FailureReason.OOM_KILLED: FailureReason.OUT_OF_MEMORY}
+_ALIASES = {FailureReason.OOM_KILLED: FailureReason.OUT_OF_MEMORY}
 """Aliases of reasons that rules may use."""
 
 
@@ -35,7 +35,7 @@ class RuleMatch:
 
 
 def rule_match_of(rules: Sequence[FailureRule], facts: FailureFacts) -> RuleMatch | None:
-    """Return the ruling of the first rule that matches; None leaves the failure to the built-in table."""
+    """Return the match of the first rule that matches; None leaves the failure to the built-in table."""
     for index, rule in enumerate(rules):
         if _matches(rule, facts):
             return RuleMatch(index=index, action=rule.action)
@@ -47,12 +47,13 @@ def _matches(rule: FailureRule, facts: FailureFacts) -> bool:
     return (
         (not rule.on_exit_codes or facts.exit_code in rule.on_exit_codes)
         and (
-            not rule.on_reasons or facts.reason in {_SHOWN.get(item, item).value for item in rule.on_reasons}
+            not rule.on_reasons
+            or facts.reason in {_ALIASES.get(item, item).value for item in rule.on_reasons}
         )
         and (not rule.on_ranks or not facts.ranks.isdisjoint(rule.on_ranks))
-        and (not rule.on_message_patterns or _speaks(rule.on_message_patterns, facts.texts))
+        and (not rule.on_message_patterns or _any_pattern_matches(rule.on_message_patterns, facts.texts))
     )
 
 
-def _speaks(patterns: Sequence[str], texts: Sequence[str]) -> bool:
+def _any_pattern_matches(patterns: Sequence[str], texts: Sequence[str]) -> bool:
     return any(compiled(pattern).found_in(text) for pattern in patterns for text in texts)

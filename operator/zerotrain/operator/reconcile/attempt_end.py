@@ -15,16 +15,16 @@ from zerotrain.operator.failure_policy import (
     Decision,
     Evidence,
     FailureClass,
-    Ruled,
+    RetryDecision,
     RuleMatch,
     decide,
     rule_match_of,
 )
 from zerotrain.operator.reconcile import egress, exclusions, records, sizing
 from zerotrain.operator.reconcile.attempts import (
-    MOVED_JUDGEMENT,
+    MOVED,
     OVER,
-    YIELDED_JUDGEMENT,
+    YIELDED,
     AttemptView,
     Failure,
     Worker,
@@ -53,10 +53,10 @@ def fail(draft: Draft, reason: Reason, message: str) -> None:
 
 def is_permanent(draft: Draft, failure: Failure) -> bool:
     """Return whether the job ends with this failure, whatever is left of the budgets."""
-    ruling = _ruling(draft, failure)
-    if ruling is not None:
-        return ruling.action is FailureAction.FAIL_JOB
-    return failure.judgement.verdict is Ruled.FAIL
+    rule_match = _rule_match(draft, failure)
+    if rule_match is not None:
+        return rule_match.action is FailureAction.FAIL_JOB
+    return failure.failure_class.retry is RetryDecision.FAIL
 
 
 def settled_at(
@@ -64,12 +64,12 @@ def settled_at(
 ) -> datetime | None:
     """Return the time until which surer evidence may still arrive; None if waiting cannot make the failure
     clearer."""
-    if view.all_in(OVER) or not failure.accuses:
+    if view.all_in(OVER) or not failure.blames_worker:
         return None
     pod = failure.worker.pod
     if pod is None:
         return draft.observed.synced_at + sync if draft.observed.synced_at is not None else None
-    if failure.judgement.evidence < Evidence.UNCLEAR or pod.ended_seen_at is None:
+    if failure.failure_class.evidence < Evidence.UNCLEAR or pod.ended_seen_at is None:
         return None
     return max(pod.ended_seen_at + settle, _silence_ends(draft, view, since=pod.ended_seen_at))
 
@@ -83,7 +83,7 @@ def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> dateti
     """
     signs = draft.signs()
     holding = {
-        worker.pod.node for worker in view.workers if worker.pod and worker.fate is WorkerState.RUNNING
+        worker.pod.node for worker in view.workers if worker.pod and worker.state is WorkerState.RUNNING
     }
     due = [
         at
@@ -97,22 +97,22 @@ def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> dateti
 
 def after_failure(draft: Draft, failure: Failure) -> None:
     """Record the failure, charge it, and decide between another attempt and the end of the job."""
-    ruling = _ruling(draft, failure)
-    decision = _decide(draft, failure.judgement, ruling)
+    rule_match = _rule_match(draft, failure)
+    decision = _decide(draft, failure.failure_class, rule_match)
     told = records.describe(draft, failure)
     if (way_out := egress.hint(draft, records.facts_of(draft, failure).texts)) is not None:
         told = f"{told}; {way_out}"
-    cause = failure.judgement.cause if decision.restart else None
-    records.record(draft, failure, cause=cause, ruling=ruling, action=decision.action)
+    cause = failure.failure_class.cause if decision.restart else None
+    records.record(draft, failure, cause=cause, rule_match=rule_match, action=decision.action)
     if not decision.restart:
         fail(draft, decision.reason or Reason.PERMANENT_FAILURE, f"{told}; {decision.message}")
         return
     said = _carry_out(draft, failure, decision.action)
-    if ruling is not None:
-        said = (f"failurePolicy.rules[{ruling.index}] says {ruling.action}", *said)
-    _restart(draft, failure.judgement, decision)
+    if rule_match is not None:
+        said = (f"failurePolicy.rules[{rule_match.index}] says {rule_match.action}", *said)
+    _restart(draft, failure.failure_class, decision)
     told = "; ".join((told, *said))
-    _announce(draft, failure.judgement.reason, told, decision, warning=True)
+    _announce(draft, failure.failure_class.reason, told, decision, warning=True)
 
 
 def after_expiry(draft: Draft, names: Sequence[str]) -> None:
@@ -132,35 +132,35 @@ def after_yield(draft: Draft, view: AttemptView) -> None:
     After a yield a durable checkpoint exists at one step. For a user program that ended with 0 when its pod
     was to go, it is not known what it saved.
     """
-    decision = _decide(draft, YIELDED_JUDGEMENT)
+    decision = _decide(draft, YIELDED)
     if decision.hold_off_s and (first := _unprovoked(view)) is not None:
         # Programs with other conventions also end with 75; one that does so every time must end the job.
-        judgement = replace(YIELDED_JUDGEMENT, cause=RestartCause.APP)
+        failure_class = replace(YIELDED, cause=RestartCause.APP)
         told = "ended with code 75 (yielded) though nobody asked it to, and no step was gained"
-        after_failure(draft, Failure(worker=first, judgement=judgement, told=told))
+        after_failure(draft, Failure(worker=first, failure_class=failure_class, told=told))
         return
-    _restart(draft, YIELDED_JUDGEMENT, decision)
+    _restart(draft, YIELDED, decision)
     stopped = view.indices(WorkerState.YIELDED, WorkerState.STOPPED)
     names = f"{', '.join(str(index) for index in stopped[:5])}{', ...' if len(stopped) > 5 else ''}"
     told = f"attempt {view.number} yielded (workers {names})"
     if view.count(WorkerState.STOPPED):
         told += "; code 0 of a program whose pod was to go does not say that it is done"
-    _announce(draft, YIELDED_JUDGEMENT.reason, told, decision, warning=False)
+    _announce(draft, YIELDED.reason, told, decision, warning=False)
 
 
 def _unprovoked(view: AttemptView) -> Worker | None:
     """Return the first worker that yielded, if no worker is known to have been told to stop; None
     otherwise."""
-    if any(_was_told_to_go(worker, view) for worker in view.workers):
+    if any(_was_asked_to_stop(worker, view) for worker in view.workers):
         return None
-    return next((worker for worker in view.workers if worker.fate is WorkerState.YIELDED), None)
+    return next((worker for worker in view.workers if worker.state is WorkerState.YIELDED), None)
 
 
-def _was_told_to_go(worker: Worker, view: AttemptView) -> bool:
+def _was_asked_to_stop(worker: Worker, view: AttemptView) -> bool:
     pod = worker.pod
     if pod is None or all(pod is not item for item in view.present):
         return True  # deleted
-    return worker.fate is WorkerState.LOST or bool(pod.deletion_at or pod.disruption or pod.pod_reason)
+    return worker.state is WorkerState.LOST or bool(pod.deletion_at or pod.disruption or pod.pod_reason)
 
 
 def after_move(draft: Draft, request: YieldRequest) -> None:
@@ -170,8 +170,8 @@ def after_move(draft: Draft, request: YieldRequest) -> None:
     """
     attempt, decision = draft.status.attempt, Decision(restart=True)
     if request.reason is YieldReason.DRAIN:
-        decision = _decide(draft, MOVED_JUDGEMENT)
-        _restart(draft, MOVED_JUDGEMENT, decision)
+        decision = _decide(draft, MOVED)
+        _restart(draft, MOVED, decision)
     else:
         draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
     told = f"attempt {attempt} {'yielded' if request.joined else 'ended before its ranks had met'}"
@@ -183,30 +183,30 @@ def after_move(draft: Draft, request: YieldRequest) -> None:
 def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[str, ...]:
     """Do what the action requires besides the restart, and return its description."""
     if action is FailureAction.SHRINK_AND_RESTART:
-        why_not = sizing.shrink(draft, str(failure.judgement.reason))
+        why_not = sizing.shrink(draft, str(failure.failure_class.reason))
         return (f"the size stays: {why_not}",) if why_not is not None else ()
     if action is not FailureAction.REPLACE_NODE_AND_RESTART:
         return ()
     node = failure.worker.pod.node if failure.worker.pod is not None else None
     if node is None:
         return ("there is no node to replace",)
-    entry = exclusions.exclude(draft, node, str(failure.judgement.reason))
+    entry = exclusions.exclude(draft, node, str(failure.failure_class.reason))
     return (f"the job keeps off {node} until {entry.until:%Y-%m-%d %H:%M:%S} UTC",)
 
 
-def _ruling(draft: Draft, failure: Failure) -> RuleMatch | None:
+def _rule_match(draft: Draft, failure: Failure) -> RuleMatch | None:
     rules = draft.job.spec.failure_policy.rules
     return rule_match_of(rules, records.facts_of(draft, failure)) if rules else None
 
 
-def _decide(draft: Draft, judgement: FailureClass, ruling: RuleMatch | None = None) -> Decision:
+def _decide(draft: Draft, failure_class: FailureClass, rule_match: RuleMatch | None = None) -> Decision:
     return decide(
-        judgement,
+        failure_class,
         history_of(draft.status.restarts),
         _budget(draft),
         step=newest_step(draft.status),
         now=draft.now,
-        ruling=ruling,
+        rule_match=rule_match,
     )
 
 
@@ -220,12 +220,12 @@ def _budget(draft: Draft) -> Budget:
     )
 
 
-def _restart(draft: Draft, judgement: FailureClass, decision: Decision) -> None:
+def _restart(draft: Draft, failure_class: FailureClass, decision: Decision) -> None:
     entry = Restart(
         time=draft.stamp,
-        cause=judgement.cause,
+        cause=failure_class.cause,
         attempt=draft.status.attempt,
-        reason=str(judgement.reason),
+        reason=str(failure_class.reason),
         step=newest_step(draft.status),
         charged=decision.charged,
     )

@@ -18,10 +18,10 @@ from zerotrain.operator.failure_policy import (
     BY_KUBELET,
     Evidence,
     FailureClass,
-    Ruled,
+    RetryDecision,
     WorkerEnd,
     blames_a_peer,
-    judge,
+    classify,
 )
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
 from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
@@ -34,7 +34,7 @@ class WorkerState(Enum):
     """A worker whose pod is not created yet."""
     PENDING = "pending"
     RUNNING = "running"
-    GOING = "going"
+    TERMINATING = "terminating"
     """A worker whose pod is being deleted; the program may still write a checkpoint and yield."""
     SUCCEEDED = "succeeded"
     YIELDED = "yielded"
@@ -52,17 +52,17 @@ class WorkerState(Enum):
 _OF_STATE = {
     PodState.PENDING: WorkerState.PENDING,
     PodState.RUNNING: WorkerState.RUNNING,
-    PodState.GOING: WorkerState.GOING,
+    PodState.TERMINATING: WorkerState.TERMINATING,
     PodState.SUCCEEDED: WorkerState.SUCCEEDED,
     PodState.YIELDED: WorkerState.YIELDED,
     PodState.FAILED: WorkerState.FAILED,
 }
-LIVE = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.GOING})
+LIVE = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING})
 OVER = frozenset(
     {WorkerState.SUCCEEDED, WorkerState.YIELDED, WorkerState.STOPPED, WorkerState.FAILED, WorkerState.LOST}
 )
 
-CLOCK_DOUBT = timedelta(minutes=1)
+MAX_CLOCK_LAG = timedelta(minutes=1)
 """Largest lag of a node's clock behind the API server's clock, which dates deletions."""
 
 
@@ -71,13 +71,13 @@ class Worker:
     """One worker of the attempt."""
 
     index: int
-    fate: WorkerState
+    state: WorkerState
     pod: PodView | None = None
     loss: Loss | None = None
     """The loss of its node, if the worker was lost with it."""
 
 
-NOBODY = Worker(index=0, fate=WorkerState.RUNNING)
+NO_WORKER = Worker(index=0, state=WorkerState.RUNNING)
 """Placeholder for the failed worker if no worker is to blame."""
 
 
@@ -86,16 +86,16 @@ class Failure:
     """The worker whose end explains the end of the attempt, and the meaning of that end."""
 
     worker: Worker
-    judgement: FailureClass
+    failure_class: FailureClass
     rank: int | None = None
     """Rank to blame; None leaves it to the pod's termination message."""
     told: str = ""
     """Description of the failure, if the pod cannot give one because its program still runs."""
     stacks: str = ""
     """Name of the ConfigMap with the stacks of the ranks."""
-    accuses: bool = True
+    blames_worker: bool = True
     """Whether the worker is to blame; False if the attempt hangs and no rank stands out."""
-    besides: tuple[Failure, ...] = ()
+    others: tuple[Failure, ...] = ()
     """Further workers that are to blame for the same failure."""
     code: int | None = None
     """Exit code of the ranks that waited for the worker, if its own program has none."""
@@ -112,14 +112,14 @@ class AttemptView:
     present: tuple[PodView, ...]
     """Pods of this attempt that exist as objects, including ended ones."""
 
-    def indices(self, *fates: WorkerState) -> tuple[int, ...]:
-        return tuple(worker.index for worker in self.workers if worker.fate in fates)
+    def indices(self, *states: WorkerState) -> tuple[int, ...]:
+        return tuple(worker.index for worker in self.workers if worker.state in states)
 
-    def count(self, *fates: WorkerState) -> int:
-        return sum(1 for worker in self.workers if worker.fate in fates)
+    def count(self, *states: WorkerState) -> int:
+        return sum(1 for worker in self.workers if worker.state in states)
 
-    def all_in(self, fates: frozenset[WorkerState]) -> bool:
-        return all(worker.fate in fates for worker in self.workers)
+    def all_in(self, states: frozenset[WorkerState]) -> bool:
+        return all(worker.state in states for worker in self.workers)
 
 
 def view_attempt(
@@ -147,7 +147,7 @@ def view_attempt(
     )
     return AttemptView(
         number=number,
-        workers=tuple(_as_told(worker) for worker in found) if own_program else tuple(found),
+        workers=tuple(_as_stopped(worker) for worker in found) if own_program else tuple(found),
         present=tuple(present.values()),
     )
 
@@ -156,38 +156,38 @@ def _worker(
     index: int, present: PodView | None, gone: PodView | None, created: bool, stuck_before: datetime
 ) -> Worker:
     if present is not None:
-        fate = _OF_STATE[present.state]
+        state = _OF_STATE[present.state]
         if (
-            fate is WorkerState.GOING
+            state is WorkerState.TERMINATING
             and present.deletion_at is not None
             and present.deletion_at < stuck_before
         ):
-            fate = WorkerState.LOST
-        return Worker(index=index, fate=fate, pod=present)
+            state = WorkerState.LOST
+        return Worker(index=index, state=state, pod=present)
     if gone is not None:
-        return Worker(index=index, fate=_OF_STATE[gone.state] if gone.ended else WorkerState.LOST, pod=gone)
-    return Worker(index=index, fate=WorkerState.LOST if created else WorkerState.ABSENT)
+        return Worker(index=index, state=_OF_STATE[gone.state] if gone.ended else WorkerState.LOST, pod=gone)
+    return Worker(index=index, state=WorkerState.LOST if created else WorkerState.ABSENT)
 
 
 def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
     """Return the worker as lost if its node is lost and its end is not known otherwise."""
     loss = losses.get(worker.pod.node or "") if losses and worker.pod is not None else None
-    if loss is not None and worker.fate is WorkerState.FAILED and worker.pod is not None:
+    if loss is not None and worker.state is WorkerState.FAILED and worker.pod is not None:
         # Its files may have disappeared before the node did.
         return replace(worker, loss=loss) if worker.pod.worker_code in ABOUT_FILES else worker
-    if loss is None or (worker.fate not in LIVE and worker.fate is not WorkerState.LOST):
+    if loss is None or (worker.state not in LIVE and worker.state is not WorkerState.LOST):
         return worker
-    return replace(worker, fate=WorkerState.LOST, loss=loss)
+    return replace(worker, state=WorkerState.LOST, loss=loss)
 
 
-def _as_told(worker: Worker) -> Worker:
+def _as_stopped(worker: Worker) -> Worker:
     """Return the worker of a user program as stopped if its exit code 0 may be an answer to SIGTERM."""
-    if worker.fate is WorkerState.SUCCEEDED and worker.pod is not None and _was_to_go(worker.pod):
-        return replace(worker, fate=WorkerState.STOPPED)
+    if worker.state is WorkerState.SUCCEEDED and worker.pod is not None and _was_asked_to_stop(worker.pod):
+        return replace(worker, state=WorkerState.STOPPED)
     return worker
 
 
-def _was_to_go(pod: PodView) -> bool:
+def _was_asked_to_stop(pod: PodView) -> bool:
     """Return whether the pod was told to stop, by any client, before its program ended.
 
     In doubt the answer is True: a program that had finished ends with 0 once more, but a job that was
@@ -200,7 +200,7 @@ def _was_to_go(pod: PodView) -> bool:
     asked = pod.deletion_at - timedelta(seconds=pod.deletion_grace_s or 0)
     # Users delete pods that have just ended, which says nothing about their end. A disruption affects only
     # pods that are left, as a drain evicts all pods of a node.
-    return pod.finished_at >= (asked - CLOCK_DOUBT if pod.disruption else asked)
+    return pod.finished_at >= (asked - MAX_CLOCK_LAG if pod.disruption else asked)
 
 
 def strays(attempt: int, workers: int, observed: Observed) -> Mapping[int, tuple[PodView, ...]]:
@@ -230,28 +230,28 @@ def failures_of(view: AttemptView) -> list[Failure]:
     yielded = view.count(WorkerState.YIELDED) > 0
     failures = []
     for worker in view.workers:
-        if worker.fate in (WorkerState.FAILED, WorkerState.LOST):
-            judgement = judge(_end_of(worker))
-            echo = judgement.evidence is Evidence.ECHO or worker.fate is WorkerState.LOST
+        if worker.state in (WorkerState.FAILED, WorkerState.LOST):
+            failure_class = classify(_end_of(worker))
+            echo = failure_class.evidence is Evidence.ECHO or worker.state is WorkerState.LOST
             if not (yielded and echo):
-                failures.append(Failure(worker=worker, judgement=judgement))
+                failures.append(Failure(worker=worker, failure_class=failure_class))
     return failures
 
 
-YIELDED_JUDGEMENT = FailureClass(
+YIELDED = FailureClass(
     cause=RestartCause.PREEMPTION,
     reason=Reason.YIELDED,
-    verdict=Ruled.RESTART,
+    retry=RetryDecision.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
-MOVED_JUDGEMENT = replace(YIELDED_JUDGEMENT, reason=Reason.DRAINING)
+MOVED = replace(YIELDED, reason=Reason.DRAINING)
 
 
 def _end_of(worker: Worker) -> WorkerEnd:
     pod = worker.pod
     if pod is None:
         return WorkerEnd(exit_code=None, deleted=True)
-    lost = worker.fate is WorkerState.LOST
+    lost = worker.state is WorkerState.LOST
     return WorkerEnd(
         exit_code=None if lost else pod.exit_code,
         exit_reason=pod.exit_reason,
@@ -265,7 +265,7 @@ def _end_of(worker: Worker) -> WorkerEnd:
 
 
 def failure_class_of(worker: Worker, end: RankEnd) -> FailureClass:
-    """Return the judgement on the end of another rank of the worker than the one that ended its pod."""
+    """Return the class of the end of another rank of the worker than the one that ended its pod."""
     whole = _end_of(worker)
     killed = end.code == ExitCode.KILLED
     own = replace(
@@ -274,7 +274,7 @@ def failure_class_of(worker: Worker, end: RankEnd) -> FailureClass:
         exit_reason=whole.exit_reason if killed else None,
         exception=end.reason or None,
     )
-    return judge(own)
+    return classify(own)
 
 
 def cause_order(failure: Failure) -> tuple[int, bool, float, int]:
@@ -284,15 +284,15 @@ def cause_order(failure: Failure) -> tuple[int, bool, float, int]:
     # milliseconds. So a worker that reports the loss of a peer comes after one that does not. The index makes
     # the choice repeatable.
     ended = pod.finished_at.timestamp() if pod is not None and pod.finished_at else math.inf
-    return failure.judgement.evidence, _blames_a_peer(failure), ended, failure.worker.index
+    return failure.failure_class.evidence, _blames_a_peer(failure), ended, failure.worker.index
 
 
 def is_echo(failure: Failure) -> bool:
     """Return whether the worker ended like one that lost a peer, whose own end is then still to come."""
     pod = failure.worker.pod
     aborted = pod is not None and pod.worker_code == ABORTED
-    echo = aborted or failure.judgement.evidence is Evidence.ECHO or _blames_a_peer(failure)
-    return echo and failure.judgement.evidence >= Evidence.UNCLEAR
+    echo = aborted or failure.failure_class.evidence is Evidence.ECHO or _blames_a_peer(failure)
+    return echo and failure.failure_class.evidence >= Evidence.UNCLEAR
 
 
 def _blames_a_peer(failure: Failure) -> bool:

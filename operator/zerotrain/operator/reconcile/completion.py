@@ -12,7 +12,7 @@ module covers the operator's own stop request; a deletion or a disruption leads 
 
 from __future__ import annotations
 
-from zerotrain.operator.reconcile.attempts import CLOCK_DOUBT, AttemptView, WorkerState
+from zerotrain.operator.reconcile.attempts import MAX_CLOCK_LAG, AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 
 _SURE = frozenset({WorkerState.SUCCEEDED})
@@ -38,7 +38,7 @@ def _may_be_an_answer(draft: Draft, view: AttemptView) -> bool:
         return True
     # The answer may be lost, or only in the memory of a previous operator. Then the times decide, one of
     # which comes from the node's clock.
-    since = asked - CLOCK_DOUBT
+    since = asked - MAX_CLOCK_LAG
     pods = [worker.pod for worker in view.workers if worker.pod is not None]
     return any(pod.deletion_at or pod.finished_at is None or pod.finished_at >= since for pod in pods)
 
@@ -57,7 +57,7 @@ def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
     ends = [
         worker.pod.termination
         for worker in view.workers
-        if worker.fate is WorkerState.SUCCEEDED and worker.pod is not None
+        if worker.state is WorkerState.SUCCEEDED and worker.pod is not None
     ]
     return any(end is not None and end.step >= spec.steps for end in ends)
 

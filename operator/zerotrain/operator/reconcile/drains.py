@@ -57,9 +57,9 @@ def move_wanted(draft: Draft, view: AttemptView) -> str | None:
 
 def _why(worker: Worker, left: Mapping[str, str], moved_off: Collection[str]) -> str | None:
     pod = worker.pod
-    if pod is None or worker.fate not in LIVE:
+    if pod is None or worker.state not in LIVE:
         return None
-    if worker.fate is WorkerState.GOING and pod.disruption is not None:
+    if worker.state is WorkerState.TERMINATING and pod.disruption is not None:
         return f"(pod {pod.name}) has to go ({pod.disruption})"
     why = left.get(pod.node or "")
     if why is None or pod.node in moved_off:
@@ -91,7 +91,7 @@ def leaving(node: NodeView, tolerations: Iterable[Toleration]) -> str | None:
     return None
 
 
-def heeds_cordons(draft: Draft) -> bool:
+def handles_cordons(draft: Draft) -> bool:
     """Return whether a cordon moves the job.
 
     The operator must see nodes, the pods must not tolerate a cordon, and no pod may have returned to a node

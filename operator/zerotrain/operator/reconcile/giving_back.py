@@ -102,14 +102,14 @@ def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
         reason = problem.reason if problem is not None else known.reason if known is not None else ""
         said = f": {problem.message}" if problem is not None else ""
         return reason, f"{absent} of {len(view.workers)} pods are refused{said}"
-    homeless = [pod for pod in live if not (pod.scheduled or pod.node)]
-    if not homeless or not any(pod.scheduled or pod.node for pod in view.present):
+    unplaced = [pod for pod in live if not (pod.scheduled or pod.node)]
+    if not unplaced or not any(pod.scheduled or pod.node for pod in view.present):
         return None
     if not unscheduled.refused(view) and not _is_late(draft):
         return None
-    first = min(homeless, key=lambda pod: (pod.unscheduled_reason is None, pod.index))
+    first = min(unplaced, key=lambda pod: (pod.unscheduled_reason is None, pod.index))
     said = first.unscheduled_reason or "the scheduler has not placed it"
-    counted = f"{len(homeless)} of {len(view.workers)} pods have no node"
+    counted = f"{len(unplaced)} of {len(view.workers)} pods have no node"
     return Reason.UNSCHEDULABLE, f"{counted}: worker {first.index} (pod {first.name}): {said}"
 
 
@@ -127,7 +127,7 @@ def _gave_up(view: AttemptView) -> bool:
 
     A pod that has a node and reports why its program does not start is to blame instead of the rest.
     """
-    ended = [worker for worker in view.workers if worker.fate is WorkerState.FAILED]
+    ended = [worker for worker in view.workers if worker.state is WorkerState.FAILED]
     if not ended or any(_code(worker) != ExitCode.RENDEZVOUS_TIMEOUT for worker in ended):
         return False
     return not any(worker.pod.waiting for worker in _placed_and_waiting(view) if worker.pod is not None)
@@ -136,7 +136,7 @@ def _gave_up(view: AttemptView) -> bool:
 def _placed_and_waiting(view: AttemptView) -> Iterator[Worker]:
     for worker in view.workers:
         pod = worker.pod
-        if worker.fate is WorkerState.PENDING and pod is not None and (pod.scheduled or pod.node):
+        if worker.state is WorkerState.PENDING and pod is not None and (pod.scheduled or pod.node):
             yield worker
 
 

@@ -17,7 +17,7 @@ from zerotrain.contract.progress import Phase, Progress
 from zerotrain.operator.api import HangAction, HangStatus
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import HUNG
-from zerotrain.operator.reconcile.attempts import NOBODY, AttemptView, Failure, Worker
+from zerotrain.operator.reconcile.attempts import NO_WORKER, AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.inspection import Inspection, RankPace, pace_of
 from zerotrain.operator.reconcile.observe import PodView, StacksView
@@ -171,7 +171,7 @@ def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
     """Return the hang as a failure of the rank that blocks the others; None without a hang or while stacks
     are awaited."""
     _forget_what_is_over(draft, view)
-    found = _verdict(draft, view)
+    found = _exceeded_limit(draft, view)
     if found is None:
         return None
     inspection, limit_s = found
@@ -188,18 +188,18 @@ def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
     is_sure = inspection.at >= hang.detected_at + SECOND_LOOK
     if not (is_sure and _has_stacks(draft, hang)) or _action(draft) is HangAction.REPORT:
         return None
-    worker = _accused(view, hang)
+    worker = _blamed_worker(view, hang)
     return Failure(
-        worker=worker or NOBODY,
-        judgement=HUNG,
+        worker=worker or NO_WORKER,
+        failure_class=HUNG,
         rank=hang.rank,
         told=_what(hang),
         stacks=hang.stacks,
-        accuses=worker is not None,
+        blames_worker=worker is not None,
     )
 
 
-def _accused(view: AttemptView, hang: HangStatus) -> Worker | None:
+def _blamed_worker(view: AttemptView, hang: HangStatus) -> Worker | None:
     """Return the worker to blame. If no rank stands out there is none, and no node must be excluded for
     it."""
     if hang.rank is None or hang.worker is None or not hang.worker < len(view.workers):
@@ -207,7 +207,7 @@ def _accused(view: AttemptView, hang: HangStatus) -> Worker | None:
     return _present(view, view.workers[hang.worker])
 
 
-def _verdict(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] | None:
+def _exceeded_limit(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] | None:
     """Return a recent inspection of the attempt and the limit that was exceeded, if any; None without an
     inspection."""
     inspection, started = draft.observed.inspection, draft.status.attempt_start_time

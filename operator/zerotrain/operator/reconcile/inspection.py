@@ -93,7 +93,7 @@ def inspect(answers: Mapping[int, WorkerReport | None], *, attempt: int, at: dat
         at=at,
         step=max((record.step for record in records), default=0),
         paces=_paces([record for record in records if not _has_ended(record)] or records),
-        laggard=_laggard(answers, ranks) if ranks else None,
+        laggard=_slow_rank(answers, ranks) if ranks else None,
     )
 
 
@@ -128,17 +128,19 @@ def pace_of(phase: Phase, motions: Sequence[Motion]) -> RankPace:
     )
 
 
-def _laggard(
+def _slow_rank(
     answers: Mapping[int, WorkerReport | None], ranks: Mapping[int, tuple[int, Progress]]
 ) -> SlowRank | None:
-    mute = sorted(worker for worker, report in answers.items() if report is None)
-    if mute:
+    unresponsive = sorted(worker for worker, report in answers.items() if report is None)
+    if unresponsive:
         per_worker = max(len(report.ranks) for report in answers.values() if report is not None)
         step = min(record.step for _, record in ranks.values())
-        why = f"its pod does not answer{_more(len(mute) - 1, 'pods')}"
-        return SlowRank(rank=mute[0] * per_worker, worker=mute[0], step=step, phase="", why=why)
+        why = f"its pod does not answer{_more(len(unresponsive) - 1, 'pods')}"
+        return SlowRank(
+            rank=unresponsive[0] * per_worker, worker=unresponsive[0], step=step, phase="", why=why
+        )
     records = {rank: record for rank, (_, record) in sorted(ranks.items())}
-    found, why = _odd_ones(records)
+    found, why = _outliers(records)
     if not found:
         return None
     record = records[found[0]]
@@ -151,7 +153,7 @@ def _laggard(
     )
 
 
-def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
+def _outliers(records: Mapping[int, Progress]) -> tuple[list[int], str]:
     """Return the ranks that differ from the others by the surest sign, and a description of the sign."""
     running = {rank: record for rank, record in records.items() if not _has_ended(record)}
     silent = [rank for rank, record in running.items() if _silent_s(record) >= SILENT_S]
@@ -162,10 +164,10 @@ def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
     left = [rank for rank, record in running.items() if not _waits(record)]
     if left and len(left) <= len(records) - len(running):
         return left, "its process runs on, while those of others have ended"
-    return _odd_in_their_work(running) if running else ([], "")
+    return _outliers_by_progress(running) if running else ([], "")
 
 
-def _odd_in_their_work(records: Mapping[int, Progress]) -> tuple[list[int], str]:
+def _outliers_by_progress(records: Mapping[int, Progress]) -> tuple[list[int], str]:
     """Return the ranks that differ in their work, and the sign; all processes in `records` run and answer."""
     furthest = max(record.step for record in records.values())
     behind = [rank for rank, record in records.items() if record.step < furthest]

@@ -25,7 +25,7 @@ class PodState(Enum):
     PENDING = "Pending"
     """The worker's container has not started."""
     RUNNING = "Running"
-    GOING = "Going"
+    TERMINATING = "Terminating"
     """Deletion was requested, and the container has not ended yet."""
     SUCCEEDED = "Succeeded"
     YIELDED = "Yielded"
@@ -127,7 +127,7 @@ class PodView:
         if self.phase == "Succeeded":
             return PodState.SUCCEEDED
         if self.deletion_at is not None:
-            return PodState.GOING
+            return PodState.TERMINATING
         return PodState.RUNNING if self.started else PodState.PENDING
 
     @property

@@ -74,7 +74,7 @@ SYNC_SETTLE = timedelta(seconds=2)
 def advance(draft: Draft) -> None:
     """Run the function of the job's phase."""
     if draft.status.phase not in FINISHED and _was_begun(draft):
-        _take_up(draft)
+        _adopt(draft)
         return
     _HANDLERS[draft.status.phase or Phase.PENDING](draft)
 
@@ -95,14 +95,14 @@ def _was_begun(draft: Draft) -> bool:
     return draft.status.attempt == 0 and any(pod.attempt == FIRST_ATTEMPT for pod in draft.observed.pods)
 
 
-def _take_up(draft: Draft) -> None:
+def _adopt(draft: Draft) -> None:
     """Adopt the first attempt of an operator that ended before it recorded the attempt in status.
 
     What the spec says now, e.g. that the job is suspended or too large, then applies to a running attempt.
     """
     sizing.prepare(draft)
     _count_up(draft, sizing.next_shape(draft))
-    yielding.doubt_basis(draft)
+    yielding.mark_basis_unknown(draft)
     _active(draft)
 
 
@@ -141,12 +141,12 @@ def _gate(draft: Draft) -> None:
 
 def _stalls(draft: Draft) -> bool:
     """Return whether the user must change the spec before an attempt of the present size can start."""
-    refusal = refusal_of(sizing.admissible(draft)) or requested_size.judge(draft)
+    refusal = refusal_of(sizing.admissible(draft)) or requested_size.check(draft)
     if refusal is None:
         refusal = memory.does_not_fit(draft)
         if refusal is not None and sizing.give_up_choice(draft):
             # The other size was chosen by the operator, not by the user.
-            refusal = requested_size.judge(draft) or memory.does_not_fit(draft)
+            refusal = requested_size.check(draft) or memory.does_not_fit(draft)
     refusal = refusal or egress.refusal(draft) or volumes.refusal(draft) or queue_name.refusal(draft)
     if refusal is None:
         return False
@@ -232,13 +232,17 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     absent = view.indices(WorkerState.ABSENT)
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
-    stuck.tell_start(draft, view)
+    stuck.report_slow_start(draft, view)
     for worker in view.workers:
-        if worker.fate is WorkerState.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
+        if (
+            worker.state is WorkerState.TERMINATING
+            and worker.pod is not None
+            and worker.pod.deletion_at is not None
+        ):
             # A node that died with the pod sends no event: check again when the pod counts as lost.
             draft.wake(worker.pod.deletion_at + _termination_timeout(draft) + timedelta(seconds=1))
-    _fear_for_nodes(draft)
-    running = view.all_in(frozenset({WorkerState.RUNNING, WorkerState.GOING, WorkerState.SUCCEEDED}))
+    _wake_at_node_losses(draft)
+    running = view.all_in(frozenset({WorkerState.RUNNING, WorkerState.TERMINATING, WorkerState.SUCCEEDED}))
     joined = running and all(pod.ready or pod.ended for pod in view.present)
     if draft.status.phase is Phase.RUNNING or joined:
         if draft.status.phase is not Phase.RUNNING:
@@ -252,7 +256,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
         draft.set(phase=Phase.STARTING if running else Phase.PENDING)
 
 
-def _fear_for_nodes(draft: Draft) -> None:
+def _wake_at_node_losses(draft: Draft) -> None:
     """Wake when a node that is not ready counts as lost: silence causes no event."""
     for node in draft.observed.nodes.values():
         due = lost_at(node, draft.signs())
@@ -303,7 +307,7 @@ def _await_yielded(draft: Draft, view: AttemptView) -> None:
             for worker in view.workers
             # A worker that had finished before was not told to stop: its end must not shorten the grace of
             # the others.
-            if worker.pod and worker.pod.ended_seen_at and worker.fate is not WorkerState.SUCCEEDED
+            if worker.pod and worker.pod.ended_seen_at and worker.state is not WorkerState.SUCCEEDED
         ),
         default=draft.now,
     )

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from zerotrain.operator.api import Phase
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.drains import heeds_cordons
+from zerotrain.operator.reconcile.drains import handles_cordons
 from zerotrain.operator.reconcile.observe import Protection
 from zerotrain.operator.reconcile.plan import ProtectWorkers, UnprotectWorkers
 
@@ -35,7 +35,7 @@ def settle(draft: Draft) -> None:
             draft.act(UnprotectWorkers(attempt=protected))
             return
         draft.set(protected_attempt=None)
-    if status.phase is Phase.RUNNING and draft.size > 1 and heeds_cordons(draft) and _is_worth(draft):
+    if status.phase is Phase.RUNNING and draft.size > 1 and handles_cordons(draft) and _is_worth(draft):
         draft.set(protected_attempt=status.attempt)
         if known != Protection(attempt=status.attempt, exists=True):
             draft.act(ProtectWorkers(attempt=status.attempt, workers=draft.size))

@@ -32,7 +32,7 @@ def record(
     failure: Failure,
     *,
     cause: RestartCause | None,
-    ruling: RuleMatch | None = None,
+    rule_match: RuleMatch | None = None,
     action: FailureAction | None = None,
 ) -> None:
     """Add the failure to the front of status.failures, once per attempt."""
@@ -49,13 +49,13 @@ def record(
         rank=rank_of(draft, failure),
         node=(pod.node or "") if pod is not None else "",
         exit_code=pod.exit_code if pod is not None else None,
-        reason=str(failure.judgement.reason),
+        reason=str(failure.failure_class.reason),
         cause=cause,
         message=stored(cause_text(draft, failure)),
         last_line=stored((end.last_line or "") if end is not None else ""),
         stacks=failure.stacks,
         step=newest_step(draft.status),
-        rule=ruling.index if ruling is not None else None,
+        rule=rule_match.index if rule_match is not None else None,
         action=str(action) if action is not None else "",
         log=log_key(attempt) if _has_log(draft, failure) else "",
         ranks=_ranks(draft, failure),
@@ -67,10 +67,10 @@ def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
     """Return the facts that rules match on. The texts are those of status, and equally limited in length."""
     pod, rank, each = failure.worker.pod, rank_of(draft, failure), draft.job.spec.num_ranks_per_worker
     first = failure.worker.index * each
-    suspects = range(first, first + each) if failure.accuses else ()
+    suspects = range(first, first + each) if failure.blames_worker else ()
     end = pod.termination if pod is not None else None
     return FailureFacts(
-        reason=failure.judgement.reason,
+        reason=failure.failure_class.reason,
         exit_code=failure.code if pod is None or pod.exit_code is None else pod.exit_code,
         ranks=frozenset({rank} if rank is not None else suspects),
         texts=(stored(cause_text(draft, failure)), stored((end.last_line or "") if end is not None else "")),
@@ -80,7 +80,7 @@ def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
 def describe(draft: Draft, failure: Failure) -> str:
     """Return which worker of which attempt failed, where, and what happened to it."""
     worker, pod = failure.worker, failure.worker.pod
-    if not failure.accuses:
+    if not failure.blames_worker:
         return f"attempt {draft.status.attempt}: {cause_text(draft, failure)}"
     rank = rank_of(draft, failure)
     where = [f"rank {rank}"] if rank is not None else []
@@ -93,7 +93,7 @@ def describe(draft: Draft, failure: Failure) -> str:
 def rank_of(draft: Draft, failure: Failure) -> int | None:
     """Return the rank to blame; None if only its worker is known, or no rank is to blame."""
     pod = failure.worker.pod
-    if failure.rank is not None or not failure.accuses:
+    if failure.rank is not None or not failure.blames_worker:
         return failure.rank
     if pod is not None and pod.termination is not None and pod.termination.rank is not None:
         return pod.termination.rank
@@ -108,7 +108,7 @@ def cause_text(draft: Draft, failure: Failure) -> str:
     if failure.told:
         return failure.told
     pod = failure.worker.pod
-    if pod is None or (failure.worker.fate is WorkerState.LOST and not pod.ended):
+    if pod is None or (failure.worker.state is WorkerState.LOST and not pod.ended):
         return _lost_text(draft, failure)
     parts = []
     if pod.failed_container is not None:
@@ -167,15 +167,15 @@ def _has_log(draft: Draft, failure: Failure) -> bool:
     if draft.observed.log is None or not present or pod is None or worker.loss is not None:
         return False
     is_back = pod.exit_reason in UNKNOWN_ENDS  # the node answers again, and may have kept the log
-    return pod.started and (is_back or failure.judgement.reason is not Reason.NODE_LOST)
+    return pod.started and (is_back or failure.failure_class.reason is not Reason.NODE_LOST)
 
 
 def _ranks(draft: Draft, first: Failure) -> tuple[RankFailure, ...]:
     others = sorted(failures_of(draft.view()), key=cause_order)
-    blamed = [first, *first.besides]
+    blamed = [first, *first.others]
     known = {item.worker.index for item in blamed}
     named = [*blamed, *(item for item in others if item.worker.index not in known)]
-    if not first.accuses:
+    if not first.blames_worker:
         named = others
     leading = [_rank_failure(draft, item) for item in named[:MAX_RANK_FAILURES]]
     further = (found for item in named for found in _other_ranks(draft, item))
@@ -189,7 +189,7 @@ def _rank_failure(draft: Draft, failure: Failure) -> RankFailure:
         pod=pod.name if pod is not None else "",
         node=(pod.node or "") if pod is not None else "",
         exit_code=pod.exit_code if pod is not None else None,
-        reason=str(failure.judgement.reason),
+        reason=str(failure.failure_class.reason),
         message=stored(cause_text(draft, failure), MAX_RANK_TEXT),
     )
 

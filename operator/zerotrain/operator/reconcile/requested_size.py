@@ -40,7 +40,7 @@ def take(draft: Draft, *, runs: bool = False) -> None:
     outside = chosen is not None and _outside(spec.elastic, chosen)
     if runs and chosen == draft.size < spec.elastic.min_workers and not in_queue(draft):
         outside = False
-    if state.requested_workers != spec.workers or _is_pardoned(draft, state):
+    if state.requested_workers != spec.workers or _is_acceptable_now(draft, state):
         _begin_anew(draft, state)
         return
     if state.refusal is not None and _outside(spec.elastic, state.refusal.workers):
@@ -65,7 +65,7 @@ def full(draft: Draft) -> int:
     return refusal.workers if refusal is not None else draft.job.spec.workers
 
 
-def judge(draft: Draft) -> tuple[str, str] | None:
+def check(draft: Draft) -> tuple[str, str] | None:
     """Check the next attempt's size against the configuration, which may have changed since the size was
     decided.
 
@@ -83,7 +83,7 @@ def judge(draft: Draft) -> tuple[str, str] | None:
         return None
     if state.reason in CHOSEN:
         forget_choice(draft)
-        return judge(draft)
+        return check(draft)
     if (refusal := _refusal(draft, state)) is None:  # only the kept size is out of bounds
         _set_anew(draft, state, state.requested_workers)
         return None
@@ -216,7 +216,7 @@ def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
     return f"{spec.workers} workers: {found.message} {advice}"
 
 
-def _is_pardoned(draft: Draft, state: ElasticStatus) -> bool:
+def _is_acceptable_now(draft: Draft, state: ElasticStatus) -> bool:
     """Return whether the rejected size would be accepted now.
 
     That may be due to the user's annotation, or to another configuration, which can be set while the job is

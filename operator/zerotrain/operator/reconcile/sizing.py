@@ -102,7 +102,7 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
     if not _under_way(draft):
         return None
     if requested_size.target(draft) != draft.size:
-        return _as_wished(draft)
+        return _resize_as_requested(draft)
     if draft.size < requested_size.full(draft):
         return _growth(draft, elastic)
     _forget_losses(draft, elastic)
@@ -143,15 +143,15 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
     """
     size, target = draft.size, requested_size.target(draft)
     refused = _refused(draft, view)
-    homeless = refused + sum(
+    unplaced = refused + sum(
         1
         for worker in view.workers
-        if worker.fate is WorkerState.PENDING and worker.pod is not None and not worker.pod.scheduled
+        if worker.state is WorkerState.PENDING and worker.pod is not None and not worker.pod.scheduled
     )
-    if not homeless:
+    if not unplaced:
         return None
     if target != size:
-        return f"going on with {target} workers: {homeless} of {size} pods have no node"
+        return f"going on with {target} workers: {unplaced} of {size} pods have no node"
     if draft.observed.making:
         return None  # existing pods wait for the missing pods, not for nodes
     due = _shrinks_at(draft, view, elastic, refused)
@@ -159,7 +159,7 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
         if due is not None:
             draft.wake(due)
         return None
-    smaller = _lose(draft, size, _placeable_workers(draft, view, refused))
+    smaller = _shrink_to_capacity(draft, size, _placeable_workers(draft, view, refused))
     if smaller is None:
         return None
     return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
@@ -202,7 +202,7 @@ def _refused(draft: Draft, view: AttemptView) -> int:
     return view.count(WorkerState.ABSENT)
 
 
-def _as_wished(draft: Draft) -> str | None:
+def _resize_as_requested(draft: Draft) -> str | None:
     """Return why the attempt should take the requested size: a smaller one at once, a larger one if it may
     fit."""
     size, target = draft.size, requested_size.target(draft)
@@ -267,7 +267,7 @@ def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus) -> datetime:
     return max(due, state.rule_at + timedelta(seconds=draft.job.spec.failure_policy.window_seconds))
 
 
-def _lose(draft: Draft, size: int, room: int) -> int | None:
+def _shrink_to_capacity(draft: Draft, size: int, room: int) -> int | None:
     """Decide on the largest workable size that fits the capacity; None if there is none below `size`."""
     state = draft.status.elastic
     smaller = requested_size.largest(draft, min(room, size - 1))

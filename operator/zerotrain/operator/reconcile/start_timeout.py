@@ -51,13 +51,13 @@ def late(draft: Draft, view: AttemptView) -> Failure | None:
 def blamed(draft: Draft, view: AttemptView, failure: Failure | None) -> Failure | None:
     """Return the failure; for a rendezvous timeout, that of the workers that had not started, or had not
     joined."""
-    if failure is None or failure.judgement.reason is not Reason.RENDEZVOUS_TIMEOUT:
+    if failure is None or failure.failure_class.reason is not Reason.RENDEZVOUS_TIMEOUT:
         return failure
     workers = _unstarted(view)
     if not workers:
         return _not_come(draft, view, failure)
     said = f"not started when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
-    found = _blaming(draft, workers, failure.judgement, said)
+    found = _blaming(draft, workers, failure.failure_class, said)
     return replace(found, code=ExitCode.RENDEZVOUS_TIMEOUT)
 
 
@@ -69,7 +69,7 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
     if late is None or not late.worker < len(view.workers):
         return failure
     worker = view.workers[late.worker]
-    if worker.fate is not WorkerState.RUNNING:
+    if worker.state is not WorkerState.RUNNING:
         return failure
     stacks, due = draft.observed.stacks, None
     if stacks is None or not _are_of(stacks, view, since=_ended_at(failure.worker)):
@@ -79,7 +79,7 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
     told = f"{late.why}, when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
     return Failure(
         worker=worker,
-        judgement=failure.judgement,
+        failure_class=failure.failure_class,
         rank=late.rank,
         told=told,
         stacks=stacks.config_map if stacks is not None else "",
@@ -105,8 +105,8 @@ def _began(draft: Draft) -> datetime | None:
 
 def _unstarted(view: AttemptView) -> list[Worker]:
     """Return the workers that have not started, by index, those with a known reason first."""
-    found = [worker for worker in view.workers if worker.fate in (WorkerState.PENDING, WorkerState.ABSENT)]
-    return sorted(found, key=lambda worker: (not _says_why(worker), worker.index))
+    found = [worker for worker in view.workers if worker.state in (WorkerState.PENDING, WorkerState.ABSENT)]
+    return sorted(found, key=lambda worker: (not _has_reason(worker), worker.index))
 
 
 def _has_node(worker: Worker) -> bool:
@@ -114,22 +114,22 @@ def _has_node(worker: Worker) -> bool:
     return pod is not None and (pod.scheduled or pod.node is not None)
 
 
-def _says_why(worker: Worker) -> bool:
+def _has_reason(worker: Worker) -> bool:
     pod = worker.pod
     return pod is not None and bool(pod.waiting or (not pod.scheduled and pod.unscheduled_reason))
 
 
-def _blaming(draft: Draft, workers: list[Worker], judgement: FailureClass, said: str) -> Failure:
-    first, *others = workers
+def _blaming(draft: Draft, workers: list[Worker], failure_class: FailureClass, said: str) -> Failure:
+    first, *rest = workers
     told = f"{said}: {_waits_for(draft, first)}"
-    if others:
-        named = "; ".join(f"{_place(item)}: {_waits_for(draft, item)}" for item in others[:MAX_NAMED])
-        more = f"; and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+    if rest:
+        named = "; ".join(f"{_place(item)}: {_waits_for(draft, item)}" for item in rest[:MAX_NAMED])
+        more = f"; and {len(rest) - MAX_NAMED} more" if len(rest) > MAX_NAMED else ""
         told += f"; nor have {named}{more}"
-    besides = tuple(
-        Failure(worker=item, judgement=judgement, told=_waits_for(draft, item)) for item in others
+    others = tuple(
+        Failure(worker=item, failure_class=failure_class, told=_waits_for(draft, item)) for item in rest
     )
-    return Failure(worker=first, judgement=judgement, told=told, besides=besides)
+    return Failure(worker=first, failure_class=failure_class, told=told, others=others)
 
 
 def _place(worker: Worker) -> str:

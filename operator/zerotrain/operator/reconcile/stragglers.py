@@ -45,7 +45,7 @@ def tell(draft: Draft, view: AttemptView) -> None:
     # all of them, until another is far worse.
     worse = known is None or (known.rank != said.rank and percent - 100 >= MUCH_WORSE * (known.percent - 100))
     if level is Level.HIGH and worse and _is_rank(draft, said.rank):
-        _accuse(draft, view, rank=said.rank, percent=percent, limit=limit)
+        _raise_alarm(draft, view, rank=said.rank, percent=percent, limit=limit)
 
 
 class Level(Enum):
@@ -85,7 +85,7 @@ def _is_rank(draft: Draft, rank: int) -> bool:
     return 0 <= rank < draft.size * draft.job.spec.num_ranks_per_worker
 
 
-def _accuse(draft: Draft, view: AttemptView, *, rank: int, percent: int, limit: int) -> None:
+def _raise_alarm(draft: Draft, view: AttemptView, *, rank: int, percent: int, limit: int) -> None:
     worker = rank // draft.job.spec.num_ranks_per_worker
     pod = next((item for item in view.present if item.index == worker), None)
     name, node = (pod.name, pod.node or "") if pod is not None else ("", "")

@@ -53,18 +53,20 @@ def runs_long(draft: Draft, pod: PodView) -> str | None:
     return f"{since}. If it waits for the network: {egress.way_out(draft)}"
 
 
-def tell_start(draft: Draft, view: AttemptView) -> None:
+def report_slow_start(draft: Draft, view: AttemptView) -> None:
     """Emit one event when a start begins to hang, or if a container cannot be started."""
     pods = [
-        worker.pod for worker in view.workers if worker.fate is WorkerState.PENDING and worker.pod is not None
+        worker.pod
+        for worker in view.workers
+        if worker.state is WorkerState.PENDING and worker.pod is not None
     ]
     for pod in pods:
         due = _due(pod)
         if due is not None and due > draft.now:
             draft.wake(due)
-    _tell_first(draft, pods, Reason.CONTAINER_WAITING, lambda pod: pod.waiting)
-    _tell_first(draft, pods, Reason.POD_NOT_STARTING, lambda pod: starts_late(draft, pod))
-    _tell_first(draft, pods, Reason.INIT_CONTAINER_RUNS, lambda pod: runs_long(draft, pod), warning=False)
+    _report_first(draft, pods, Reason.CONTAINER_WAITING, lambda pod: pod.waiting)
+    _report_first(draft, pods, Reason.POD_NOT_STARTING, lambda pod: starts_late(draft, pod))
+    _report_first(draft, pods, Reason.INIT_CONTAINER_RUNS, lambda pod: runs_long(draft, pod), warning=False)
 
 
 def held(draft: Draft, pod: PodView) -> str | None:
@@ -86,13 +88,13 @@ def first_held(draft: Draft) -> str | None:
     return f"{found[0]}{more}" if found else None
 
 
-def tell_held(draft: Draft, pods: list[PodView]) -> None:
+def report_held(draft: Draft, pods: list[PodView]) -> None:
     """Emit one event when finalizers begin to hold a pod."""
     for pod in pods:
         due = _held_from(draft, pod)
         if due is not None and due > draft.now:
             draft.wake(due)
-    _tell_first(draft, pods, Reason.POD_HELD, lambda pod: held(draft, pod))
+    _report_first(draft, pods, Reason.POD_HELD, lambda pod: held(draft, pod))
 
 
 def _due(pod: PodView) -> datetime | None:
@@ -107,7 +109,7 @@ def _held_from(draft: Draft, pod: PodView) -> datetime | None:
     return pod.deletion_at if pod.is_over else pod.deletion_at + timeout
 
 
-def _tell_first(
+def _report_first(
     draft: Draft,
     pods: list[PodView],
     reason: Reason,

@@ -13,7 +13,7 @@ from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import Loss
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
-from zerotrain.operator.reconcile.stuck import tell_held
+from zerotrain.operator.reconcile.stuck import report_held
 
 KILL_GRACE_S = 1
 """Grace period in seconds of ranks whose peers are gone: their work since the last checkpoint is lost in any
@@ -109,7 +109,7 @@ def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
             stuck.append(pod)
         else:
             draft.wake(due)
-    tell_held(draft, pods)
+    report_held(draft, pods)
     _delete(draft, stuck, 0)
 
 

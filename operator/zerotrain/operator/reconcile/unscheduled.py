@@ -34,7 +34,7 @@ def placeable(view: AttemptView) -> int:
 
     def may_be(worker: Worker) -> bool:
         if worker.pod is None:
-            return worker.fate is WorkerState.ABSENT
+            return worker.state is WorkerState.ABSENT
         return worker.pod.refused_seen_at is None
 
     return sum(1 for worker in view.workers if may_be(worker)) or len(view.workers) - 1

@@ -144,7 +144,7 @@ def _without_saving(view: AttemptView) -> list[PodView]:
 
     The channel deletes no pod, so only their exit code shows that they were told to stop.
     """
-    ended = (worker.pod for worker in view.workers if worker.fate is WorkerState.FAILED)
+    ended = (worker.pod for worker in view.workers if worker.state is WorkerState.FAILED)
     return [pod for pod in ended if pod is not None and pod.worker_code == ExitCode.TERMINATED]
 
 
@@ -154,7 +154,7 @@ def _follows(failure: Failure, left_at: datetime | None) -> bool:
     pod = failure.worker.pod
     if left_at is None or pod is None or pod.finished_at is None or pod.finished_at < left_at:
         return False
-    return failure.judgement.reason in (Reason.RANK_FAILED, Reason.KILLED)
+    return failure.failure_class.reason in (Reason.RANK_FAILED, Reason.KILLED)
 
 
 def _is_own(failure: Failure, view: AttemptView) -> bool:
@@ -176,14 +176,14 @@ def is_move(draft: Draft) -> bool:
 def over(draft: Draft, view: AttemptView) -> bool:
     """Return whether the ranks have stopped, cannot stop any more, or ran out of time; ask them otherwise."""
     if view.all_in(OVER | {WorkerState.ABSENT, WorkerState.PENDING}) or _is_spoilt(draft, view):
-        _tell_unsaved(draft, view)
+        _report_unsaved(draft, view)
         return True
     request = draft.status.yield_request
     if request is not None and not request.joined:
         return True
     limit = _limit(draft, view)
     if limit is None:
-        _tell(draft, view)
+        _request_stop(draft, view)
     elif draft.now >= limit:
         _warn(draft, f"{_missed(draft)} within {grace(draft).seconds} s: the pods are ended")
         return True
@@ -214,8 +214,8 @@ def _limit(draft: Draft, view: AttemptView) -> datetime | None:
     if acked_at is not None:
         asked = draft.status.checkpoint.requested_at or acked_at
         return max(asked + FALLBACK, acked_at) + grace(draft) + SLACK
-    left = [worker.pod for worker in view.workers if worker.fate in LIVE and worker.pod is not None]
-    ends = [_told_until(draft, pod) for pod in left]
+    left = [worker.pod for worker in view.workers if worker.state in LIVE and worker.pod is not None]
+    ends = [_grace_ends_at(draft, pod) for pod in left]
     known = [end for end in ends if end is not None]
     return max(known) + SLACK if known and len(known) == len(ends) else None
 
@@ -225,19 +225,21 @@ def _acked_at(draft: Draft, view: AttemptView) -> datetime | None:
     return state.acked_at if state is not None and state.attempt == view.number else None
 
 
-def _told_until(draft: Draft, pod: PodView) -> datetime | None:
+def _grace_ends_at(draft: Draft, pod: PodView) -> datetime | None:
     """Return the end of the grace period that a deletion gives the pod, at most the job's own."""
     if pod.deletion_at is None or pod.deletion_grace_s is None:
         return pod.deletion_at
     return min(pod.deletion_at, pod.deletion_at - timedelta(seconds=pod.deletion_grace_s) + grace(draft))
 
 
-def _tell(draft: Draft, view: AttemptView) -> None:
+def _request_stop(draft: Draft, view: AttemptView) -> None:
     """Ask the ranks to stop, through the channel first, then by SIGTERM."""
     state, asked = draft.observed.yielding, draft.status.checkpoint.requested_at or draft.now
     refused = state is not None and state.attempt == view.number and state.refused
     pods = [
-        worker.pod for worker in view.workers if worker.fate is WorkerState.RUNNING and worker.pod is not None
+        worker.pod
+        for worker in view.workers
+        if worker.state is WorkerState.RUNNING and worker.pod is not None
     ]
     if pods and not refused and draft.now < asked + FALLBACK:
         # The engine's ranks inform each other; whether those of a user program do is not known.
@@ -250,7 +252,7 @@ def _tell(draft: Draft, view: AttemptView) -> None:
         draft.wake(draft.now + FALLBACK)  # the deletions cause events, but one may never come
 
 
-def _tell_unsaved(draft: Draft, view: AttemptView) -> None:
+def _report_unsaved(draft: Draft, view: AttemptView) -> None:
     """Report ranks that stopped without the checkpoint that was due, once, before their pods are deleted."""
     policy = draft.job.spec.checkpoint
     pods = [pod for pod in _without_saving(view) if any(pod is item for item in view.present)]
@@ -330,7 +332,7 @@ def _joined(draft: Draft) -> bool:
     view = draft.view()
     met = (
         any(pod.ready or pod.ended for pod in view.present)
-        or view.count(WorkerState.YIELDED, WorkerState.STOPPED, WorkerState.GOING) > 0
+        or view.count(WorkerState.YIELDED, WorkerState.STOPPED, WorkerState.TERMINATING) > 0
     )
     return draft.status.phase is Phase.RUNNING or met
 
@@ -356,7 +358,7 @@ def basis(draft: Draft) -> dict[str, object]:
     }
 
 
-def doubt_basis(draft: Draft) -> None:
+def mark_basis_unknown(draft: Draft) -> None:
     """Mark the spec of the attempt's pods as unknown if another operator created them and did not record it.
 
     If the spec was edited since the job was created, it is not known whether the pods have the edit. Such an

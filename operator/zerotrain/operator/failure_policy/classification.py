@@ -16,7 +16,9 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
 
 
-class Ruled(StrEnum):
+class RetryDecision(StrEnum):
+    """The built-in decision on a failure that no rule of the user matches."""
+
     RESTART = "Restart"
     RESTART_ONCE = "RestartOnce"
     """Start another attempt, unless this job already had one for the same reason."""
@@ -61,7 +63,7 @@ class FailureClass:
 
     cause: RestartCause
     reason: Reason
-    verdict: Ruled
+    retry: RetryDecision
     evidence: Evidence
 
 
@@ -81,38 +83,47 @@ ABORTED = 128 + signal.SIGABRT
 
 _POD_REASONS: dict[str, FailureClass] = {
     "Evicted": FailureClass(
-        cause=RestartCause.INFRA, reason=Reason.EVICTED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
+        cause=RestartCause.INFRA, reason=Reason.EVICTED, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
     ),
     "Preempting": FailureClass(
         cause=RestartCause.PREEMPTION,
         reason=Reason.PREEMPTED,
-        verdict=Ruled.RESTART,
+        retry=RetryDecision.RESTART,
         evidence=Evidence.KILLED,
     ),
     "NodeLost": FailureClass(
-        cause=RestartCause.INFRA, reason=Reason.NODE_LOST, verdict=Ruled.RESTART, evidence=Evidence.KILLED
+        cause=RestartCause.INFRA,
+        reason=Reason.NODE_LOST,
+        retry=RetryDecision.RESTART,
+        evidence=Evidence.KILLED,
     ),
 }
 # UnexpectedAdmissionError, NodeAffinity, OutOfcpu, Terminated (node shutdown): the node rejected or dropped
-# the pod before or beside the program, so the program is not to blame.
+# the pod before or besides the program, so the program is not to blame.
 _OTHER_POD_REASON = FailureClass(
-    cause=RestartCause.INFRA, reason=Reason.POD_REJECTED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
+    cause=RestartCause.INFRA,
+    reason=Reason.POD_REJECTED,
+    retry=RetryDecision.RESTART,
+    evidence=Evidence.KILLED,
 )
 _LOST = FailureClass(
-    cause=RestartCause.INFRA, reason=Reason.POD_LOST, verdict=Ruled.RESTART, evidence=Evidence.KILLED
+    cause=RestartCause.INFRA, reason=Reason.POD_LOST, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
 )
 _PREEMPTED = FailureClass(
-    cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
+    cause=RestartCause.PREEMPTION,
+    reason=Reason.PREEMPTED,
+    retry=RetryDecision.RESTART,
+    evidence=Evidence.KILLED,
 )
 _NODE_LOST = _POD_REASONS["NodeLost"]
 _EVICTED = _POD_REASONS["Evicted"]
 _OOM = FailureClass(
-    cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, verdict=Ruled.RESTART, evidence=Evidence.KILLED
+    cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
 )
 # A rank that ran out of device memory affects its peers only by vanishing: no lost peer ends like this.
 _OUT_OF_DEVICE_MEMORY = replace(_OOM, evidence=Evidence.SELF_INFLICTED)
 _KILLED = FailureClass(
-    cause=RestartCause.APP, reason=Reason.KILLED, verdict=Ruled.RESTART, evidence=Evidence.KILLED
+    cause=RestartCause.APP, reason=Reason.KILLED, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
 )
 # NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure.
 # The launcher classifies ranks in the same way (`launch.verdict`).
@@ -120,54 +131,54 @@ _ABORTED = replace(_KILLED, evidence=Evidence.UNCLEAR)
 _RENDEZVOUS = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.RENDEZVOUS_TIMEOUT,
-    verdict=Ruled.RESTART,
+    retry=RetryDecision.RESTART,
     evidence=Evidence.ECHO,
 )
 _STORAGE = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.STORAGE_FAILED,
-    verdict=Ruled.RESTART,
+    retry=RetryDecision.RESTART,
     evidence=Evidence.KILLED,
 )
 _SPILL = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.SPILL_INTEGRITY,
-    verdict=Ruled.RESTART_ONCE,
+    retry=RetryDecision.RESTART_ONCE,
     evidence=Evidence.SELF_INFLICTED,
 )
 _PERMANENT = FailureClass(
     cause=RestartCause.APP,
     reason=Reason.PERMANENT_FAILURE,
-    verdict=Ruled.FAIL,
+    retry=RetryDecision.FAIL,
     evidence=Evidence.SELF_INFLICTED,
 )
 _PLAIN = FailureClass(
-    cause=RestartCause.APP, reason=Reason.RANK_FAILED, verdict=Ruled.RESTART, evidence=Evidence.UNCLEAR
+    cause=RestartCause.APP, reason=Reason.RANK_FAILED, retry=RetryDecision.RESTART, evidence=Evidence.UNCLEAR
 )
 _INIT_FAILED = FailureClass(
     cause=RestartCause.APP,
     reason=Reason.INIT_CONTAINER_FAILED,
-    verdict=Ruled.RESTART,
+    retry=RetryDecision.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
 HUNG = FailureClass(
-    cause=RestartCause.APP, reason=Reason.HANG, verdict=Ruled.RESTART, evidence=Evidence.SELF_INFLICTED
+    cause=RestartCause.APP, reason=Reason.HANG, retry=RetryDecision.RESTART, evidence=Evidence.SELF_INFLICTED
 )
-"""Judgement of a hung worker. `judge` does not return it, because a hung worker has not ended."""
+"""Class of a hung worker. `classify` does not return it, because a hung worker has not ended."""
 NOT_STARTED = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.START_DEADLINE_EXCEEDED,
-    verdict=Ruled.RESTART,
+    retry=RetryDecision.RESTART,
     evidence=Evidence.KILLED,
 )
-"""Judgement of a worker that never started. `judge` does not return it, because such a worker has not
+"""Class of a worker that never started. `classify` does not return it, because such a worker has not
 ended."""
 _TERMINATED = FailureClass(
-    cause=RestartCause.APP, reason=Reason.KILLED, verdict=Ruled.RESTART, evidence=Evidence.ECHO
+    cause=RestartCause.APP, reason=Reason.KILLED, retry=RetryDecision.RESTART, evidence=Evidence.ECHO
 )
 
 
-def judge(end: WorkerEnd) -> FailureClass:
+def classify(end: WorkerEnd) -> FailureClass:
     """Return the meaning of one worker's end. Do not call it for codes 0 and 75, which are no failures.
 
     The first match decides: a code that the user must act on, then what the cluster did to the pod, then the
@@ -215,7 +226,7 @@ def blames_a_peer(exception: str | None) -> bool:
 
 
 def _by_cluster(end: WorkerEnd) -> FailureClass | None:
-    """Return the judgement on what was done to the pod or its node, whatever its program reported; None if
+    """Return the class of what was done to the pod or its node, whatever its program reported; None if
     nothing was."""
     if end.node_lost or end.disruption in LOSING_DISRUPTIONS:
         return _NODE_LOST
