@@ -65,7 +65,7 @@ def test_a_rule_ends_the_run(tmp_path: Path) -> None:
     job = job_file(tmp_path, program, failurePolicy=policy)
     done = zerotrain("run", job, "--run-dir", tmp_path / "run")
     assert done.returncode == 7
-    assert "failurePolicy.rules[0] says FailJob" in done.stdout
+    assert "failurePolicy.rules[0] requires FailJob" in done.stdout
     assert "attempts:   1\n" in done.stdout
 
 

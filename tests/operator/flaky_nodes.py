@@ -119,7 +119,7 @@ class Site:
         self._wake_at = self.now
 
     @property
-    def has_told(self) -> set[str]:
+    def has_reported(self) -> set[str]:
         """Reasons of all events so far."""
         return {reason for _, reason, _ in self.events}
 

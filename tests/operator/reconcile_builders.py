@@ -141,7 +141,7 @@ class Want:
     """Type -> (status, reason); None where there must be no such condition."""
     fields: Mapping[str, Any] | None = None
     """Dotted path below status, in the API's spelling -> value (absent fields are None)."""
-    says: Mapping[str, str] | None = None
+    messages: Mapping[str, str] | None = None
     """Condition type, or `event`, -> text its message contains."""
     wake_in_s: float | None = None
     writes: bool | None = None
@@ -185,11 +185,11 @@ def check(row: Row) -> None:
     for kind, wanted in (want.conditions or {}).items():
         item = found.get(kind)
         assert (item and (item["status"], item["reason"])) == wanted, kind
-    for kind, text in (want.says or {}).items():
-        told = (
+    for kind, text in (want.messages or {}).items():
+        message = (
             " | ".join(event.message for event in plan.events) if kind == "event" else found[kind]["message"]
         )
-        assert text in told
+        assert text in message
     for path, value in (want.fields or {}).items():
         assert dig(after, path) == value, path
 

@@ -75,7 +75,7 @@ class Program:
     broken: bool = False
     step: int = 0
     durable: int = 0
-    told: int = 0
+    reported_step: int = 0
     """Durable step in the termination messages of pods that stayed until the operator deleted them."""
 
 
@@ -86,9 +86,9 @@ class Scratch:
     synced_at: datetime
     gone: list[PodView] = field(default_factory=list)
     yielding: YieldState | None = None
-    room: Capacity | None = None
+    capacity: Capacity | None = None
     protection: Protection | None = None
-    heard: dict[str, datetime] = field(default_factory=dict)
+    last_responses: dict[str, datetime] = field(default_factory=dict)
 
 
 class DayWorld:
@@ -149,10 +149,10 @@ class DayWorld:
                 self.wake_at = self.now + timedelta(seconds=1)
             if plan.wake_at is not None:
                 self.wake_at = min(self.wake_at or plan.wake_at, plan.wake_at)
-            told = self.scratch.yielding is not None and self.scratch.yielding.acked_at is not None
-            if told and any(isinstance(action, RequestYield) for action in plan.actions):
+            acked = self.scratch.yielding is not None and self.scratch.yielding.acked_at is not None
+            if acked and any(isinstance(action, RequestYield) for action in plan.actions):
                 self.wake_at = self.now
-        raise AssertionError(f"passes without an end at {self.now}: {self.told()}")
+        raise AssertionError(f"passes without an end at {self.now}: {self.describe()}")
 
     def restart_operator(self) -> None:
         self.scratch = Scratch(synced_at=self.now)
@@ -190,9 +190,9 @@ class DayWorld:
             progress=known,
             yielding=scratch.yielding,
             protection=scratch.protection,
-            room=scratch.room,
+            capacity=scratch.capacity,
             nodes=self._nodes(),
-            heard=self._heard(),
+            last_responses=self._last_responses(),
         )
         plan = reconcile(self.job, observed, self.now)
         self._check_that_it_ends(plan, observed)
@@ -218,14 +218,14 @@ class DayWorld:
                 name=name,
                 ready=machine.ready,
                 not_ready_since=machine.not_ready_since,
-                told_at=machine.not_ready_since and max(machine.not_ready_since, self.scratch.synced_at),
+                learned_at=machine.not_ready_since and max(machine.not_ready_since, self.scratch.synced_at),
                 unschedulable=machine.cordoned,
             )
             for name, machine in self.machines.items()
             if name in used and not machine.open
         }
 
-    def _heard(self) -> dict[str, datetime]:
+    def _last_responses(self) -> dict[str, datetime]:
         """Return the workers on not-ready nodes that answered, each asked some seconds after the operator
         knew.
         """
@@ -235,8 +235,8 @@ class DayWorld:
             if since is not None and pod.started and not pod.ended:
                 asked_at = max(since, self.scratch.synced_at) + timedelta(seconds=5)
                 if self.now >= asked_at:
-                    self.scratch.heard[str(pod.node)] = self.now
-        return dict(self.scratch.heard)
+                    self.scratch.last_responses[str(pod.node)] = self.now
+        return dict(self.scratch.last_responses)
 
     def _capacity_hint(self, workers: int) -> Capacity:
         fits = sum(self._free(name) for name in self.machines) + sum(
@@ -253,11 +253,13 @@ class DayWorld:
         assert after in (before, before + 1), f"attempt {after} follows {before}"
         if after != before:
             assert not self.pods, f"attempt {after} was decided on while {sorted(self.pods)} existed"
-            assert after <= self.excuses, f"attempt {after} for {self.excuses} reasons: {self.told()}"
+            assert after <= self.excuses, f"attempt {after} for {self.excuses} reasons: {self.describe()}"
         if new["phase"] == "Suspended" and old.get("phase") != "Suspended":
             assert not self.pods, f"suspended while {sorted(self.pods)} exist"
             last, program = (new["checkpoint"].get("last") or {}).get("step", 0), self.programs.get(after)
-            assert program is None or last >= program.told, f"knows step {last}, {program.told} was told"
+            assert program is None or last >= program.reported_step, (
+                f"knows step {last}, {program.reported_step} was reported"
+            )
         charged = [item["attempt"] for item in new["restarts"]["recent"]]
         assert len(charged) == len(set(charged)), f"charged twice: {charged}"
         self.job = {**self.job, "status": new}
@@ -279,7 +281,7 @@ class DayWorld:
             case RequestYield(attempt=attempt, pod=name):
                 self._request_yield(attempt, name)
             case ReadCapacity(shape=shape):
-                self.scratch.room = self._capacity_hint(shape.workers)
+                self.scratch.capacity = self._capacity_hint(shape.workers)
             case ProtectWorkers(attempt=attempt):
                 self.budgets.add(attempt)
                 self.scratch.protection = Protection(attempt=attempt, exists=True)
@@ -303,8 +305,8 @@ class DayWorld:
 
     def _request_yield(self, attempt: int, name: str) -> None:
         pod, program = self.pods.get(name), self.programs.get(attempt)
-        heard = pod is not None and pod.node is not None and self.machines[pod.node].alive and not pod.ended
-        if not heard or program is None or self.chance.random() < 0.2:
+        answers = pod is not None and pod.node is not None and self.machines[pod.node].alive and not pod.ended
+        if not answers or program is None or self.chance.random() < 0.2:
             self.scratch.yielding = YieldState(attempt=attempt, error="no answer")
             return
         self.scratch.yielding = YieldState(attempt=attempt, acked_at=self.now)
@@ -352,7 +354,7 @@ class DayWorld:
         if words.checkpoint is not None:
             words = replace(words, checkpoint=replace(words.checkpoint, time=self.now.timestamp()))
         if code == 75 and pod.deletion_at is None:
-            program.told = program.durable
+            program.reported_step = program.durable
         over = ended(pod.index, code, pod.attempt, termination=words, **more)
         moment = {"finished_at": self.now, "ended_seen_at": None, "node": pod.node, "uid": pod.uid}
         kept = {"deletion_at": pod.deletion_at, "deletion_grace_s": pod.deletion_grace_s}
@@ -362,9 +364,9 @@ class DayWorld:
         """Advance the cluster by so many seconds; the operator runs whenever it may."""
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
-            soon = [end, self.now + timedelta(seconds=20 if seconds < 600 else 120)]
-            soon += [at for at in (self.wake_at, *self._timers()) if at is not None and at > self.now]
-            self.now = min(soon)
+            next_times = [end, self.now + timedelta(seconds=20 if seconds < 600 else 120)]
+            next_times += [at for at in (self.wake_at, *self._timers()) if at is not None and at > self.now]
+            self.now = min(next_times)
             self.live()
             self.run_operator()
 
@@ -383,8 +385,8 @@ class DayWorld:
             return
         wanted = self.status["shape"]["workers"]
         up = [pod for pod in mine if pod.started and not pod.ended]
-        told = [pod for pod in up if self.machines[str(pod.node)].ready]
-        if program.joined_at is None and len(told) == wanted:
+        ready_pods = [pod for pod in up if self.machines[str(pod.node)].ready]
+        if program.joined_at is None and len(ready_pods) == wanted:
             program.joined_at = self.now
             for pod in up:
                 self.pods[pod.name] = replace(pod, ready=True)
@@ -396,7 +398,7 @@ class DayWorld:
         program.durable = max(program.durable, program.step // EVERY * EVERY)
         if program.stops_at is not None and self.now >= program.stops_at:
             program.durable = program.step
-            for pod in told:
+            for pod in ready_pods:
                 self.end(pod, 75)
         self.durable = max(self.durable, program.durable)
 
@@ -425,7 +427,7 @@ class DayWorld:
             return 0
         return SLOTS - sum(1 for pod in self.pods.values() if pod.node == name)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         brief = {name: self.status.get(name) for name in ("phase", "attempt", "yieldRequest", "elastic")}
         failures = [item["reason"] for item in self.status.get("failures", ())]
         pods = [(pod.name, pod.state.value, pod.node) for pod in self.pods.values()]

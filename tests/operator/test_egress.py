@@ -92,7 +92,7 @@ SPEC: Json = {"network": {"egressCidrs": ["192.0.2.0/24"]}, "scheduling": {"gang
                 actions=(),
                 events=("EgressNotAllowed",),
                 conditions={"Stalled": ("True", "EgressNotAllowed")},
-                says={
+                messages={
                     "Stalled": "spec.network.egressCidrs: 192.0.2.0/24 is not within what this installation "
                     "allows jobs (10.0.0.0/8, 2001:db8::/32)"
                 },
@@ -102,7 +102,7 @@ SPEC: Json = {"network": {"egressCidrs": ["192.0.2.0/24"]}, "scheduling": {"gang
             id="nothing is allowed",
             job=job(spec=SPEC),
             seen=seen(),
-            want=Want(phase="Stalled", says={"Stalled": "allows jobs (none)"}),
+            want=Want(phase="Stalled", messages={"Stalled": "allows jobs (none)"}),
         ),
         Row(
             id="allowed meanwhile",

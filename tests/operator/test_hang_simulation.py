@@ -242,7 +242,7 @@ def test_a_rank_that_stops_in_the_same_day_is_found_within_the_limit_and_named()
     found_at, _, message = next(event for event in operator.events if event[1] == "Hang")
     assert stopped_at is not None
     assert found_at - stopped_at <= idle_limit_s + 3 * POLL_S
-    assert "rank 2 holds up the others: its process says nothing" in message
+    assert "rank 2 blocks the others: its process reports nothing" in message
     assert "(pod gpt-" in message
     for _ in range(4):
         found_at += 5

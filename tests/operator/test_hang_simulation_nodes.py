@@ -96,7 +96,7 @@ def day(seed: int) -> Iterator[Site]:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_day_of_kubelets_and_api_servers_that_come_and_go_gives_no_alarm(seed: int) -> None:
     for site in day(seed):
-        assert site.has_told <= {"AllRanksJoined"}, site.events[-1]
+        assert site.has_reported <= {"AllRanksJoined"}, site.events[-1]
     assert site.ranks.attempt >= 4, "restarts that somebody wanted are part of the day"
     wanted = {"Pending", "Running", "cut off", Phase.INIT, Phase.FIRST_STEP, Phase.STEP, Phase.CHECKPOINT}
     missing = {str(phase) for phase in wanted} - site.blips.keys()
@@ -123,7 +123,7 @@ def test_a_node_that_dies_in_such_a_day_is_found_in_time_and_named(phase: Phase,
     site.dead.add("node-1")
     site.go_on(site.now + SILENT_AFTER_S)
     site.say("node-1", ready=False)
-    while not site.has_told & {"NodeLost", "Hang"} and site.now < died_at + most_s:
+    while not site.has_reported & {"NodeLost", "Hang"} and site.now < died_at + most_s:
         site.go_on(site.now + 10)
     found_at, reason, message = site.events[-1]
     assert (reason, "node-1" in message) == ("NodeLost", True), message

@@ -75,4 +75,4 @@ def test_a_rank_that_stops_in_the_second_step_of_a_later_attempt_is_found_in_tim
     found_at, _, message = next(event for event in operator.events if event[1] == "Hang")
     assert stopped_at is not None
     assert stopped_at < found_at <= stopped_at + limit_s + 3 * POLL_S
-    assert "rank 2 holds up the others: its process says nothing" in message
+    assert "rank 2 blocks the others: its process reports nothing" in message

@@ -177,7 +177,7 @@ def test_a_sidecar_that_failed_before_the_worker_is_named(code: int, s_ago: floa
     plan = reconcile(job(status=status("Running")), seen(failed, failed_peer()), NOW)
     assert plan.status is not None
     message = plan.status.failures[0].message
-    assert ("; before it sidecar proxy: exit code 2: no route" in message) is named
+    assert ("; preceded by sidecar proxy: exit code 2: no route" in message) is named
     assert message.startswith("exit code 1 (the training program failed): broken pipe")
 
 

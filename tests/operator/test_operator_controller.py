@@ -237,7 +237,7 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
             raise Unfinished(made=len(performed) - 1)
 
     def decide(_: object, seen: Observed, *__: object) -> Plan:
-        observed.append(seen.making)
+        observed.append(seen.creating)
         return plan
 
     monkeypatch.setattr(module, "reconcile", decide)

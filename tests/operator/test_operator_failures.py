@@ -56,7 +56,7 @@ def test_pods_that_do_not_start_end_their_attempt_at_the_start_deadline(
     failure = status["failures"][-1]
     assert (failure["reason"], failure["pod"]) == ("StartDeadlineExceeded", "gpt-1-0")
     assert failure["message"].startswith("not started within 15 s: ")
-    assert "; nor have worker 1 (pod gpt-1-1, " in failure["message"]
+    assert "; also not started: worker 1 (pod gpt-1-1, " in failure["message"]
     assert [item["pod"] for item in failure["ranks"]] == ["gpt-1-0", "gpt-1-1"]
 
 

@@ -31,7 +31,7 @@ async def test_who_has_not_come_is_known_long_before_the_rendezvous_is_given_up(
     workers.idle_s = MEETING_S
     assert await bench.after(3) == BOTH
     assert bench.slow_rank.rank == 1
-    assert bench.slow_rank.why == "it has not come to the rendezvous in which others wait"
+    assert bench.slow_rank.why == "it has not joined the rendezvous in which others wait"
     assert await bench.after(3) == ["gpt-1-0"], "not at every question"
     assert await bench.after(INSPECTION_INTERVAL_S) == BOTH
 

@@ -60,23 +60,23 @@ def test_a_silence_counts_from_its_report_and_from_its_own_beginning() -> None:
     minutes = iter(NOW + timedelta(minutes=number) for number in range(9))
     store = NodeStore(now=lambda: next(minutes))
 
-    def reported_at() -> datetime | None:
-        return store.of([running(0)])["node-0"].told_at
+    def learned_at() -> datetime | None:
+        return store.of([running(0)])["node-0"].learned_at
 
     store.put(node(ready="Unknown"))
     store.put(node(ready="Unknown"))
-    assert reported_at() == NOW, "a heartbeat is no news"
+    assert learned_at() == NOW, "a heartbeat is no news"
     store.put(node(ready="Unknown", unschedulable=True))
-    assert reported_at() == NOW, "nor is another change of the same silence"
+    assert learned_at() == NOW, "nor is another change of the same silence"
     assert store.any_silent()
     again = node(ready="Unknown")
     again["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T12:09:00Z"
     store.put(again)
-    assert reported_at() == NOW + timedelta(minutes=1), "it came back in between, unseen"
+    assert learned_at() == NOW + timedelta(minutes=1), "it came back in between, unseen"
     store.put(node())
     assert not store.any_silent()
     store.put(node(ready="Unknown"))
-    assert reported_at() == NOW + timedelta(minutes=2)
+    assert learned_at() == NOW + timedelta(minutes=2)
 
 
 @pytest.mark.unit

@@ -30,13 +30,13 @@ def last(observed: Observed, attempt: int = 2, **known: Any) -> CheckpointRecord
     return checkpoint or CheckpointRecord.model_validate(record)
 
 
-def told(checkpoint: CheckpointProgress, attempt: int = 2, *, step: int = 60) -> Observed:
+def report_of(checkpoint: CheckpointProgress, attempt: int = 2, *, step: int = 60) -> Observed:
     record = progress(step, attempt, checkpoint=checkpoint)
     return seen(ready(0, attempt), ready(1, attempt), progress=record)
 
 
-def test_a_node_whose_clock_is_behind_tells_of_the_newest_checkpoint_all_the_same() -> None:
-    found = last(told(saved(95, s_ago=3000)))
+def test_a_node_whose_clock_is_behind_reports_the_newest_checkpoint() -> None:
+    found = last(report_of(saved(95, s_ago=3000)))
     assert (found.step, found.attempt, found.time) == (95, 2, ago(3000))
 
 
@@ -46,16 +46,16 @@ def test_and_so_do_its_last_words() -> None:
 
 
 def test_an_attempt_that_began_with_an_earlier_checkpoint_goes_on_from_there() -> None:
-    assert last(told(saved(40, s_ago=300), step=40)).step == 40
+    assert last(report_of(saved(40, s_ago=300), step=40)).step == 40
 
 
 def test_within_an_attempt_the_later_step_is_the_newer_one() -> None:
-    assert last(told(saved(40, s_ago=1), attempt=1), attempt=1).step == 50
-    assert last(told(saved(60, s_ago=600), attempt=1), attempt=1).step == 60
+    assert last(report_of(saved(40, s_ago=1), attempt=1), attempt=1).step == 50
+    assert last(report_of(saved(60, s_ago=600), attempt=1), attempt=1).step == 60
 
 
 def test_another_attempts_record_does_not_count() -> None:
-    assert last(told(saved(90), attempt=1)).step == 50
+    assert last(report_of(saved(90), attempt=1)).step == 50
 
 
 @pytest.mark.parametrize(("step", "shown"), [(2**62, 100), (100, 100), (-5, 0)])
@@ -69,5 +69,5 @@ def test_a_step_that_the_job_does_not_have_is_not_believed(step: int, shown: int
 
 
 def test_what_was_invented_ends_with_its_attempt() -> None:
-    found = last(told(saved(20, s_ago=1), step=20), step=100, time="9999-01-01T00:00:00Z")
+    found = last(report_of(saved(20, s_ago=1), step=20), step=100, time="9999-01-01T00:00:00Z")
     assert found.step == 20

@@ -166,11 +166,11 @@ def live_through(seed: int, hours: float = HOURS) -> DayWorld:
     world = DayWorld(chance)
     acts, weights = zip(*HAPPENINGS, strict=True)
     end = world.now + timedelta(hours=hours)
-    told: list[str] = []
+    lines: list[str] = []
     try:
         while world.now < end:
             act = chance.choices(acts, weights)[0]
-            told.append(
+            lines.append(
                 f"{world.now:%d %H:%M:%S} {act.__name__}, {world.status.get('phase')} {world.attempt}"
             )
             act(world)
@@ -180,7 +180,7 @@ def live_through(seed: int, hours: float = HOURS) -> DayWorld:
                 check_that_it_runs(world)
         come_to_rest(world)
     except AssertionError as error:
-        lately = "\n".join(told[-25:])
+        lately = "\n".join(lines[-25:])
         raise AssertionError(f"seed {seed}: {error}\n{lately}") from error
     return world
 
@@ -189,14 +189,14 @@ def check_that_it_runs(world: DayWorld) -> None:
     """Check that a job that may run does run after a long calm, with at least one node up."""
     due = world.status.get("nextAttemptTime")
     held_off = due is not None and datetime.fromisoformat(due) > world.now
-    no_room = not any(machine.open for machine in world.machines.values())
-    if world.job["spec"].get("suspend") or held_off or no_room:
+    no_capacity = not any(machine.open for machine in world.machines.values())
+    if world.job["spec"].get("suspend") or held_off or no_capacity:
         return
-    assert world.status["phase"] == "Running", f"does not run after a long calm: {world.told()}"
+    assert world.status["phase"] == "Running", f"does not run after a long calm: {world.describe()}"
     up = [pod for pod in world.pods.values() if pod.started and not pod.ended]
-    assert len(up) == world.status["shape"]["workers"], f"workers are missing: {world.told()}"
+    assert len(up) == world.status["shape"]["workers"], f"workers are missing: {world.describe()}"
     program = world.programs[world.attempt]
-    assert not program.broken, f"ranks wait for peers that never come: {world.told()}"
+    assert not program.broken, f"ranks wait for peers that never come: {world.describe()}"
 
 
 def come_to_rest(world: DayWorld) -> None:
@@ -210,13 +210,13 @@ def come_to_rest(world: DayWorld) -> None:
     check_that_it_runs(world)
     attempt, writes = world.attempt, world.writes
     world.pass_time(3600)
-    assert world.attempt == attempt, f"an attempt ended in quiet: {world.told()}"
+    assert world.attempt == attempt, f"an attempt ended in quiet: {world.describe()}"
     assert world.writes - writes <= 3600 / 25, "status is written again and again"
     world.programs[attempt].step = TOTAL
     for pod in list(world.pods.values()):
         world.end(pod, 0)
     world.pass_time(600)
-    assert world.status["phase"] == "Completed", world.told()
+    assert world.status["phase"] == "Completed", world.describe()
     assert len(world.budgets) == 0, f"disruption budgets are left: {world.budgets}"
     passes = world.passes
     world.pass_time(3600)
@@ -238,7 +238,7 @@ def test_a_day_of_kubelets_and_operators_that_are_away_starts_no_second_attempt(
         silences += act is kubelet_falls_silent
         act(world)
         world.pass_time(chance.choice(PAUSES_S))
-        assert (world.attempt, world.status.get("failures")) in ((1, None), (1, [])), world.told()
+        assert (world.attempt, world.status.get("failures")) in ((1, None), (1, [])), world.describe()
     assert silences > 10
     kubelets_are_back(world)
     come_to_rest(world)

@@ -56,22 +56,22 @@ def ended(number: int, **more: Any) -> Progress:
 VICTIMS = [rank(number) for number in range(6)]
 
 
-def with_odd(number: int, **more: Any) -> dict[int, WorkerReport | None]:
+def with_outlier(number: int, **more: Any) -> dict[int, WorkerReport | None]:
     return workers(*(rank(n, **more) if n == number else VICTIMS[n] for n in range(6)))
 
 
 CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
-    ("its process is stopped", with_odd(3, silent_s=300), 3, "its process says nothing"),
-    ("its step is behind", with_odd(3, step=39), 3, "it is at step 39 while others are at step 40"),
+    ("its process is stopped", with_outlier(3, silent_s=300), 3, "its process reports nothing"),
+    ("its step is behind", with_outlier(3, step=39), 3, "it is at step 39 while others are at step 40"),
     (
         "it is still in the checkpoint",
-        with_odd(5, phase=Phase.CHECKPOINT),
+        with_outlier(5, phase=Phase.CHECKPOINT),
         5,
         "in phase checkpoint while others",
     ),
     (
         "it computes, sleeps or reads data",
-        with_odd(4, collective_wait_seconds=0.0),
+        with_outlier(4, collective_wait_seconds=0.0),
         4,
         "does not wait in a coll",
     ),
@@ -79,19 +79,19 @@ CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
         "it builds its model while others wait for it",
         workers(*(before(n, Phase.INIT if n == 4 else Phase.RENDEZVOUS) for n in range(6))),
         4,
-        "has not come to the rendezvous in which others wait",
+        "has not joined the rendezvous in which others wait",
     ),
     (
         "so with as many who wait",
         workers(*(before(n, Phase.INIT if n > 1 else Phase.RENDEZVOUS) for n in range(4))),
         2,
-        "has not come to the rendezvous",
+        "has not joined the rendezvous",
     ),
     (
         "it is stopped before the rendezvous",
         workers(*(before(n, Phase.RENDEZVOUS) for n in range(3)), before(3, Phase.INIT, silent_s=200)),
         3,
-        "its process says nothing",
+        "its process reports nothing",
     ),
     (
         "those that came through the rendezvous are not late",
@@ -110,19 +110,19 @@ CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
         "it hangs in its teardown when all others have ended",
         workers(*(ended(n) for n in (0, 1, 2)), rank(3, phase=Phase.DONE, collective_wait_seconds=0.0)),
         3,
-        "its process runs on, while those of others have ended",
+        "its process still runs, while those of others have ended",
     ),
     (
         "so of two ranks, and of a program that knows nothing of waits",
         workers(ended(0), rank(1, phase=Phase.DONE, collective_wait_seconds=None)),
         1,
-        "its process runs on",
+        "its process still runs",
     ),
     (
         "it is stopped when all others have ended",
         workers(*(ended(n) for n in (0, 1, 2)), rank(3, silent_s=300)),
         3,
-        "its process says nothing",
+        "its process reports nothing",
     ),
     ("those that are left wait for one that ended", workers(ended(0), *VICTIMS[1:]), None, ""),
     (
@@ -144,7 +144,7 @@ CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
         "silence is surer than the step",
         workers(rank(0, step=39), rank(1), rank(2, silent_s=300), rank(3), rank(4), rank(5)),
         2,
-        "its process says nothing",
+        "its process reports nothing",
     ),
     (
         "half and half: the phase accuses nobody",
@@ -159,7 +159,7 @@ CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
     ("answers", "accused", "why"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
 def test_accused(answers: dict[int, WorkerReport | None], accused: int | None, why: str) -> None:
-    found = inspect(answers, attempt=1, at=NOW).laggard
+    found = inspect(answers, attempt=1, at=NOW).slow_rank
     assert (found.rank if found else None) == accused
     if found is not None:
         assert found.worker == found.rank // 2
@@ -185,7 +185,7 @@ def test_ranks_that_have_ended_say_nothing_of_how_long_the_others_may_stand_stil
     assert list(inspect(workers(saved, ended(1)), attempt=1, at=NOW).paces), "all have: their launcher hangs"
 
 
-def test_the_fewest_steps_tell_whether_ranks_warm_up_and_the_slowest_first_step_counts() -> None:
+def test_the_fewest_steps_decide_on_warm_up_and_the_slowest_first_step_counts() -> None:
     motions = [
         Motion(idle_seconds=1, silent_seconds=1, steps_seen=steps_seen, first_step_seconds=first_s)
         for steps_seen, first_s in ((10, 30), (9, 44), (10, None), (10, math.inf))
@@ -205,7 +205,7 @@ def test_records_that_cannot_be_do_not_count() -> None:
     look = inspect(
         workers(other_attempt, of_another_worker, never_reported, never_reported), attempt=1, at=NOW
     )
-    assert (look.paces, look.laggard) == ({}, None)
+    assert (look.paces, look.slow_rank) == ({}, None)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])

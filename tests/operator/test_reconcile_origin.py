@@ -40,7 +40,7 @@ def condition(plan: Plan, kind: str) -> str:
     return next(item.message for item in plan.status.conditions if item.type == kind)
 
 
-def test_another_jobs_checkpoint_is_told() -> None:
+def test_another_jobs_checkpoint_is_reported() -> None:
     plan = while_running(OTHER)
     assert plan.status is not None
     assert plan.status.checkpoint.resumed_from_step == 60
@@ -50,7 +50,7 @@ def test_another_jobs_checkpoint_is_told() -> None:
     assert f"written by another job (uid {OTHER})" in condition(plan, "CheckpointDurable")
 
 
-def test_one_that_no_job_wrote_is_told() -> None:
+def test_one_that_no_job_wrote_is_reported() -> None:
     [text] = texts(while_running(""), "CheckpointOfAnotherJob")
     assert text == "attempt 1 began at step 60: no job wrote that checkpoint"
 
@@ -65,7 +65,7 @@ def test_the_jobs_own_is_not(uid: str | None) -> None:
     assert "job" not in condition(plan, "CheckpointDurable")
 
 
-def test_it_is_told_once() -> None:
+def test_it_is_reported_once() -> None:
     plan = while_running(OTHER, checkpoint={"resumedFromStep": 60, "resumedFromJob": OTHER})
     assert texts(plan, "CheckpointOfAnotherJob") == []
 
@@ -78,7 +78,7 @@ def test_what_is_no_uid_is_not_passed_on(uid: str) -> None:
     assert not any(uid in event.message for event in plan.events)
 
 
-def test_a_worker_that_ended_before_it_was_asked_tells_in_its_message() -> None:
+def test_a_worker_that_ended_before_it_was_asked_reports_it_in_its_message() -> None:
     plan = at_the_end(OTHER)
     assert plan.status is not None
     assert plan.status.phase == "Completed"
@@ -91,12 +91,12 @@ def test_a_worker_that_ended_before_it_was_asked_tells_in_its_message() -> None:
     assert condition(plan, "Complete").startswith("no step was trained: it began at step 100")
 
 
-def test_of_its_own_last_checkpoint_the_job_says_that_nothing_was_left() -> None:
+def test_a_job_that_resumed_from_its_last_checkpoint_reports_that_no_step_was_left() -> None:
     [text] = texts(at_the_end(UID, attempt=2), "Completed")
-    assert text.endswith("without training a step: it began at step 100, where nothing was left to do")
+    assert text.endswith("without training a step: it began at step 100, where no step was left")
 
 
-def test_a_job_that_trained_says_how_far() -> None:
+def test_a_job_that_trained_reports_its_steps() -> None:
     plan = at_the_end(OTHER, began=60)
     assert texts(plan, "Completed") == ["attempt 1 completed the job after 100 steps"]
     assert condition(plan, "Complete") == ""

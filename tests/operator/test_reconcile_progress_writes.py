@@ -75,9 +75,9 @@ def test_a_report_takes_the_place_of_the_last_one_as_a_whole() -> None:
     assert before["status"]["progress"]["loss"] == 2.5
     plan = reconcile(before, seen(ready(0), ready(1), progress=progress(41)), NOW)
     assert plan.status is not None
-    told = plan.status.progress.model_dump(exclude_none=True)
-    assert told["step"] == 41
-    assert not {"loss", "tokens_per_second", "step_seconds"} & set(told), told
+    stored_progress = plan.status.progress.model_dump(exclude_none=True)
+    assert stored_progress["step"] == 41
+    assert not {"loss", "tokens_per_second", "step_seconds"} & set(stored_progress), stored_progress
     assert plan.status.checkpoint.last is not None
     assert plan.status.checkpoint.last.step == 30
 

@@ -75,7 +75,7 @@ def test_a_label_that_is_no_name_of_a_queue_stalls_the_job(label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "field", "stored", "told"),
+    ("label", "field", "stored", "shown"),
     [
         ("team-b", None, {"queueName": "team-a"}, "queue team-b"),
         (None, None, {"queueName": "team-a"}, "no queue"),
@@ -84,7 +84,7 @@ def test_a_label_that_is_no_name_of_a_queue_stalls_the_job(label: str) -> None:
     ],
 )
 def test_a_label_changed_while_the_job_runs_counts_later_with_one_event(
-    label: str | None, field: str | None, stored: dict[str, Any], told: str
+    label: str | None, field: str | None, stored: dict[str, Any], shown: str
 ) -> None:
     plan = running(label, field, **stored)
     assert plan.status is not None
@@ -92,7 +92,7 @@ def test_a_label_changed_while_the_job_runs_counts_later_with_one_event(
     assert plan.status.queue_name == stored.get("queueName")
     assert plan.status.next_queue_name == (label or "")
     [text] = texts(plan, "QueueChanged")
-    assert f"{LABEL}: {told} counts from the next suspension" in text
+    assert f"{LABEL}: {shown} counts from the next suspension" in text
     again = running(label, field, **stored, nextQueueName=label or "")
     assert texts(again, "QueueChanged") == []
 

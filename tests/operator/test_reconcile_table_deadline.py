@@ -84,7 +84,7 @@ ROWS = [
         want=Want(
             phase="Failed",
             events=("DeadlineExceeded",),
-            says={
+            messages={
                 "event": f"active for more than 500 s; QuotaExceeded: {QUOTA.message}",
                 "Failed": QUOTA.message,
                 "Ready": QUOTA.message,
@@ -95,13 +95,13 @@ ROWS = [
         id="pods without a node: the scheduler's words",
         job=waiting(*UNPLACED),
         seen=seen(*UNPLACED),
-        want=Want(phase="Failed", says={"event": NO_NODE, "Failed": NO_NODE}),
+        want=Want(phase="Failed", messages={"event": NO_NODE, "Failed": NO_NODE}),
     ),
     Row(
         id="what was given back",
         job=within("Restarting", givenBack={"times": 2, "message": "for 60 s 3 of 8 pods are refused"}),
         seen=seen(),
-        want=Want(phase="Failed", says={"event": "GaveBack: for 60 s 3 of 8 pods are refused"}),
+        want=Want(phase="Failed", messages={"event": "GaveBack: for 60 s 3 of 8 pods are refused"}),
     ),
     Row(
         id="during a hold-off the failure that led to it",
@@ -109,7 +109,7 @@ ROWS = [
         seen=seen(),
         want=Want(
             phase="Failed",
-            says={"event": "attempt 1 ended with RankFailed: CUDA error"},
+            messages={"event": "attempt 1 ended with RankFailed: CUDA error"},
             fields={"failures.0.message": "CUDA error"},
         ),
     ),
@@ -121,14 +121,14 @@ ROWS = [
             phase="Failed",
             events=("DeadlineExceeded",),
             fields={"failures.0.reason": "RankFailed", "failures.0.exitCode": 1},
-            says={"event": "worker 0", "Failed": "exit code 1"},
+            messages={"event": "worker 0", "Failed": "exit code 1"},
         ),
     ),
     Row(
         id="a job that worked until then has no cause but the deadline",
         job=within("Running"),
         seen=seen(ready(0), ready(1)),
-        want=Want(phase="Failed", says={"Failed": "active for more than 500 s"}),
+        want=Want(phase="Failed", messages={"Failed": "active for more than 500 s"}),
     ),
 ]
 

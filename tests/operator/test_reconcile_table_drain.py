@@ -70,7 +70,7 @@ MOVES = [
             actions=(YIELD,),
             events=("Draining",),
             fields={"yieldRequest.reason": "Drain", "yieldRequest.requestedAt": stamp(NOW)},
-            says={"event": "(pod gpt-1-1) has to leave node node-1, which is cordoned: all workers move"},
+            messages={"event": "(pod gpt-1-1) has to leave node node-1, which is cordoned: all workers move"},
             conditions={"CheckpointDurable": ("False", "CheckpointRequested")},
         ),
     ),
@@ -78,7 +78,7 @@ MOVES = [
         id="a taint that evicts",
         job=job(status=status("Running")),
         seen=seen(ready(0), ready(1), nodes=tainted("example.com/maintenance")),
-        want=Want(phase="Yielding", says={"event": "has the taint example.com/maintenance"}),
+        want=Want(phase="Yielding", messages={"event": "has the taint example.com/maintenance"}),
     ),
     Row(
         id="an autoscaler that announces the end of the node",
@@ -133,7 +133,7 @@ MOVES = [
         want=Want(
             phase="Yielding",
             actions=(YIELD,),
-            says={"event": "(pod gpt-1-1) has to go (PreemptionByScheduler)"},
+            messages={"event": "(pod gpt-1-1) has to stop (PreemptionByScheduler)"},
         ),
     ),
     Row(
@@ -175,7 +175,7 @@ MOVES = [
                 "checkpoint.requestedAt": None,
                 "failures.0": None,
             },
-            says={"event": "attempt 2 goes on from the checkpoint of step 42"},
+            messages={"event": "attempt 2 continues from the checkpoint of step 42"},
         ),
     ),
     Row(

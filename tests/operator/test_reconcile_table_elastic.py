@@ -76,7 +76,7 @@ def team(size: int, **more: Any) -> Observed:
     return seen(*pods, progress=progress(30), protection=PROTECTED, **more)
 
 
-def room(fits: int | None, *, asked: int) -> Capacity:
+def capacity(fits: int | None, *, asked: int) -> Capacity:
     return Capacity(fits=fits, workers=asked, at=NOW)
 
 
@@ -106,7 +106,7 @@ WISHES = [
             actions=(YIELD,),
             events=("Resizing",),
             fields={"yieldRequest.reason": "Resize", "elastic.requestedWorkers": 2, "elastic.baseWorkers": 4},
-            says={"event": "resizing from 4 to 2 workers"},
+            messages={"event": "resizing from 4 to 2 workers"},
         ),
     ),
     Row(
@@ -167,7 +167,7 @@ WISHES = [
             phase="Running",
             events=("ResizeRefused",),
             fields={"elastic.requestedWorkers": 3, "elastic.workers": 4, "elastic.reason": "Refused"},
-            says={"event": "1, 2, 4."},
+            messages={"event": "1, 2, 4."},
         ),
     ),
     Row(
@@ -183,7 +183,7 @@ WISHES = [
     Row(
         id="scaled up where there is room",
         job=changed(elastic(2, requested_workers=2), {"workers": 4}),
-        seen=team(2, room=room(4, asked=4)),
+        seen=team(2, capacity=capacity(4, asked=4)),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
     ),
     Row(
@@ -200,19 +200,19 @@ WISHES = [
     Row(
         id="scaled up where nobody can tell: it is tried",
         job=changed(elastic(2, requested_workers=2), {"workers": 4}),
-        seen=team(2, room=room(None, asked=4)),
+        seen=team(2, capacity=capacity(None, asked=4)),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
     ),
     Row(
         id="scaled up to more than there is room for: as far as it goes",
         job=changed(elastic(2, requested_workers=2, base=8), {"workers": 8}),
-        seen=team(2, room=room(5, asked=8)),
+        seen=team(2, capacity=capacity(5, asked=8)),
         want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
     ),
     Row(
         id="scaled up without any room: the training goes on and waits for room",
         job=changed(elastic(2, requested_workers=2), {"workers": 4}),
-        seen=team(2, room=room(2, asked=4)),
+        seen=team(2, capacity=capacity(2, asked=4)),
         want=Want(phase="Running", events=(), fields={"elastic.workers": 2, "elastic.reason": "Capacity"}),
     ),
     Row(
@@ -253,7 +253,7 @@ def three_of_four(**more: Any) -> Observed:
     return seen(*(running(index) for index in range(3)), last, **more)
 
 
-ROOM = [
+LOST_CAPACITY = [
     Row(
         id="pods without a node: time is given",
         job=starting(4, s_ago=100),
@@ -263,7 +263,7 @@ ROOM = [
     Row(
         id="no room for all in time: the job goes on with what works, and nobody is asked to checkpoint",
         job=starting(4, s_ago=120),
-        seen=placed(3, 4, room=room(3, asked=4)),
+        seen=placed(3, 4, capacity=capacity(3, asked=4)),
         want=Want(
             phase="Yielding",
             events=("Resizing",),
@@ -271,7 +271,7 @@ ROOM = [
             fields={
                 "elastic.workers": 2,
                 "elastic.reason": "Capacity",
-                "elastic.message": "room for 3 of 4 workers",
+                "elastic.message": "capacity for 3 of 4 workers",
                 "elastic.losses": 1,
                 "yieldRequest.joined": False,
             },
@@ -286,7 +286,7 @@ ROOM = [
     Row(
         id="a deadline for the start leaves time for fewer workers to be decided on",
         job=changed(starting(4, s_ago=120), {"runPolicy": {"startDeadlineSeconds": 60}}),
-        seen=three_of_four(room=room(3, asked=4)),
+        seen=three_of_four(capacity=capacity(3, asked=4)),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": 2}),
     ),
     Row(
@@ -298,13 +298,13 @@ ROOM = [
     Row(
         id="not below minWorkers: it waits",
         job=changed(starting(4, s_ago=500), {"elastic": {"minWorkers": 4, "maxWorkers": 8}}),
-        seen=placed(2, 4, room=room(2, asked=4)),
+        seen=placed(2, 4, capacity=capacity(2, asked=4)),
         want=Want(phase="Pending", events=(), fields={"elastic.workers": None}),
     ),
     Row(
         id="the patience is the user's",
         job=changed(starting(4, s_ago=30), {"elastic": {**ELASTIC, "shrinkAfterSeconds": 20}}),
-        seen=placed(2, 4, room=room(2, asked=4)),
+        seen=placed(2, 4, capacity=capacity(2, asked=4)),
         want=Want(phase="Yielding", fields={"elastic.workers": 2}),
     ),
     Row(
@@ -344,7 +344,7 @@ GROWTH = [
     Row(
         id="minWorkers raised above the size that runs: it is given up once there is room for more",
         job=changed(elastic(2, losses=1), RAISED),
-        seen=team(2, room=room(2, asked=4)),
+        seen=team(2, capacity=capacity(2, asked=4)),
         want=Want(
             phase="Running", actions=(), fields={"elastic.since": stamp(ago(9000)), "elastic.losses": 1}
         ),
@@ -364,7 +364,7 @@ GROWTH = [
     Row(
         id="there is room: back to the wish",
         job=elastic(2, losses=1),
-        seen=team(2, room=room(4, asked=4)),
+        seen=team(2, capacity=capacity(4, asked=4)),
         want=Want(
             phase="Yielding",
             events=("Resizing",),
@@ -374,34 +374,34 @@ GROWTH = [
     Row(
         id="nobody can tell: it is tried",
         job=elastic(2, losses=1),
-        seen=team(2, room=room(None, asked=4)),
+        seen=team(2, capacity=capacity(None, asked=4)),
         want=Want(
             phase="Yielding",
             events=("Resizing",),
             fields={"elastic.workers": None},
-            says={"event": "there may be room for 4 workers"},
+            messages={"event": "there may be capacity for 4 workers"},
         ),
     ),
     Row(
         id="no room: it is read again after a while",
         job=elastic(2, losses=1),
-        seen=team(2, room=room(3, asked=4)),
+        seen=team(2, capacity=capacity(3, asked=4)),
         want=Want(phase="Running", actions=(), events=(), wake_in_s=300),
     ),
     Row(
         id="a reading that is old is made anew",
         job=elastic(2, losses=1),
-        seen=team(2, room=replace(room(4, asked=4), at=ago(300))),
+        seen=team(2, capacity=replace(capacity(4, asked=4), at=ago(300))),
         want=Want(phase="Running", actions=(READ,), events=()),
     ),
     Row(
         id="so is one for another size",
         job=elastic(2, losses=1),
-        seen=team(2, room=room(8, asked=8)),
+        seen=team(2, capacity=capacity(8, asked=8)),
         want=Want(phase="Running", actions=(READ,), events=()),
     ),
     Row(
-        id="nodes that the job keeps off are no room",
+        id="nodes that the job avoids node are no room",
         job=changed(elastic(2), excludedNodes=[{"name": "n1", "until": stamp(ago(-40)), "reason": "x"}]),
         seen=team(2),
         want=Want(
@@ -412,19 +412,19 @@ GROWTH = [
     Row(
         id="a young attempt is not stopped again, and nothing is read for it",
         job=changed(elastic(2), attemptStartTime=stamp(ago(200))),
-        seen=team(2, room=room(4, asked=4)),
+        seen=team(2, capacity=capacity(4, asked=4)),
         want=Want(phase="Running", actions=(), wake_in_s=100),
     ),
     Row(
         id="after room was lost three times the attempt must last four times as long",
         job=changed(elastic(2, losses=3), attemptStartTime=stamp(ago(300))),
-        seen=team(2, room=room(4, asked=4)),
+        seen=team(2, capacity=capacity(4, asked=4)),
         want=Want(phase="Running", actions=(), wake_in_s=900),
     ),
     Row(
-        id="room for a part of it is taken as well",
+        id="capacity for a part of it is taken as well",
         job=elastic(2, requested_workers=8, base=8),
-        seen=team(2, room=room(7, asked=8)),
+        seen=team(2, capacity=capacity(7, asked=8)),
         want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
     ),
     Row(
@@ -463,12 +463,12 @@ GROWTH = [
 
 
 @pytest.mark.parametrize("row", WISHES, ids=lambda row: row.id)
-def test_wish(row: Row) -> None:
+def test_requested_workers(row: Row) -> None:
     check(row)
 
 
-@pytest.mark.parametrize("row", ROOM, ids=lambda row: row.id)
-def test_lost_room(row: Row) -> None:
+@pytest.mark.parametrize("row", LOST_CAPACITY, ids=lambda row: row.id)
+def test_lost_capacity(row: Row) -> None:
     check(row)
 
 
@@ -477,14 +477,14 @@ def test_growth(row: Row) -> None:
     check(row)
 
 
-def test_the_first_attempt_says_whose_batch_is_kept() -> None:
+def test_the_first_attempt_sets_the_base_workers() -> None:
     _, after = run(Row(id="", job=job(spec={"elastic": ELASTIC, "workers": 4}), seen=seen(), want=Want()))
     assert after["elastic"] == {"baseWorkers": 4, "requestedWorkers": 4, "message": "", "losses": 0}
     assert after["shape"]["workers"] == 4
 
 
 def test_what_was_decided_is_not_written_again() -> None:
-    for row in (*WISHES, *ROOM, *GROWTH):
+    for row in (*WISHES, *LOST_CAPACITY, *GROWTH):
         observed = row.seen
         again = settled(settled(row.job, observed), observed)
         plan, _ = run(Row(id="", job=again, seen=observed, want=Want(), now=NOW + timedelta(seconds=0)))

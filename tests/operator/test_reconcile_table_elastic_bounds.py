@@ -11,7 +11,7 @@ import pytest
 
 from tests.operator.reconcile_builders import Row, Want, check, run, seen, settled
 from tests.operator.test_reconcile_table_elastic import ELASTIC, changed, elastic, team
-from tests.operator.test_reconcile_table_elastic_kept import TOLD, batch
+from tests.operator.test_reconcile_table_elastic_kept import REFUSED_SIZE, batch
 
 pytestmark = pytest.mark.unit
 
@@ -38,9 +38,9 @@ BOUNDS = [
         want=Want(
             phase="Pending",
             events=("ResizeRefused",),
-            conditions=TOLD,
+            conditions=REFUSED_SIZE,
             fields={"shape.workers": 4, "elastic.workers": 4, "elastic.reason": "Refused"},
-            says={"event": "The job keeps 4 workers."},
+            messages={"event": "The job keeps 4 workers."},
         ),
     ),
     Row(
@@ -62,9 +62,9 @@ BOUNDS = [
         want=Want(
             phase="Stalled",
             conditions={"Stalled": ("True", "InvalidSpec")},
-            says={
-                "Stalled": "The 4 workers that were kept in their place are outside spec.elastic. No size "
-                "from elastic.minWorkers 5 to 5"
+            messages={
+                "Stalled": "The 4 workers that were kept in their place are outside spec.elastic. No number "
+                "of workers from elastic.minWorkers 5 to 5"
             },
         ),
     ),
@@ -84,7 +84,7 @@ BOUNDS = [
         want=Want(
             phase="Yielding",
             fields={"elastic.workers": 4, "elastic.reason": "Refused"},
-            says={"event": "The job keeps 4 workers."},
+            messages={"event": "The job keeps 4 workers."},
         ),
     ),
     Row(
@@ -95,7 +95,7 @@ BOUNDS = [
             6,
             workers=2,
             reason="Capacity",
-            message="room for 2 of 8 workers",
+            message="capacity for 2 of 8 workers",
             refused={"workers": 8, "message": "6 workers x 1 ranks: train_batch_size"},
         ),
         seen=seen(),

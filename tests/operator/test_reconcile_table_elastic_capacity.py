@@ -26,10 +26,10 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from tests.operator.test_reconcile_table_elastic import (
+    capacity,
     changed,
     elastic,
     placed,
-    room,
     starting,
     team,
     yielding,
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.unit
 
 APIS = ClusterApis(at=ago(5), kueue="kueue.x-k8s.io/v1beta2")
 QUEUE = {"scheduling": {"queueName": "team-a"}}
-TURN = QueueView(exists=True, workers=4, queue="team-a", message="insufficient quota")
+WAITS_IN_QUEUE = QueueView(exists=True, workers=4, queue="team-a", message="insufficient quota")
 LET_IN = QueueView(exists=True, workers=2, queue="team-a", admitted=True, holds_quota=True, pods_ready=True)
 
 
@@ -58,7 +58,7 @@ RESUMED = [
     Row(
         id="a turn in a queue is no lack of nodes: the Workload stays",
         job=waiting(QUEUE),
-        seen=seen(apis=APIS, queue=TURN),
+        seen=seen(apis=APIS, queue=WAITS_IN_QUEUE),
         want=Want(phase="Queued", actions=(), events=(), fields=STAYS),
     ),
     Row(
@@ -85,7 +85,7 @@ IN_QUEUE = [
     Row(
         id="free nodes are no quota: an admitted job does not grow by itself",
         job=changed(elastic(2, losses=1), QUEUE),
-        seen=team(2, apis=APIS, queue=LET_IN, room=room(4, asked=4)),
+        seen=team(2, apis=APIS, queue=LET_IN, capacity=capacity(4, asked=4)),
         want=Want(phase="Running", events=(), fields={"elastic.workers": 2}),
     ),
     Row(
@@ -123,16 +123,16 @@ QUOTA = [
     Row(
         id="pods that a quota refuses have no place: on with those that it lets in",
         job=changed(starting(4, s_ago=130), podsCreated=False),
-        seen=seen(pending(0), pending(1), problem=OVER_QUOTA, room=room(4, asked=4)),
+        seen=seen(pending(0), pending(1), problem=OVER_QUOTA, capacity=capacity(4, asked=4)),
         want=Want(
             phase="Yielding",
-            fields={"elastic.workers": 2, "elastic.message": "room for 2 of 4 workers"},
+            fields={"elastic.workers": 2, "elastic.message": "capacity for 2 of 4 workers"},
         ),
     ),
     Row(
         id="a quota that refuses every pod refuses a smaller attempt, too: it waits",
         job=changed(starting(4, s_ago=9000), podsCreated=False),
-        seen=seen(problem=OVER_QUOTA, room=room(4, asked=4)),
+        seen=seen(problem=OVER_QUOTA, capacity=capacity(4, asked=4)),
         want=Want(phase="Pending", events=("QuotaExceeded",), fields=STAYS),
     ),
 ]
@@ -177,7 +177,7 @@ MEMORY = [
     Row(
         id="pods without a node: a size that the model does not fit is none to go on with",
         job=changed(starting(8, s_ago=9000, base=8, requested_workers=8), HUGE),
-        seen=placed(6, 8, room=room(6, asked=8)),
+        seen=placed(6, 8, capacity=capacity(6, asked=8)),
         want=Want(phase="Pending", events=(), fields=STAYS),
     ),
     Row(
@@ -237,7 +237,7 @@ def shrunk_by_rule(s_ago: float, reason: str) -> Row:
     return Row(
         id=f"{reason} {s_ago} s ago",
         job=job(spec=spec, status=status("Running", progress=steps, **more)),
-        seen=seen(ready(0), progress=progress(50), room=room(2, asked=2)),
+        seen=seen(ready(0), progress=progress(50), capacity=capacity(2, asked=2)),
         want=Want(),
     )
 
@@ -252,7 +252,7 @@ def test_a_size_that_failed_is_not_grown_back_to_within_the_window(
     check(replace(shrunk_by_rule(s_ago, reason), want=Want(phase=phase)))
 
 
-def test_a_size_that_failed_counts_like_room_that_was_lost() -> None:
+def test_a_size_that_failed_counts_like_lost_capacity() -> None:
     rules = {"failurePolicy": {"rules": [{"onReasons": ["RankFailed"], "action": "ShrinkAndRestart"}]}}
     body = changed(elastic(2), rules)
     dead = seen(*(ended(index, 1) for index in range(2)))

@@ -13,14 +13,14 @@ import pytest
 from tests.operator.reconcile_builders import NOW, Row, Want, ago, check, ended, run, seen, settled, stamp
 from tests.operator.test_reconcile_table_elastic import (
     ELASTIC,
+    capacity,
     changed,
     elastic,
     placed,
-    room,
     starting,
     team,
 )
-from tests.operator.test_reconcile_table_elastic_room import HUGE
+from tests.operator.test_reconcile_table_elastic_capacity import HUGE
 from zerotrain.operator.reconcile import UnprotectWorkers
 
 pytestmark = pytest.mark.unit
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.unit
 
 WHY = "3 workers x 1 ranks: train_batch_size: must be a multiple of 3 ranks = 3"
 REFUSAL = {"workers": 4, "message": WHY}
-TOLD = {"Admitted": ("True", "ResizeRefused")}
+REFUSED_SIZE = {"Admitted": ("True", "ResizeRefused")}
 KEPT = {"elastic.workers": 4, "elastic.reason": "Refused", "elastic.message": WHY, "elastic.refused": None}
 """Fields of a job that requests 3 workers and keeps the 4 that its batch is meant for."""
 
@@ -54,7 +54,7 @@ def resumed(size: int, spec: Mapping[str, Any], *, requested_workers: int, **sta
     )
 
 
-JUDGED_AGAIN = [
+CHECKED_AGAIN = [
     Row(
         id="resumed with a batch that the size taken before does not divide: refused, with the numbers",
         job=resumed(3, batch(16), requested_workers=3),
@@ -63,14 +63,14 @@ JUDGED_AGAIN = [
             phase="Pending",
             attempt=2,
             events=("Resumed", "ResizeRefused"),
-            conditions=TOLD,
+            conditions=REFUSED_SIZE,
             fields={
                 "shape.workers": 2,
                 "elastic.workers": 2,
                 "elastic.reason": "Refused",
                 "elastic.requestedWorkers": 3,
             },
-            says={
+            messages={
                 "event": "got 16. Numbers of ranks that divide it are 1, 2, 4, 8. The job keeps 2 workers.",
                 "Admitted": "The job keeps 2 workers.",
             },
@@ -91,8 +91,9 @@ JUDGED_AGAIN = [
             attempt=1,
             actions=(UnprotectWorkers(attempt=1),),
             conditions={"Stalled": ("True", "InvalidSpec")},
-            says={
-                "Stalled": "Numbers of ranks that divide it are 1, 2, 4, 8. No size from elastic.minWorkers 3"
+            messages={
+                "Stalled": "Numbers of ranks that divide it are 1, 2, 4, 8. No number of workers "
+                "from elastic.minWorkers 3"
             },
         ),
     ),
@@ -125,9 +126,9 @@ JUDGED_AGAIN = [
         want=Want(
             phase="Pending",
             attempt=2,
-            conditions=TOLD,
+            conditions=REFUSED_SIZE,
             fields={"shape.workers": 5, "elastic.workers": 5, "elastic.reason": "Refused"},
-            says={"Admitted": "got 20."},
+            messages={"Admitted": "got 20."},
         ),
     ),
     Row(
@@ -144,7 +145,7 @@ JUDGED_AGAIN = [
         id="a configuration that is wrong for every size is the spec's fault, and no size's",
         job=resumed(3, {"config": {"nonsense": 1}}, requested_workers=3),
         seen=seen(),
-        want=Want(phase="Stalled", says={"Stalled": "nonsense"}, fields={"elastic.reason": None}),
+        want=Want(phase="Stalled", messages={"Stalled": "nonsense"}, fields={"elastic.reason": None}),
     ),
 ]
 
@@ -162,34 +163,40 @@ STANDS = [
             starting(4, s_ago=120, requested_workers=3, workers=4, reason="Refused", message=WHY),
             shape={"workers": 4},
         ),
-        seen=placed(3, 4, room=room(3, asked=4)),
+        seen=placed(3, 4, capacity=capacity(3, asked=4)),
         want=Want(
             phase="Yielding",
-            conditions=TOLD,
-            fields={**SET_ASIDE, "elastic.reason": "Capacity", "elastic.message": "room for 3 of 4 workers"},
-            says={"Admitted": f"{WHY} The job keeps 4 workers."},
+            conditions=REFUSED_SIZE,
+            fields={
+                **SET_ASIDE,
+                "elastic.reason": "Capacity",
+                "elastic.message": "capacity for 3 of 4 workers",
+            },
+            messages={"Admitted": f"{WHY} The job keeps 4 workers."},
         ),
     ),
     Row(
         id="so it does where a rule makes the job smaller",
         job=changed(refused(4), RULE),
         seen=seen(*(ended(index, 1) for index in range(4))),
-        want=Want(phase="Restarting", conditions=TOLD, fields={**SET_ASIDE, "elastic.reason": "Failure"}),
+        want=Want(
+            phase="Restarting", conditions=REFUSED_SIZE, fields={**SET_ASIDE, "elastic.reason": "Failure"}
+        ),
     ),
     Row(
         id="smaller still: it is kept all the same",
         job=changed(starting(2, s_ago=120, requested_workers=3, refused=REFUSAL), shape={"workers": 2}),
-        seen=placed(1, 2, room=room(1, asked=2)),
+        seen=placed(1, 2, capacity=capacity(1, asked=2)),
         want=Want(phase="Yielding", fields={"elastic.workers": 1, "elastic.refused.workers": 4}),
     ),
     Row(
         id="room again: back to what the job keeps, and not only up to the wish",
         job=refused(2, losses=1),
-        seen=team(2, room=room(4, asked=4)),
+        seen=team(2, capacity=capacity(4, asked=4)),
         want=Want(
             phase="Yielding",
             events=("Resizing",),
-            conditions=TOLD,
+            conditions=REFUSED_SIZE,
             fields=KEPT,
         ),
     ),
@@ -197,13 +204,13 @@ STANDS = [
         id="back at what it keeps: earlier losses are forgotten",
         job=refused(4, losses=2),
         seen=team(4),
-        want=Want(phase="Running", events=(), conditions=TOLD, fields={"elastic.losses": 0}),
+        want=Want(phase="Running", events=(), conditions=REFUSED_SIZE, fields={"elastic.losses": 0}),
     ),
     Row(
         id="resumed: what it keeps is tried again, and not the wish",
         job=changed(refused(2), phase="Suspended"),
         seen=seen(),
-        want=Want(phase="Pending", attempt=2, conditions=TOLD, fields={**KEPT, "shape.workers": 4}),
+        want=Want(phase="Pending", attempt=2, conditions=REFUSED_SIZE, fields={**KEPT, "shape.workers": 4}),
     ),
     Row(
         id="resumed after a rule made it smaller: the same",
@@ -249,7 +256,7 @@ STANDS = [
     Row(
         id="no growth above maxWorkers, though more was kept",
         job=changed(refused(2), {"elastic": {**ELASTIC, "maxWorkers": 3}}),
-        seen=team(2, room=room(4, asked=4)),
+        seen=team(2, capacity=capacity(4, asked=4)),
         want=Want(
             phase="Running",
             events=(),
@@ -265,18 +272,18 @@ STANDS = [
     ),
 ]
 
-ALL_OF_4 = room(4, asked=4)
+ALL_OF_4 = capacity(4, asked=4)
 WITHIN_THE_WINDOW = [
     Row(
         id="room lost after a rule made it smaller does not lift what the rule promised",
         job=elastic(1, failedAt=stamp(ago(3000)), losses=2),
-        seen=team(1, room=ALL_OF_4),
+        seen=team(1, capacity=ALL_OF_4),
         want=Want(phase="Running", actions=(), wake_in_s=600),
     ),
     Row(
         id="the window is over: it grows, and the promise with it",
         job=elastic(1, failedAt=stamp(ago(3600)), losses=2),
-        seen=team(1, room=ALL_OF_4),
+        seen=team(1, capacity=ALL_OF_4),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.failedAt": None}),
     ),
     Row(
@@ -288,7 +295,7 @@ WITHIN_THE_WINDOW = [
     Row(
         id="room is lost in the size that a rule chose: since when is kept",
         job=changed(starting(2, s_ago=120, reason="Failure", since=stamp(ago(130))), shape={"workers": 2}),
-        seen=placed(1, 2, room=room(1, asked=2)),
+        seen=placed(1, 2, capacity=capacity(1, asked=2)),
         want=Want(
             phase="Yielding",
             fields={"elastic.workers": 1, "elastic.reason": "Capacity", "elastic.failedAt": stamp(ago(130))},
@@ -303,13 +310,13 @@ WITHIN_THE_WINDOW = [
 ]
 
 
-@pytest.mark.parametrize("row", JUDGED_AGAIN, ids=lambda row: row.id)
-def test_a_size_is_judged_with_the_configuration_that_it_starts_with(row: Row) -> None:
+@pytest.mark.parametrize("row", CHECKED_AGAIN, ids=lambda row: row.id)
+def test_a_size_is_checked_with_the_configuration_that_it_starts_with(row: Row) -> None:
     check(row)
 
 
 @pytest.mark.parametrize("row", STANDS, ids=lambda row: row.id)
-def test_a_refusal_stands_while_the_wish_does(row: Row) -> None:
+def test_a_refusal_lasts_while_the_request_does(row: Row) -> None:
     check(row)
 
 
@@ -319,7 +326,7 @@ def test_a_size_that_failed_is_not_grown_back_to_within_the_window(row: Row) -> 
 
 
 def test_what_was_decided_is_not_written_again() -> None:
-    for row in (*JUDGED_AGAIN, *STANDS, *WITHIN_THE_WINDOW):
+    for row in (*CHECKED_AGAIN, *STANDS, *WITHIN_THE_WINDOW):
         again = settled(settled(row.job, row.seen), row.seen)
         plan, _ = run(replace(row, job=again))
         assert plan.status is None, row.id
@@ -330,4 +337,4 @@ def test_a_rule_finds_no_size_where_the_configuration_is_wrong_for_every_one() -
     body = changed(elastic(4), {**RULE, "config": {"nonsense": 1}})
     plan, after = run(Row(id="", job=body, seen=seen(*(ended(index, 1) for index in range(4))), want=Want()))
     assert after["phase"] == "Restarting"
-    assert "the size stays" in plan.events[0].message
+    assert "the number of workers stays" in plan.events[0].message

@@ -62,7 +62,7 @@ ROWS = [
             attempt=1,
             events=("ResizeRefused",),
             conditions={"Admitted": ("True", "ResizeRefused"), "Ready": ("True", "AllRanksJoined")},
-            says={"event": NUMBERS, "Admitted": "The job keeps 16 workers."},
+            messages={"event": NUMBERS, "Admitted": "The job keeps 16 workers."},
             fields=KEPT,
         ),
     ),

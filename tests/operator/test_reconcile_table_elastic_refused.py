@@ -20,7 +20,7 @@ from tests.operator.test_reconcile_table_elastic import (
     changed,
     starting,
 )
-from tests.operator.test_reconcile_table_elastic_room import OVER_QUOTA
+from tests.operator.test_reconcile_table_elastic_capacity import OVER_QUOTA
 from zerotrain.operator.reconcile import DeleteWorkers, Observed
 
 pytestmark = pytest.mark.unit
@@ -52,8 +52,12 @@ EACH_POD_ALONE = [
             phase="Yielding",
             events=("Resizing",),
             actions=(DeleteWorkers(attempt=1, grace_s=1),),
-            fields={"elastic.workers": 2, "elastic.losses": 1, "elastic.message": "room for 3 of 4 workers"},
-            says={"event": "no room for 4 workers within 120 s: going on with 2"},
+            fields={
+                "elastic.workers": 2,
+                "elastic.losses": 1,
+                "elastic.message": "capacity for 3 of 4 workers",
+            },
+            messages={"event": "no capacity for 4 workers within 120 s: continuing with 2"},
         ),
     ),
     Row(
@@ -98,7 +102,7 @@ EACH_POD_ALONE = [
     Row(
         id="pods that are being made wait for the others and not for nodes",
         job=changed(of_eight(9000), podsCreated=False),
-        seen=refused(3, 4, s_ago=8990, making=True),
+        seen=refused(3, 4, s_ago=8990, creating=True),
         want=Want(phase="Pending"),
     ),
     Row(
@@ -107,7 +111,7 @@ EACH_POD_ALONE = [
         seen=refused(3, 4, s_ago=8990),
         want=Want(
             phase="Yielding",
-            fields={"elastic.workers": 4, "elastic.message": "room for 7 of 8 workers"},
+            fields={"elastic.workers": 4, "elastic.message": "capacity for 7 of 8 workers"},
         ),
     ),
 ]
@@ -136,5 +140,5 @@ NOT_LOOKED_AT = [
 
 
 @pytest.mark.parametrize("row", [*EACH_POD_ALONE, *NOT_LOOKED_AT], ids=lambda row: row.id)
-def test_the_scheduler_says_how_large_the_job_is(row: Row) -> None:
+def test_the_scheduler_decides_how_large_the_job_is(row: Row) -> None:
     check(row)

@@ -89,7 +89,7 @@ CAUSES = [
                 "failures.0.cause": "app",
                 "nextAttemptTime": None,
             },
-            says={
+            messages={
                 "event": "worker 1 (rank 1, pod gpt-1-1, node node-1): exit code 1 "
                 "(the training program failed): ValueError: boom; attempt 2"
             },
@@ -132,7 +132,7 @@ CAUSES = [
         ready(1),
         id="damaged spill a second time fails the job",
         restarts=restarts("infra", 7200, reason="SpillIntegrity"),
-        want=Want(phase="Failed", says={"event": "SpillIntegrity happened a second time"}),
+        want=Want(phase="Failed", messages={"event": "SpillIntegrity happened a second time"}),
     ),
     failing(
         ended(0, 137, disruption="PreemptionByScheduler"),
@@ -154,7 +154,7 @@ CAUSES = [
             want=Want(
                 phase="Restarting",
                 fields={"restarts.infra": 1, "restarts.preemption": 0, "failures.0.reason": "Evicted"},
-                says={"event": "node was low on memory"},
+                messages={"event": "node was low on memory"},
             ),
         )
         for said in (None, "TerminationByKubelet")
@@ -206,7 +206,7 @@ CAUSES = [
                 DeleteWorkers(attempt=1, grace_s=1),
                 DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=0),
             ),
-            says={"event": "its node does not finish the deletion"},
+            messages={"event": "its node does not finish the deletion"},
         ),
     ),
 ]
@@ -230,7 +230,7 @@ BUDGETS = [
             phase="Failed",
             events=("RestartsExhausted",),
             fields={"restarts.app": 2},
-            says={"event": "2 restarts by app within 3600 s, 2 are allowed"},
+            messages={"event": "2 restarts by app within 3600 s, 2 are allowed"},
         ),
     ),
     failing(
@@ -264,20 +264,20 @@ BUDGETS = [
         ready(1),
         id="but infrastructure is not without limit",
         restarts=restarts("infra", *range(400, 200, -10)),
-        want=Want(phase="Failed", says={"event": "20 restarts by infra"}),
+        want=Want(phase="Failed", messages={"event": "20 restarts by infra"}),
     ),
     failing(
         ready(1),
         id="hold-offs do not carry restarts without a step out of the window",
         restarts=restarts("infra", *range(8400, 400, -400), steps=[0] * 20),
-        want=Want(phase="Failed", says={"event": "20 restarts by infra"}),
+        want=Want(phase="Failed", messages={"event": "20 restarts by infra"}),
     ),
     failing(
         ready(1),
         id="nor when steps are known, however long ago",
         restarts=restarts("infra", *range(200_000, 0, -10_000), steps=[7] * 20),
         progress=progress(7),
-        want=Want(phase="Failed", says={"event": "until a step is gained"}),
+        want=Want(phase="Failed", messages={"event": "until a step is gained"}),
     ),
     failing(
         ready(1),
@@ -307,7 +307,9 @@ BUDGETS = [
         restarts=restarts("app", 300, 200, 100, steps=[20, 20, 20]),
         progress=progress(20),
         want=Want(
-            phase="Restarting", fields={"nextAttemptTime": "2026-01-01T12:00:20Z"}, says={"event": "in 20 s"}
+            phase="Restarting",
+            fields={"nextAttemptTime": "2026-01-01T12:00:20Z"},
+            messages={"event": "in 20 s"},
         ),
     ),
 ]

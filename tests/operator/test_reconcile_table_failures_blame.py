@@ -121,7 +121,8 @@ BLAME = [
         ended(1, 1),
         id="the last line of a program of the user's own is shown",
         want=Want(
-            fields={"failures.0.lastLine": "Traceback: own program"}, says={"event": "Traceback: own program"}
+            fields={"failures.0.lastLine": "Traceback: own program"},
+            messages={"event": "Traceback: own program"},
         ),
     ),
     failing(

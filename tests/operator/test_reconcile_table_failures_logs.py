@@ -148,7 +148,7 @@ ROWS = [
         phase="Restarting",
         failures=[FAILURE],
         log=LogView(attempt=1, error="the last lines of gpt-1-0 were not kept: quota"),
-        want=Want(actions=(ALL,), events=("LogNotKept",), says={"event": "attempt 1: the last lines"}),
+        want=Want(actions=(ALL,), events=("LogNotKept",), messages={"event": "attempt 1: the last lines"}),
     ),
     row(
         ready(0),

@@ -138,7 +138,7 @@ IDLE = [
         policy={"maxRestarts": 100, "maxRestartsWithoutProgress": 4},
         restarts=restarts("app", 400, 300, 200, 100, steps=[50, 47, 49, 48]),
         progress=progress(49),
-        want=Want(phase="Failed", says={"event": "gained no step beyond 50"}),
+        want=Want(phase="Failed", messages={"event": "gained no step beyond 50"}),
     ),
     ruled(
         ended(0, 3),
@@ -201,7 +201,7 @@ IDLE = [
         policy={"maxInfrastructureRestarts": 2},
         restarts=restarts("infra", 200, 100),
         progress=progress(30),
-        want=Want(phase="Failed", says={"event": "raise failurePolicy.maxInfrastructureRestarts"}),
+        want=Want(phase="Failed", messages={"event": "raise failurePolicy.maxInfrastructureRestarts"}),
     ),
 ]
 

@@ -39,9 +39,9 @@ END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 FIRST_AT_ONCE = DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=0)
 
 
-def silent(index: int, s_ago: float, told_s_ago: float | None = None) -> NodeView:
-    told_at = ago(s_ago if told_s_ago is None else told_s_ago)
-    return NodeView(name=f"node-{index}", ready=False, not_ready_since=ago(s_ago), told_at=told_at)
+def silent(index: int, s_ago: float, learned_s_ago: float | None = None) -> NodeView:
+    learned_at = ago(s_ago if learned_s_ago is None else learned_s_ago)
+    return NodeView(name=f"node-{index}", ready=False, not_ready_since=ago(s_ago), learned_at=learned_at)
 
 
 def dead(index: int) -> NodeView:
@@ -57,12 +57,12 @@ def on(
     *pods: PodView, id: str, nodes: tuple[NodeView, ...], want: Want, phase: str = "Running", **more: Any
 ) -> Row:
     """Row of a first attempt of two workers on node-0 and node-1, with these node views."""
-    heard = {
+    signs = {
         name: more.pop(name)
-        for name in ("progress", "step_moved_at", "synced_at", "heard", "unasked", "yielding")
+        for name in ("progress", "step_moved_at", "synced_at", "last_responses", "unasked", "yielding")
         if name in more
     }
-    observed = seen(*pods, nodes={node.name: node for node in nodes}, **heard)
+    observed = seen(*pods, nodes={node.name: node for node in nodes}, **signs)
     if "status_progress" in more:
         more["progress"] = more.pop("status_progress")
     return Row(
@@ -81,7 +81,7 @@ LOST = Want(
         "failures.0.node": "node-0",
         "failures.0.exitCode": None,
     },
-    says={"event": "its node is not ready since 11:58:59 UTC"},
+    messages={"event": "its node is not ready since 11:58:59 UTC"},
 )
 
 ASKED = stamp(ago(30))
@@ -165,14 +165,14 @@ PACE = [
     ),
 ]
 
-HEARD = [
+RESPONSES = [
     *(
         on(
             ready(0),
             ready(1),
             id=f"a worker that answers is not lost with its node ({name})",
             nodes=(silent(0, 3000),),
-            heard={"node-0": ago(4)},
+            last_responses={"node-0": ago(4)},
             want=Want(phase=want, events=()),
             phase=phase,
             **more,
@@ -192,7 +192,7 @@ HEARD = [
         ready(1),
         id="looked at again when it has not answered for as long",
         nodes=(silent(0, 3000),),
-        heard={"node-0": ago(4)},
+        last_responses={"node-0": ago(4)},
         want=Want(phase="Running", wake_in_s=56),
     ),
     on(
@@ -200,7 +200,7 @@ HEARD = [
         ready(1),
         id="the answer of another node's worker does not count",
         nodes=(silent(0, 61), silent(1, 61)),
-        heard={"node-1": ago(4)},
+        last_responses={"node-1": ago(4)},
         want=Want(phase="Restarting", fields={"failures.0.node": "node-0"}),
     ),
     on(
@@ -208,7 +208,7 @@ HEARD = [
         ready(1),
         id="nor one of before it fell silent",
         nodes=(silent(0, 61),),
-        heard={"node-0": ago(200)},
+        last_responses={"node-0": ago(200)},
         want=Want(phase="Restarting", events=("NodeLost",)),
     ),
     on(
@@ -223,14 +223,14 @@ HEARD = [
         ready(0),
         ready(1),
         id="so does one that hears late of a node, after the API server was away",
-        nodes=(silent(0, 100, told_s_ago=0),),
+        nodes=(silent(0, 100, learned_s_ago=0),),
         want=Want(phase="Running", events=(), wake_in_s=60),
     ),
     on(
         ready(0),
         ready(1),
         id="for so long and no longer",
-        nodes=(silent(0, 160, told_s_ago=61),),
+        nodes=(silent(0, 160, learned_s_ago=61),),
         want=Want(phase="Restarting", events=("NodeLost",)),
     ),
 ]
@@ -379,7 +379,7 @@ FINAL = [
             phase="Restarting",
             actions=(END_ALL, FIRST_AT_ONCE),
             fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"},
-            says={"event": "its node is out of service"},
+            messages={"event": "its node is out of service"},
         ),
     ),
     on(
@@ -388,7 +388,7 @@ FINAL = [
         id="so with a node that was deleted",
         nodes=(vanished(0),),
         want=Want(
-            phase="Restarting", actions=(END_ALL, FIRST_AT_ONCE), says={"event": "its node was deleted"}
+            phase="Restarting", actions=(END_ALL, FIRST_AT_ONCE), messages={"event": "its node was deleted"}
         ),
     ),
     on(
@@ -474,7 +474,7 @@ BACK = [
 ]
 
 
-@pytest.mark.parametrize("row", [*PACE, *HEARD], ids=lambda row: row.id)
+@pytest.mark.parametrize("row", [*PACE, *RESPONSES], ids=lambda row: row.id)
 def test_workers_that_outlive_the_silence_of_their_node(row: Row) -> None:
     check(row)
 

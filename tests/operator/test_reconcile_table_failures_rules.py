@@ -67,7 +67,7 @@ MATCHING = [
         want=Want(
             phase="Failed",
             fields={"failures.0.rule": 2, "failures.0.action": "FailJob", "failures.0.cause": None},
-            says={"event": "failurePolicy.rules[2] says FailJob"},
+            messages={"event": "failurePolicy.rules[2] requires FailJob"},
         ),
     ),
     ruled(
@@ -191,7 +191,7 @@ ACTIONS = [
             actions=END_ALL,
             events=("PermanentFailure",),
             fields={"restarts.app": 1, "failures.0.reason": "PermanentFailure"},
-            says={"event": "failurePolicy.rules[0] says RestartAll; attempt 2"},
+            messages={"event": "failurePolicy.rules[0] requires RestartAll; attempt 2"},
         ),
     ),
     ruled(
@@ -256,7 +256,7 @@ ACTIONS = [
         want=Want(
             phase="Failed",
             events=("NoProgress",),
-            says={"event": "3 restarts in a row gained no step beyond 7, 3 are allowed"},
+            messages={"event": "3 restarts in a row gained no step beyond 7, 3 are allowed"},
         ),
     ),
     ruled(
@@ -272,7 +272,7 @@ ACTIONS = [
                 "excludedNodes.0.reason": "SpillIntegrity",
                 "restarts.infra": 1,
             },
-            says={"event": "the job keeps off node-1 until 2026-01-02 12:00:00 UTC"},
+            messages={"event": "the job avoids node node-1 until 2026-01-02 12:00:00 UTC"},
         ),
     ),
     ruled(
@@ -317,7 +317,7 @@ ACTIONS = [
         want=Want(
             phase="Restarting",
             fields={"excludedNodes.0": None},
-            says={"event": "there is no node to replace"},
+            messages={"event": "there is no node to replace"},
         ),
     ),
     ruled(
@@ -353,7 +353,7 @@ ACTIONS = [
         id="at the smallest size it is a restart, and says so",
         spec={"elastic": {"minWorkers": 2, "maxWorkers": 4}},
         rules=[rule("ShrinkAndRestart", onReasons=["Killed"])],
-        want=Want(phase="Restarting", says={"event": "the size stays: "}),
+        want=Want(phase="Restarting", messages={"event": "the number of workers stays: "}),
     ),
 ]
 

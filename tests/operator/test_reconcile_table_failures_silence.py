@@ -46,7 +46,7 @@ ECHOES = [
         ended(1, ABORTED, s_ago=6),
         id="its worker answered since: it lives, and the peer ended of itself",
         nodes=(silent(0, 50),),
-        heard={"node-0": ago(3)},
+        last_responses={"node-0": ago(3)},
         want=Want(phase="Restarting", fields={"restarts.app": 1, "failures.0.pod": "gpt-1-1"}),
     ),
     on(
@@ -54,7 +54,7 @@ ECHOES = [
         ended(1, ABORTED, s_ago=6),
         id="what it answered before the end says nothing",
         nodes=(silent(0, 50),),
-        heard={"node-0": ago(8)},
+        last_responses={"node-0": ago(8)},
         want=Want(phase="Running", actions=(), events=(), wake_in_s=5),
     ),
     on(

@@ -108,8 +108,8 @@ CREATION = [
             events=("GaveBack",),
             fields=GIVES_BACK,
             conditions={"PodsScheduled": ("False", "GaveBack")},
-            says={
-                "event": "attempt 1 gives back what it holds: "
+            messages={
+                "event": "attempt 1 releases its resources: "
                 f"for 60 s 1 of 2 pods are refused: {QUOTA.message}"
             },
         ),
@@ -128,7 +128,7 @@ CREATION = [
         problem=WEBHOOK,
         short=("ApiRefused", 60),
         **LATE,
-        want=Want(phase="Restarting", says={"event": WEBHOOK.message}, fields=GIVES_BACK),
+        want=Want(phase="Restarting", messages={"event": WEBHOOK.message}, fields=GIVES_BACK),
     ),
     case(
         running(0),
@@ -181,7 +181,7 @@ CREATION = [
         short=("QuotaExceeded", 120),
         older=None,
         **LATE,
-        want=Want(phase="Restarting", fields=GIVES_BACK, says={"event": "for 120 s"}),
+        want=Want(phase="Restarting", fields=GIVES_BACK, messages={"event": "for 120 s"}),
     ),
     case(
         running(0),
@@ -223,7 +223,7 @@ NODES = [
             actions=(END,),
             events=("GaveBack",),
             fields=GIVES_BACK,
-            says={"event": f"for 600 s 1 of 2 pods have no node: worker 1 (pod gpt-1-1): {NO_NODE}"},
+            messages={"event": f"for 600 s 1 of 2 pods have no node: worker 1 (pod gpt-1-1): {NO_NODE}"},
         ),
     ),
     case(
@@ -263,7 +263,7 @@ NODES = [
         id="but not for ever, as where no scheduler looks at it",
         began_s_ago=1300,
         short=("Unschedulable", 600),
-        want=Want(phase="Restarting", events=("GaveBack",), says={"event": "has not placed it"}),
+        want=Want(phase="Restarting", events=("GaveBack",), messages={"event": "has not placed it"}),
     ),
     case(
         running(0),
@@ -311,7 +311,7 @@ GAVE_UP = [
             phase="Restarting",
             events=("GaveBack",),
             fields=GIVES_BACK,
-            says={"event": "exit code 82"},
+            messages={"event": "exit code 82"},
         ),
     ),
     case(
@@ -363,7 +363,7 @@ AFTERWARDS = [
             actions=(),
             wake_in_s=7,
             conditions={"Reconciling": ("True", "GaveBack"), "Ready": ("False", "GaveBack")},
-            says={"Ready": "gave back what it held: for 60 s all; attempt 2 starts after the hold-off"},
+            messages={"Ready": "released its resources: for 60 s all; attempt 2 starts after the hold-off"},
         ),
     ),
     replace(
@@ -374,7 +374,9 @@ AFTERWARDS = [
     replace(
         between(older=OLDER),
         id="unless an older one still lacks what was given back",
-        want=Want(phase="Restarting", attempt=1, actions=(), wake_in_s=10, says={"Ready": f"job {OLDER}"}),
+        want=Want(
+            phase="Restarting", attempt=1, actions=(), wake_in_s=10, messages={"Ready": f"job {OLDER}"}
+        ),
     ),
     replace(
         between(older=OLDER, suspend=True),

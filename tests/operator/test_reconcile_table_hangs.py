@@ -43,7 +43,7 @@ pytestmark = pytest.mark.unit
 
 
 DAY_S = 86_400.0
-SUSPECT = SlowRank(rank=1, worker=1, step=40, phase="step", why="its process says nothing")
+SUSPECT = SlowRank(rank=1, worker=1, step=40, phase="step", why="its process reports nothing")
 COLLECT = CollectStacks(
     attempt=1,
     sources=(
@@ -83,7 +83,7 @@ def look(
 ) -> Inspection:
     """Return an inspection with every rank idle for so long in phase step, or `paces` by phase."""
     found = {Phase(name): pace for name, pace in paces.items()} or {Phase.STEP: RankPace(idle_s=idle_s)}
-    return Inspection(attempt=attempt, at=ago(s_ago), step=40, paces=found, laggard=accused)
+    return Inspection(attempt=attempt, at=ago(s_ago), step=40, paces=found, slow_rank=accused)
 
 
 def both(**more: Any) -> Observed:
@@ -106,7 +106,7 @@ ALARM = Want(
     actions=(COLLECT,),
     conditions={"Hung": ("True", "Hang"), "Progressing": ("False", "StepStale")},
     fields={"hang.rank": 1, "hang.pod": "gpt-1-1", "hang.node": "node-1", "restarts.total": 0},
-    says={"event": "rank 1 holds up the others: its process says nothing (pod gpt-1-1, node node-1)"},
+    messages={"event": "rank 1 blocks the others: its process reports nothing (pod gpt-1-1, node node-1)"},
     wake_in_s=1,
 )
 SLOW = RankPace(idle_s=400, usual_s=45, longest_s=60)
@@ -215,7 +215,7 @@ DETECTION = [
             actions=None,
             conditions={"Hung": ("True", "Hang")},
             fields={"hang.rank": None, "hang.worker": None, "hang.pod": "", "hang.node": ""},
-            says={"event": "no rank stands out"},
+            messages={"event": "no rank stands out"},
         ),
     ),
     row(
@@ -273,7 +273,7 @@ LADDER = [
                 "failures.0.stacks": "gpt-1-stacks",
                 "failures.0.cause": "app",
             },
-            says={"event": "nothing moved for 300 s in phase step; rank 1 holds up the others"},
+            messages={"event": "no progress for 300 s in phase step; rank 1 blocks the others"},
         ),
         state=active(hang=alarm(5)),
     ),
@@ -303,7 +303,7 @@ LADDER = [
                 "failures.0.ranks.0": None,
                 "failures.0.stacks": "gpt-1-stacks",
             },
-            says={"event": "there is no node to replace"},
+            messages={"event": "there is no node to replace"},
         ),
         state=active(hang=alarm(5, **UNACCUSED)),
     ),
@@ -344,7 +344,7 @@ LADDER = [
         state=active(hang=alarm(600)),
     ),
     row(
-        "the step moves again",
+        "the step advances again",
         both(inspection=None, progress=progress(41)),
         Want(phase="Running", events=("HangOver",), actions=(), fields={"hang": None}),
         state=active(hang=alarm(5)),
@@ -444,7 +444,7 @@ def settled_before(item: Row) -> dict[str, Any]:
     return settled(item.job, replace(item.seen, inspection=None, stacks=None))
 
 
-def test_a_hang_is_told_once_while_it_lasts() -> None:
+def test_a_hang_is_reported_once_while_it_lasts() -> None:
     observed = both(inspection=look())
     first = job(status=active(), spec={"hangPolicy": {"action": "Report"}})
     later = settled(first, observed)

@@ -106,7 +106,7 @@ def placed(request: dict[str, Any] | None, **status: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("request_", "says_so"),
+    ("request_", "reports_it"),
     [
         (None, True),
         ({"podIndexLabel": "zerotrain.dev/rank"}, True),
@@ -116,17 +116,17 @@ def placed(request: dict[str, Any] | None, **status: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_kueue_finds_the_pods_that_it_places(request_: dict[str, Any] | None, says_so: bool) -> None:
+def test_kueue_finds_the_pods_that_it_places(request_: dict[str, Any] | None, reports_it: bool) -> None:
     view = queue_view(placed(request_), [])
     assert view.gates == GATES
     assert view.excluded_nodes == frozenset({"a", "b"})
     assert view.labels == {"kueue.x-k8s.io/podset": "workers"}
     assert view.annotations["kueue.x-k8s.io/workload"] == NAME
-    assert ("kueue.x-k8s.io/podset-unconstrained-topology" in view.annotations) is says_so
+    assert ("kueue.x-k8s.io/podset-unconstrained-topology" in view.annotations) is reports_it
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "problem"),
     [
         ([], None),
         (["n1"], "it looks for other nodes in place of n1, which failed"),
@@ -136,6 +136,6 @@ def test_kueue_finds_the_pods_that_it_places(request_: dict[str, Any] | None, sa
         ),
     ],
 )
-def test_nodes_that_failed_are_named(names: list[str], told: str | None) -> None:
+def test_nodes_that_failed_are_named(names: list[str], problem: str | None) -> None:
     item = placed(None, unhealthyNodes=[{"name": name} for name in names])
-    assert queue_view(item, []).problem == told
+    assert queue_view(item, []).problem == problem

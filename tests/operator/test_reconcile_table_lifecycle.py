@@ -125,7 +125,7 @@ START = [
         ),
         want=Want(
             conditions={"PodsScheduled": ("False", "Unschedulable")},
-            says={"PodsScheduled": "worker 1 (pod gpt-1-1): Unschedulable: 0/3 nodes: no nvidia.com/gpu"},
+            messages={"PodsScheduled": "worker 1 (pod gpt-1-1): Unschedulable: 0/3 nodes: no nvidia.com/gpu"},
         ),
     ),
     Row(
@@ -137,7 +137,7 @@ START = [
         want=Want(
             phase="Pending",
             conditions={"Reconciling": ("True", "ContainerWaiting")},
-            says={"Reconciling": "worker 0 (pod gpt-1-0): ErrImagePull: not found (and 1 more)"},
+            messages={"Reconciling": "worker 0 (pod gpt-1-0): ErrImagePull: not found (and 1 more)"},
         ),
     ),
     Row(
@@ -147,7 +147,7 @@ START = [
         want=Want(
             actions=(CreateWorkers(attempt=1, indices=ALL),),
             conditions={"Reconciling": ("True", "QuotaExceeded")},
-            says={"Reconciling": "limited to 10"},
+            messages={"Reconciling": "limited to 10"},
         ),
     ),
 ]
@@ -195,11 +195,11 @@ PROGRESS = [
     Row(
         id="of a job whose workers cannot be reached nobody knows whether it moves",
         job=job(status=status("Running")),
-        seen=seen(ready(0), ready(1), progress=progress(40), unheard=True),
+        seen=seen(ready(0), ready(1), progress=progress(40), unresponsive=True),
         want=Want(
             fields={"progress.step": 40},
             conditions={"Progressing": ("Unknown", "WorkersUnreachable")},
-            says={"Progressing": "open TCP 8471"},
+            messages={"Progressing": "open TCP 8471"},
         ),
     ),
     Row(
@@ -220,7 +220,7 @@ PROGRESS = [
         id="the last steps, after the last poll, are learned from the pods' last words",
         job=job(status=status("Running", progress={"attempt": 1, "step": 96, "totalSteps": 100})),
         seen=seen(ended(0, 0, termination=replace(last_words(0), step=100)), ended(1, 0)),
-        want=Want(phase="Completed", fields={"progress.step": 100}, says={"event": "after 100 steps"}),
+        want=Want(phase="Completed", fields={"progress.step": 100}, messages={"event": "after 100 steps"}),
     ),
 ]
 
@@ -374,45 +374,45 @@ QUIET = [
 ]
 
 
-IN_LINE_SAYS = {"Reconciling": "large jobs of one namespace start one at a time"}
-IN_LINE = [
+START_QUEUE_MESSAGE = {"Reconciling": "large jobs of one namespace start one at a time"}
+IN_START_QUEUE = [
     Row(
         id="a new job",
         job=job(),
-        seen=seen(in_line=True),
+        seen=seen(in_start_queue=True),
         want=Want(
             phase="Pending",
             attempt=0,
             actions=(),
             events=(),
             conditions={"Reconciling": ("True", "CreatingPods")},
-            says=IN_LINE_SAYS,
+            messages=START_QUEUE_MESSAGE,
         ),
     ),
     Row(
         id="one that goes on after a suspension",
         job=job(spec={"suspend": False}, status=status("Suspended")),
-        seen=seen(in_line=True),
-        want=Want(phase="Restarting", attempt=1, actions=(), says=IN_LINE_SAYS),
+        seen=seen(in_start_queue=True),
+        want=Want(phase="Restarting", attempt=1, actions=(), messages=START_QUEUE_MESSAGE),
     ),
     Row(
         id="one that its queue admitted keeps the phase in which it waits for that",
         job=job(status=status("Queued", attempt=0)),
-        seen=seen(in_line=True),
-        want=Want(phase="Queued", attempt=0, actions=(), events=(), says=IN_LINE_SAYS),
+        seen=seen(in_start_queue=True),
+        want=Want(phase="Queued", attempt=0, actions=(), events=(), messages=START_QUEUE_MESSAGE),
     ),
     Row(
         id="one that is refused pods says so still",
         job=job(),
-        seen=seen(in_line=True, problem=Problem(reason="QuotaExceeded", message="exceeded quota: q")),
-        want=Want(phase="Pending", actions=(), says={"Reconciling": "exceeded quota: q"}),
+        seen=seen(in_start_queue=True, problem=Problem(reason="QuotaExceeded", message="exceeded quota: q")),
+        want=Want(phase="Pending", actions=(), messages={"Reconciling": "exceeded quota: q"}),
     ),
 ]
 """Rows of jobs that wait until others of their namespace have their pods."""
 
 
-@pytest.mark.parametrize("row", IN_LINE, ids=lambda row: row.id)
-def test_a_job_that_stands_in_line_says_so(row: Row) -> None:
+@pytest.mark.parametrize("row", IN_START_QUEUE, ids=lambda row: row.id)
+def test_a_job_in_the_start_queue_reports_it(row: Row) -> None:
     check(row)
 
 

@@ -66,7 +66,7 @@ ROWS = [
                 "Admitted": ("False", "DoesNotFit"),
                 "Reconciling": ("False", "DoesNotFit"),
             },
-            says={"Stalled": "apply it anew with that", "event": "Nearest that fits: "},
+            messages={"Stalled": "apply it again with these changes", "event": "Nearest that fits: "},
             fields={
                 "memoryPlan.verdict": "DoesNotFit",
                 "memoryPlan.ranks": 16,
@@ -115,7 +115,9 @@ ROWS = [
             }
         ),
         seen=seen(),
-        want=Want(phase="Stalled", actions=(), says={"Stalled": "H100-80GB, spec.scheduling.nodeSelector"}),
+        want=Want(
+            phase="Stalled", actions=(), messages={"Stalled": "H100-80GB, spec.scheduling.nodeSelector"}
+        ),
     ),
     Row(
         id="its memory on the label",
@@ -127,7 +129,7 @@ ROWS = [
             }
         ),
         seen=seen(),
-        want=Want(phase="Stalled", actions=(), says={"Stalled": "79.6 GiB"}),
+        want=Want(phase="Stalled", actions=(), messages={"Stalled": "79.6 GiB"}),
     ),
     Row(
         id="nobody knows the GPU's memory: it starts",
@@ -232,24 +234,24 @@ def peaks(
     plan = {**PLAN, **({"observed": before} if before else {})}
     spec = {"resources": {"gpus": {"count": 1}}} if gpus else {}
     stored = status("Running", attempt=2, memoryPlan=plan)
-    told = progress(step=5, attempt=attempt, **given)
+    reported = progress(step=5, attempt=attempt, **given)
     row = Row(
         id="",
         job=job(spec=spec, status=stored),
-        seen=seen(ready(0, 2), ready(1, 2), progress=told),
+        seen=seen(ready(0, 2), ready(1, 2), progress=reported),
         want=Want(),
     )
     return run(row)[1]["memoryPlan"].get("observed")  # type: ignore[no-any-return]
 
 
 def test_peaks_of_a_rank_on_cpus() -> None:
-    told = {"memory_peak_bytes": 500 * MIB, "host_peak_bytes": 500 * MIB, "spill_peak_bytes": 64 * MIB}
-    assert peaks(told, attempt=2) == {"attempt": 2, "hostBytes": 500 * MIB, "nvmeBytes": 64 * MIB}
+    reported = {"memory_peak_bytes": 500 * MIB, "host_peak_bytes": 500 * MIB, "spill_peak_bytes": 64 * MIB}
+    assert peaks(reported, attempt=2) == {"attempt": 2, "hostBytes": 500 * MIB, "nvmeBytes": 64 * MIB}
 
 
 def test_peaks_of_a_rank_with_a_gpu() -> None:
-    told = {"memory_peak_bytes": 9000 * MIB, "host_peak_bytes": 2500 * MIB}
-    assert peaks(told, attempt=2, gpus=True) == {
+    reported = {"memory_peak_bytes": 9000 * MIB, "host_peak_bytes": 2500 * MIB}
+    assert peaks(reported, attempt=2, gpus=True) == {
         "attempt": 2,
         "gpuBytes": 9000 * MIB,
         "hostBytes": 2500 * MIB,
@@ -269,9 +271,9 @@ def test_only_growth_is_news() -> None:
 
 def test_peaks_belong_to_their_attempt() -> None:
     old = {"attempt": 1, "hostBytes": 900 * MIB}
-    told = {"memory_peak_bytes": 500 * MIB}
-    assert peaks(told, before=old, attempt=2) == {"attempt": 2, "hostBytes": 500 * MIB}
-    assert peaks(told, before=old, attempt=1) == old, "a record of another attempt was believed"
+    reported = {"memory_peak_bytes": 500 * MIB}
+    assert peaks(reported, before=old, attempt=2) == {"attempt": 2, "hostBytes": 500 * MIB}
+    assert peaks(reported, before=old, attempt=1) == old, "a record of another attempt was believed"
 
 
 def test_nonsense_from_the_tenant() -> None:

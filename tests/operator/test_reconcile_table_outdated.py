@@ -58,7 +58,7 @@ PASSED_OVER = [
             attempt=1,
             actions=(YIELD,),
             events=("CheckpointRequested",),
-            says={"event": "the spec was changed while the job was suspended for a moment"},
+            messages={"event": "the spec was changed while the job was briefly suspended"},
         ),
     ),
     *(

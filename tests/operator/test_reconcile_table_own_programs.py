@@ -234,7 +234,7 @@ NOT_ASKED_BY_US = [
             f"one worker, {how}: 0 means stopped",
             SINGLE,
             seen(pod),
-            replace(GOES_ON, says={"event": "does not say that it is done"}),
+            replace(GOES_ON, messages={"event": "does not prove that it has finished"}),
         )
         for how, pod in {
             "deleted": deleted(ended(0, 0, s_ago=17)),
@@ -346,9 +346,9 @@ def test_what_is_done_is_complete_after_the_preemption() -> None:
     """All ranks exit with 0 at the preemption, which proves nothing, and again, without a request, in the
     next attempt.
     """
-    told = tuple(taken(pod) for pod in DONE)
-    ends = settled(RUNNING, seen(*told))
-    next_one = settled(ends, seen(gone=told))
+    pods = tuple(taken(pod) for pod in DONE)
+    ends = settled(RUNNING, seen(*pods))
+    next_one = settled(ends, seen(gone=pods))
     assert (next_one["status"]["phase"], next_one["status"]["attempt"]) == ("Pending", 2)
     again = (ended(0, 0, 2, s_ago=0), ended(1, 0, 2, s_ago=0))
     check(row("again", next_one, seen(*again), Want(phase="Completed", attempt=2)))

@@ -26,26 +26,26 @@ from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorker
 pytestmark = pytest.mark.unit
 
 
-HANDS_OFF = Want(writes=False, actions=(), events=())
+LEFT_ALONE = Want(writes=False, actions=(), events=())
 
 FOREIGN = [
     Row(
         id="a job that is being deleted is left to its ownerReferences",
         job=job(deletionTimestamp=stamp(ago(1)), status=status("Running")),
         seen=seen(ready(0)),
-        want=HANDS_OFF,
+        want=LEFT_ALONE,
     ),
     Row(
         id="a new job that is already being deleted gets nothing",
         job=job(deletionTimestamp=stamp(ago(1))),
         seen=seen(),
-        want=HANDS_OFF,
+        want=LEFT_ALONE,
     ),
     Row(
         id="a job of another manager",
         job=job(spec={"managedBy": "kueue.x-k8s.io/multikueue"}),
         seen=seen(),
-        want=HANDS_OFF,
+        want=LEFT_ALONE,
     ),
     Row(
         id="managed by us, said explicitly",
@@ -105,7 +105,7 @@ OTHER_ATTEMPTS = [
 
 
 @pytest.mark.parametrize("row", FOREIGN, ids=lambda row: row.id)
-def test_hands_off(row: Row) -> None:
+def test_jobs_of_another_manager_are_left_alone(row: Row) -> None:
     check(row)
 
 

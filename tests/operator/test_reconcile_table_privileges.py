@@ -18,7 +18,7 @@ REFUSED = Problem(
     reason="PodSecurity", message='violates PodSecurity "restricted:latest": ... IPC_LOCK', lasting=True
 )
 PENDING = status("Pending", podsCreated=False)
-TOLD = {
+REFUSED_SIZE = {
     "type": "Stalled",
     "status": "True",
     "reason": "PodSecurity",
@@ -36,7 +36,7 @@ ROWS = [
             actions=(CREATE,),
             events=("IpcLockAdded",),
             conditions={"Admitted": ("True", "SpecAccepted"), "Stalled": ("False", "SpecAccepted")},
-            says={"event": "IPC_LOCK", "Admitted": "no NetworkPolicy binds what goes over RDMA"},
+            messages={"event": "IPC_LOCK", "Admitted": "no NetworkPolicy applies to traffic over RDMA"},
         ),
     ),
     Row(
@@ -64,12 +64,12 @@ ROWS = [
                 "Reconciling": ("False", "PodSecurity"),
                 "Ready": ("False", "PodSecurity"),
             },
-            says={"Stalled": "IPC_LOCK"},
+            messages={"Stalled": "IPC_LOCK"},
         ),
     ),
     Row(
         id="allowed meanwhile",
-        job=job(spec=RDMA, status={**PENDING, "conditions": [TOLD]}),
+        job=job(spec=RDMA, status={**PENDING, "conditions": [REFUSED_SIZE]}),
         seen=seen(pending(0), pending(1)),
         want=Want(phase="Pending", actions=(), conditions={"Stalled": ("False", "SpecAccepted")}),
     ),
@@ -83,7 +83,7 @@ ROWS = [
         id="a running job keeps the word on its pods",
         job=job(spec=RDMA, status=status("Running")),
         seen=seen(ready(0), ready(1)),
-        want=Want(phase="Running", says={"Admitted": "IPC_LOCK"}),
+        want=Want(phase="Running", messages={"Admitted": "IPC_LOCK"}),
     ),
 ]
 

@@ -50,7 +50,7 @@ def held(reason: str, text: str = "") -> dict[str, Any]:
         "phase": "Queued",
         "attempt": 0,
         "conditions": {"Admitted": ("False", reason), "PodsScheduled": ("False", reason)},
-        "says": {"Admitted": text},
+        "messages": {"Admitted": text},
     }
 
 
@@ -119,7 +119,7 @@ GANGS = [
         "the-event-names-the-group",
         job(spec={"scheduling": {"gang": "Volcano"}}, status=status("Queued", 0)),
         seen(apis=apis(volcano=VOLCANO)),
-        Want(phase="Pending", events=("Admitted",), says={"event": f"by a PodGroup of {VOLCANO}"}),
+        Want(phase="Pending", events=("Admitted",), messages={"event": f"by a PodGroup of {VOLCANO}"}),
     ),
     case(
         "a-running-attempt-keeps-its-gang",

@@ -68,7 +68,7 @@ def ask(step: QueueStep, **more: Any) -> AskQueue:
     return AskQueue(step=step, **more)
 
 
-def told(step: QueueStep, phase: str) -> AskQueue:
+def report_step(step: QueueStep, phase: str) -> AskQueue:
     return AskQueue(step=step, workers=2, message=f"the job is {phase}")
 
 
@@ -128,7 +128,7 @@ QUEUES = [
             attempt=1,
             actions=(CREATE,),
             events=("Admitted",),
-            says={"event": "admitted by queue team-a (ClusterQueue all)"},
+            messages={"event": "admitted by queue team-a (ClusterQueue all)"},
             fields={
                 "shape.nodeSelector": {"pool": "gpu"},
                 "shape.tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -159,7 +159,7 @@ QUEUES = [
         "pods-are-ready",
         queued("Starting", 1),
         seen(*BOTH, apis=KUEUE, queue=ADMITTED),
-        Want(phase="Running", actions=(told(QueueStep.PODS_READY, "Running"),)),
+        Want(phase="Running", actions=(report_step(QueueStep.PODS_READY, "Running"),)),
     ),
     case(
         "is-told-once",
@@ -171,13 +171,13 @@ QUEUES = [
         "pods-are-not-ready-any-more",
         queued("Pending", 2),
         seen(pending(0, 2), pending(1, 2), apis=KUEUE, queue=RUNNING),
-        Want(phase="Pending", actions=(told(QueueStep.PODS_NOT_READY, "Pending"),)),
+        Want(phase="Pending", actions=(report_step(QueueStep.PODS_NOT_READY, "Pending"),)),
     ),
     case(
         "a-new-operator-watches-before-it-judges",
         queued("Running", 1),
         seen(*BOTH),
-        Want(phase="Running", actions=(told(QueueStep.FOLLOW, "Running"),)),
+        Want(phase="Running", actions=(report_step(QueueStep.FOLLOW, "Running"),)),
     ),
     case(
         "evicted-yields-through-a-checkpoint",
@@ -186,7 +186,7 @@ QUEUES = [
         Want(
             phase="Suspending",
             events=("QueueEvicted",),
-            says={"event": "Preempted: by ml/other"},
+            messages={"event": "Preempted: by ml/other"},
             fields={"yieldRequest.reason": "QueueEviction"},
         ),
     ),
@@ -194,13 +194,13 @@ QUEUES = [
         "a-deleted-workload-takes-the-pods-along",
         queued("Running", 1),
         seen(*BOTH, apis=KUEUE, queue=QueueView()),
-        Want(phase="Suspending", says={"event": "its Workload was deleted"}),
+        Want(phase="Suspending", messages={"event": "its Workload was deleted"}),
     ),
     case(
         "an-admission-taken-back",
         queued("Running", 1),
         seen(*BOTH, apis=KUEUE, queue=IN_QUEUE),
-        Want(phase="Suspending", says={"event": "not admitted any more"}),
+        Want(phase="Suspending", messages={"event": "not admitted any more"}),
     ),
     case(
         "the-quota-goes-back-when-the-pods-are-gone",
@@ -227,7 +227,7 @@ QUEUES = [
             phase="Queued",
             actions=(),
             conditions={"Admitted": ("False", "Queued")},
-            says={"Admitted": "team-a: 2 more needed (evicted: Preempted: by ml/other)"},
+            messages={"Admitted": "team-a: 2 more needed (evicted: Preempted: by ml/other)"},
         ),
     ),
     case(
@@ -292,7 +292,7 @@ QUEUES = [
         "a-queue-name-that-is-gone-keeps-no-quota",
         job(spec={"suspend": True}, status=status("Suspended", 1)),
         seen(apis=KUEUE, queue=ADMITTED),
-        Want(phase="Suspended", actions=(told(QueueStep.DELETE, "Suspended"),)),
+        Want(phase="Suspended", actions=(report_step(QueueStep.DELETE, "Suspended"),)),
     ),
     case(
         "a-queue-name-that-is-gone-keeps-the-quota-of-pods-that-yield",
@@ -304,25 +304,25 @@ QUEUES = [
         "a-queue-name-that-is-gone-at-the-end",
         job(status=status("Running", 1)),
         seen(*DONE, apis=KUEUE, queue=RUNNING),
-        Want(phase="Completed", actions=(told(QueueStep.DELETE, "Completed"),)),
+        Want(phase="Completed", actions=(report_step(QueueStep.DELETE, "Completed"),)),
     ),
     case(
         "suspended-leaves-the-queue",
         queued("Suspended", 1, suspend=True),
         seen(apis=KUEUE, queue=ADMITTED),
-        Want(phase="Suspended", actions=(told(QueueStep.DELETE, "Suspended"),)),
+        Want(phase="Suspended", actions=(report_step(QueueStep.DELETE, "Suspended"),)),
     ),
     case(
         "completed-is-finished",
         queued("Running", 1),
         seen(*DONE, apis=KUEUE, queue=RUNNING),
-        Want(phase="Completed", actions=(told(QueueStep.FINISH, "Completed"),)),
+        Want(phase="Completed", actions=(report_step(QueueStep.FINISH, "Completed"),)),
     ),
     case(
         "failed-is-finished",
         queued("Failed", 1, runPolicy={"cleanPodPolicy": "None"}),
         seen(apis=KUEUE, queue=ADMITTED),
-        Want(phase="Failed", actions=(told(QueueStep.FINISH, "Failed"),)),
+        Want(phase="Failed", actions=(report_step(QueueStep.FINISH, "Failed"),)),
     ),
     case(
         "the-quota-stays-while-a-pod-of-a-failed-job-is-on-its-way-out",
@@ -340,7 +340,7 @@ QUEUES = [
         "pods-that-the-policy-leaves-alone-do-not-keep-the-quota-for-ever",
         queued("Completed", 1, runPolicy={"cleanPodPolicy": "None"}),
         seen(ended(0, 0), going(1, grace_s=1), apis=KUEUE, queue=ADMITTED),
-        Want(phase="Completed", actions=(told(QueueStep.FINISH, "Completed"),)),
+        Want(phase="Completed", actions=(report_step(QueueStep.FINISH, "Completed"),)),
     ),
     case(
         "finished-is-told-once",

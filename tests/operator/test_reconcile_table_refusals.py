@@ -47,7 +47,7 @@ def test_what_only_people_can_change_stalls_the_job(problem: Problem) -> None:
             "Reconciling": ("False", problem.reason),
             "Ready": ("False", problem.reason),
         },
-        says={"Stalled": problem.message, "event": problem.message},
+        messages={"Stalled": problem.message, "event": problem.message},
     )
     check(replace(refused(problem), want=want))
 
@@ -62,7 +62,7 @@ def test_what_may_pass_by_itself_does_not(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("problem", [LIMIT, QUOTA, TAKEN, DOWN])
-def test_it_is_told_once(problem: Problem) -> None:
+def test_it_is_reported_once(problem: Problem) -> None:
     row = refused(problem)
     again, _ = run(replace(row, job=settled(row.job, row.seen)))
     assert again.events == ()
@@ -76,7 +76,7 @@ def test_other_numbers_are_the_same_refusal() -> None:
     assert plan.events == ()
 
 
-def test_another_refusal_of_the_same_reason_is_told_as_well() -> None:
+def test_another_refusal_of_the_same_reason_is_reported_as_well() -> None:
     row = refused(LIMIT)
     plan, _ = run(replace(row, job=settled(row.job, row.seen), seen=seen(problem=CLASS)))
     assert [event.message for event in plan.events] == [CLASS.message]
@@ -90,14 +90,14 @@ def test_it_is_over_when_the_pods_exist() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPLETED, Phase.FAILED, Phase.SUSPENDED])
-def test_nothing_is_told_of_a_job_that_wants_nothing(phase: Phase) -> None:
+def test_nothing_is_reported_for_a_job_that_requests_nothing(phase: Phase) -> None:
     spec = {"suspend": phase is Phase.SUSPENDED}
     body = job(spec=spec, status={"phase": phase, "attempt": 1, "podsCreated": True})
     plan, _ = run(Row(id="", job=body, seen=seen(problem=TAKEN), want=Want()))
     assert plan.events == ()
 
 
-def test_a_job_that_trains_is_not_stalled_by_what_it_is_refused_beside() -> None:
+def test_a_job_that_trains_is_not_stalled_by_another_refusal() -> None:
     body = job(status=status("Running"))
     want = Want(phase="Running", events=("NameTaken",), conditions={"Stalled": ("False", "SpecAccepted")})
     check(Row(id="", job=body, seen=seen(ready(0), ready(1), problem=TAKEN), want=want))

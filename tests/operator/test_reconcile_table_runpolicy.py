@@ -35,7 +35,7 @@ def finished(phase: str, seconds_ago: float = 100) -> dict[str, Any]:
     return status(phase, completionTime=stamp(ago(seconds_ago)))
 
 
-def beside(index: int, code: int, *, s_ago: float) -> PodView:
+def lingering(index: int, code: int, *, s_ago: float) -> PodView:
     """Return a worker that has ended in a pod in which another container runs on."""
     return ended(index, code, s_ago=s_ago, phase="Running")
 
@@ -66,7 +66,7 @@ DEADLINE = [
         id="set below the time that the job has been active: over at once",
         job=job(spec=policy(activeDeadlineSeconds=1), status=status("Running")),
         seen=seen(ready(0), ready(1)),
-        want=Want(phase="Failed", says={"event": "active for more than 1 s"}),
+        want=Want(phase="Failed", messages={"event": "active for more than 1 s"}),
     ),
     Row(
         id="taken away in time: the job goes on",
@@ -191,34 +191,34 @@ LIVING = [
 ]
 
 
-BESIDE = [
+LINGERING = [
     Row(
         id="what runs beside the worker has time to end by itself",
         job=job(status=finished("Completed")),
-        seen=seen(beside(0, 0, s_ago=20), beside(1, 0, s_ago=20)),
+        seen=seen(lingering(0, 0, s_ago=20), lingering(1, 0, s_ago=20)),
         want=Want(phase="Completed", actions=(), wake_in_s=40),
     ),
     Row(
         id="then its pod is ended, for it holds the devices",
         job=job(status=finished("Completed")),
-        seen=seen(beside(0, 0, s_ago=60), beside(1, 0, s_ago=60)),
+        seen=seen(lingering(0, 0, s_ago=60), lingering(1, 0, s_ago=60)),
         want=Want(phase="Completed", actions=BOTH_DELETED),
     ),
     Row(
         id="also that of a failed job, whatever the policy says",
         job=job(spec=policy(cleanPodPolicy="None"), status=finished("Failed")),
-        seen=seen(beside(0, 64, s_ago=60), beside(1, 1, s_ago=60)),
+        seen=seen(lingering(0, 64, s_ago=60), lingering(1, 1, s_ago=60)),
         want=Want(phase="Failed", actions=BOTH_DELETED),
     ),
     Row(
         id="the policy None leaves that of a completed job alone",
         job=job(spec=policy(cleanPodPolicy="None"), status=finished("Completed")),
-        seen=seen(beside(0, 0, s_ago=900), beside(1, 0, s_ago=900)),
+        seen=seen(lingering(0, 0, s_ago=900), lingering(1, 0, s_ago=900)),
         want=Want(phase="Completed", actions=()),
     ),
 ]
 
 
-@pytest.mark.parametrize("row", DEADLINE + CLEANING + LIVING + BESIDE, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", DEADLINE + CLEANING + LIVING + LINGERING, ids=lambda row: row.id)
 def test_run_policy(row: Row) -> None:
     check(row)

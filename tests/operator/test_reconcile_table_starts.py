@@ -62,7 +62,7 @@ def waiting_for(
     late = None
     if worker is not None:
         late = SlowRank(rank=worker, worker=worker, step=0, phase="init", why="it is stopped")
-    return Inspection(attempt=attempt, at=ago(s_ago), paces={phase: RankPace(idle_s=200)}, laggard=late)
+    return Inspection(attempt=attempt, at=ago(s_ago), paces={phase: RankPace(idle_s=200)}, slow_rank=late)
 
 
 def starting(
@@ -96,7 +96,9 @@ DEADLINE = [
                 "failures.0.message": f"not started within 600 s: {PULL}",
                 "failures.0.ranks.1": None,
             },
-            says={"event": f"worker 1 (rank 1, pod gpt-1-1, node node-1): not started within 600 s: {PULL}"},
+            messages={
+                "event": f"worker 1 (rank 1, pod gpt-1-1, node node-1): not started within 600 s: {PULL}"
+            },
         ),
     ),
     starting(
@@ -105,7 +107,7 @@ DEADLINE = [
         id="all that have not started are named",
         want=Want(
             phase="Restarting",
-            says={"event": f"{PULL}; nor have worker 1 (pod gpt-1-1, node node-1): {PULL}"},
+            messages={"event": f"{PULL}; also not started: worker 1 (pod gpt-1-1, node node-1): {PULL}"},
             fields={"failures.0.ranks.0.pod": "gpt-1-0", "failures.0.ranks.1.node": "node-1"},
         ),
     ),
@@ -130,7 +132,9 @@ DEADLINE = [
         stuck(0, waiting=None),
         running(1),
         id="a pod whose kubelet gives no reason",
-        want=Want(phase="Restarting", says={"event": "its image, volumes or init containers are not ready"}),
+        want=Want(
+            phase="Restarting", messages={"event": "its image, volumes or init containers are not ready"}
+        ),
     ),
     starting(
         running(0),
@@ -215,9 +219,9 @@ BLAME = [
                 "failures.0.ranks.1.pod": "gpt-1-0",
                 "failures.0.ranks.1.exitCode": 82,
             },
-            says={
+            messages={
                 "event": "worker 1 (rank 1, pod gpt-1-1, node node-1): "
-                f"not started when worker 0 gave up the rendezvous (exit code 82): {PULL}"
+                f"not started when worker 0 timed out in the rendezvous (exit code 82): {PULL}"
             },
         ),
     ),
@@ -261,7 +265,7 @@ BLAME = [
                 "failures.0.stacks": "gpt-1-stacks",
                 "excludedNodes.0.name": "node-1",
             },
-            says={"event": "it is stopped, when worker 0 gave up the rendezvous (exit code 82)"},
+            messages={"event": "it is stopped, when worker 0 timed out in the rendezvous (exit code 82)"},
         ),
     ),
     *(
@@ -337,7 +341,7 @@ def test_whom_a_rendezvous_that_timed_out_blames(row: Row) -> None:
 def test_a_long_list_of_workers_is_cut() -> None:
     pods = [replace(stuck(index), name=f"gpt-1-{index}") for index in range(40)]
     row = starting(*pods, id="", spec={"workers": 40}, shape={"workers": 40}, want=Want())
-    check(replace(row, want=Want(says={"event": "and 35 more"}, fields={"failures.0.ranks.16": None})))
+    check(replace(row, want=Want(messages={"event": "and 35 more"}, fields={"failures.0.ranks.16": None})))
 
 
 def test_once_joined_nothing_is_late() -> None:

@@ -190,7 +190,7 @@ SUSPEND = [
             actions=(),
             events=("Suspended",),
             fields={"checkpoint.requestedAt": None, "startTime": None, "restarts.total": 0},
-            says={"Suspended": "resumes from step 42"},
+            messages={"Suspended": "resumes from step 42"},
         ),
     ),
     Row(
@@ -208,7 +208,7 @@ SUSPEND = [
             phase="Suspended",
             events=("Suspended",),
             conditions={"CheckpointDurable": ("False", "CheckpointOutdated")},
-            says={
+            messages={
                 "CheckpointDurable": "the job was at step 90, the newest is step 20",
                 "event": "the newest checkpoint is step 20, the job was at step 90",
             },
@@ -234,7 +234,7 @@ SUSPEND = [
         want=Want(
             actions=(DeleteWorkers(attempt=1, grace_s=1),),
             events=("YieldTimeout",),
-            says={"event": "gracePeriodSeconds"},
+            messages={"event": "gracePeriodSeconds"},
         ),
     ),
     *(
@@ -390,7 +390,7 @@ UNASKED = [
                 "failures.0": None,
                 "checkpoint.last.step": 30,
             },
-            says={"event": "attempt 2 goes on from the checkpoint of step 30"},
+            messages={"event": "attempt 2 continues from the checkpoint of step 30"},
         ),
     ),
     Row(
@@ -443,7 +443,9 @@ UNASKED = [
                 "failures.0.exitCode": 75,
                 "failures.0.cause": "app",
             },
-            says={"event": "ended with code 75 (yielded) though nobody asked it to, and no step was gained"},
+            messages={
+                "event": "ended with code 75 (yielded) although it was not asked to stop, and no step was"
+            },
         ),
     ),
     Row(
@@ -490,5 +492,5 @@ def test_resume(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", UNASKED, ids=lambda row: row.id)
-def test_yield_that_nobody_asked_for(row: Row) -> None:
+def test_yield_without_a_request(row: Row) -> None:
     check(row)

@@ -83,7 +83,7 @@ ROWS = [
         want=Want(
             phase="Suspending",
             attempt=1,
-            says={"event": "the spec was changed while the job was suspended for a moment"},
+            messages={"event": "the spec was changed while the job was briefly suspended"},
         ),
     ),
     unwritten(

@@ -114,9 +114,14 @@ def test_row(row: Row) -> None:
     check(row)
 
 
-def test_the_event_says_whose_end_nobody_saw() -> None:
+def test_the_event_names_workers_whose_end_was_not_observed() -> None:
     row = case("told", seen(ended(1, 0)), "Completed", **durable(100))
-    check(replace(row, want=Want(events=("Completed",), says={"event": "the pods of workers 0 went unseen"})))
+    check(
+        replace(
+            row,
+            want=Want(events=("Completed",), messages={"event": "the pods of workers 0 ended unobserved"}),
+        )
+    )
 
 
 def test_a_failed_rank_after_the_last_checkpoint_is_not_hidden_by_its_pod_s_end() -> None:

@@ -28,7 +28,7 @@ REFUSED = [
                 "Ready": ("False", "NotSupported"),
                 "Reconciling": ("False", "NotSupported"),
             },
-            says={"Stalled": "spec.config.fp8"},
+            messages={"Stalled": "spec.config.fp8"},
         ),
     ),
     Row(
@@ -89,7 +89,7 @@ UNREADABLE = [
             phase="Stalled",
             actions=(),
             conditions={"Stalled": ("True", "InvalidSpec")},
-            says={"Stalled": "spec.workers"},
+            messages={"Stalled": "spec.workers"},
         ),
     ),
     Row(

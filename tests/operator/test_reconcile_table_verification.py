@@ -152,7 +152,7 @@ BEGIN = [
             actions=(),
             events=("VerificationFailed",),
             fields={"checkpoint.verification.state": "Unknown"},
-            says={"event": "names no checkpoint folder"},
+            messages={"event": "names no checkpoint folder"},
         ),
     ),
     Row(
@@ -169,7 +169,7 @@ BEGIN = [
 NOT_IN = "is not directly in /checkpoints/gpt, the one folder that is verified"
 
 
-def elsewhere(path: str, says: str = NOT_IN, **checkpoint: Any) -> Row:
+def elsewhere(path: str, message: str = NOT_IN, **checkpoint: Any) -> Row:
     """Row of a user's program that reports `path`, which the pod could not read: it would report the
     checkpoint as missing.
     """
@@ -185,7 +185,7 @@ def elsewhere(path: str, says: str = NOT_IN, **checkpoint: Any) -> Row:
             events=("VerificationFailed",),
             fields={"checkpoint.verification.state": "Unknown", "checkpoint.verification.tries": 0},
             conditions={"CheckpointDurable": ("True", "CheckpointDurable")},
-            says={"event": says},
+            messages={"event": message},
         ),
     )
 
@@ -206,10 +206,10 @@ PLACES = [
     elsewhere(f"/checkpoints/{NAME}"),
     elsewhere(f"/checkpoints/other/{NAME}"),
     elsewhere(f"/checkpoints/gpt/../other/{NAME}"),
-    elsewhere(f"/scratch/{NAME}", says="the folder that ZEROTRAIN_CHECKPOINT_DIR names"),
-    elsewhere(NAME, says=f"the workers reported '{NAME}', which {NOT_IN}"),
-    elsewhere(f"/checkpoints/gpt/{NAME}/x", says="not directly in /checkpoints/ml/gpt", volume=NFS),
-    elsewhere(f"/checkpoints/gpt/{NAME}", says="not directly in /checkpoints/ml/gpt", volume=NFS),
+    elsewhere(f"/scratch/{NAME}", message="the folder that ZEROTRAIN_CHECKPOINT_DIR names"),
+    elsewhere(NAME, message=f"the workers reported '{NAME}', which {NOT_IN}"),
+    elsewhere(f"/checkpoints/gpt/{NAME}/x", message="not directly in /checkpoints/ml/gpt", volume=NFS),
+    elsewhere(f"/checkpoints/gpt/{NAME}", message="not directly in /checkpoints/ml/gpt", volume=NFS),
     inside(f"/checkpoints/gpt/{NAME}/"),
     inside(f"/checkpoints//gpt/./{NAME}"),
     inside(f"/checkpoints/ml/gpt/{NAME}", volume=NFS),
@@ -251,7 +251,7 @@ FOLLOW = [
             events=("CheckpointDamaged",),
             fields={"checkpoint.verification.state": "Damaged"},
             conditions={"CheckpointDurable": ("False", "CheckpointDamaged")},
-            says={"event": f"checkpoint {NAME} of step 100: rank-0 lacks 3 bytes"},
+            messages={"event": f"checkpoint {NAME} of step 100: rank-0 lacks 3 bytes"},
         ),
     ),
     Row(
@@ -291,7 +291,7 @@ FOLLOW = [
             actions=(),
             events=("VerificationFailed",),
             fields={"checkpoint.verification.state": "Unknown"},
-            says={"event": "the volume failed while it was read (exit code 85): next: look"},
+            messages={"event": "the volume failed while it was read (exit code 85): next: look"},
         ),
     ),
     Row(
@@ -308,7 +308,7 @@ FOLLOW = [
             events=("VerificationFailed",),
             fields={"checkpoint.verification.state": "Unknown"},
             conditions={"CheckpointDurable": ("True", "CheckpointDurable")},
-            says={"event": "exit code 1: No module named zerotrain.cli"},
+            messages={"event": "exit code 1: No module named zerotrain.cli"},
         ),
     ),
     Row(
@@ -321,7 +321,7 @@ FOLLOW = [
         want=Want(
             actions=(DeletePods(names_uids=((POD, "pod-v"),), grace_s=0),),
             events=("VerificationFailed",),
-            says={"event": "no outcome within 60 s: Unschedulable: 0/3 nodes"},
+            messages={"event": "no outcome within 60 s: Unschedulable: 0/3 nodes"},
         ),
     ),
     Row(
@@ -331,7 +331,7 @@ FOLLOW = [
             status=completed(tries=1),
         ),
         seen=seen(*DONE, problem=Problem(reason="QuotaExceeded", message="pods: limited to 10")),
-        want=Want(actions=(), events=("VerificationFailed",), says={"event": "pods: limited to 10"}),
+        want=Want(actions=(), events=("VerificationFailed",), messages={"event": "pods: limited to 10"}),
     ),
     Row(
         id="taken back while it runs: the pod goes, nothing is left",

@@ -76,7 +76,7 @@ ROWS = [
             actions=(),
             events=("VolumeNotEncrypted",),
             conditions=REFUSED,
-            says={"Stalled": "kubectl annotate storageclass fast zerotrain.dev/encrypted-volumes=true"},
+            messages={"Stalled": "kubectl annotate storageclass fast zerotrain.dev/encrypted-volumes=true"},
             wake_in_s=59,
         ),
     ),
@@ -102,7 +102,7 @@ ROWS = [
             phase="Stalled",
             actions=(),
             conditions={"Stalled": ("True", "StorageClassUnknown")},
-            says={"Stalled": "get on storageclasses.storage.k8s.io"},
+            messages={"Stalled": "get on storageclasses.storage.k8s.io"},
         ),
     ),
     Row(
@@ -150,7 +150,7 @@ ROWS = [
             attempt=0,
             actions=(),
             conditions=REFUSED,
-            says={"Stalled": "spec.checkpoint.requireEncryptedVolume: StorageClass shared of claim ckpt"},
+            messages={"Stalled": "spec.checkpoint.requireEncryptedVolume: StorageClass shared of claim ckpt"},
         ),
     ),
     Row(
@@ -160,7 +160,7 @@ ROWS = [
         want=Want(
             phase="Stalled",
             conditions=REFUSED,
-            says={"Stalled": "claim ckpt has no StorageClass"},
+            messages={"Stalled": "claim ckpt has no StorageClass"},
         ),
     ),
     Row(
@@ -170,7 +170,7 @@ ROWS = [
         want=Want(
             phase="Stalled",
             conditions={"Stalled": ("True", "StorageClassUnknown")},
-            says={"Stalled": "claim ckpt cannot be read: not found. Make it"},
+            messages={"Stalled": "claim ckpt cannot be read: not found. Make it"},
         ),
     ),
     Row(

@@ -115,7 +115,7 @@ DONE = [
 ]
 
 LIMITED = {"runPolicy": {"activeDeadlineSeconds": 600}}
-SOON = {"runPolicy": {"activeDeadlineSeconds": 605}}
+NEAR_DEADLINE = {"runPolicy": {"activeDeadlineSeconds": 605}}
 
 DEADLINE = [
     *(
@@ -135,7 +135,7 @@ DEADLINE = [
     *(
         row(
             f"{reason}: until then it is waited for, and no longer",
-            asked(reason, spec=SOON),
+            asked(reason, spec=NEAR_DEADLINE),
             seen(ready(0), ready(1), yielding=ACKED),
             Want(phase="Yielding", actions=(), wake_in_s=5),
         )
@@ -167,7 +167,7 @@ DURABLE = [
             f"{reason}: a periodic checkpoint of after the request is not the last one, at step {step}",
             asked(reason, saved=at(40)),
             seen(ready(0), ready(1), yielding=ACKED, progress=replace(PERIODIC, step=step)),
-            Want(phase=PHASES[reason], conditions=UNANSWERED, says={"CheckpointDurable": "step 40"}),
+            Want(phase=PHASES[reason], conditions=UNANSWERED, messages={"CheckpointDurable": "step 40"}),
         )
         for reason in PHASES
         for step in (40, 42)  # the ranks make steps that are not reported yet
@@ -197,7 +197,7 @@ MET = [
         row(
             f"{reason}: ranks that met and train by now are asked as any others, with a clock of their own",
             asked(reason, joined=False, s_ago=HOUR),
-            seen(ready(0), ready(1), progress=heard),
+            seen(ready(0), ready(1), progress=reported),
             Want(
                 phase=PHASES[reason],
                 actions=(YIELD,),
@@ -210,7 +210,10 @@ MET = [
             ),
         )
         for reason in PHASES
-        for heard in (STEP, None)  # the first pass of an operator comes before the first answer of a worker
+        for reported in (
+            STEP,
+            None,
+        )  # the first pass of an operator comes before the first answer of a worker
     ),
     row(
         "what takes their pods away leaves them the grace",
@@ -250,25 +253,25 @@ SAID = [
         name,
         over_time(checkpoint=checkpoint),
         seen(ready(0), ready(1), yielding=LATE),
-        Want(actions=KILL, events=("YieldTimeout",), says={"event": text}),
+        Want(actions=KILL, events=("YieldTimeout",), messages={"event": text}),
     )
     for name, checkpoint, text in (
         (
             "the grace was too short",
             VOLUME,
-            "no checkpoint within 60 s: the pods are ended; "
+            "no checkpoint within 60 s: the pods are deleted; "
             "raise checkpoint.gracePeriodSeconds above one step plus one checkpoint",
         ),
         (
             "there is no checkpoint to give a grace to",
             None,
-            "the ranks did not stop within 30 s: the pods are ended; "
-            "nothing would have been saved: make the job anew with spec.checkpoint",
+            "the ranks did not stop within 30 s: the pods are deleted; "
+            "nothing would have been saved: recreate the job with spec.checkpoint",
         ),
         (
             "none was to be written",
             {**VOLUME, "onTermination": False},
-            "the ranks did not stop within 60 s: the pods are ended; "
+            "the ranks did not stop within 60 s: the pods are deleted; "
             "raise checkpoint.gracePeriodSeconds above one step",
         ),
     )

@@ -114,7 +114,7 @@ ROWS = [
                 actions=(DeleteWorkers(attempt=1, grace_s=1),),
                 events=("YieldTimeout",),
                 fields={"failures.0": None, "restarts.total": 0},
-                says={"event": "worker 0 (pod gpt-1-0) stopped without a checkpoint"},
+                messages={"event": "worker 0 (pod gpt-1-0) stopped without a checkpoint"},
             ),
         )
         for reason in PHASES
@@ -156,7 +156,7 @@ ROWS = [
             attempt=2,
             events=("Yielded",),
             fields={"restarts.app": 5, "restarts.preemption": 1},
-            says={"event": "stopped at step 90 without saving it"},
+            messages={"event": "stopped at step 90 without saving it"},
         ),
     ),
 ]

@@ -205,7 +205,7 @@ def test_the_ranks_end_before_the_kubelet_kills() -> None:
     assert 0 < _launch(_pod({"spec.checkpoint.gracePeriodSeconds": 1})).grace_seconds < 1
 
 
-def test_a_configuration_by_reference_lies_beside_the_training_part() -> None:
+def test_a_configuration_by_reference_is_mounted_next_to_the_train_spec() -> None:
     source = {"configMapKeyRef": {"name": "ds", "key": "c.json"}}
     pod = _pod({"spec.config": ABSENT, "spec.configFrom": source})
     ours, theirs = _volumes(pod)["/etc/zerotrain/job"]["projected"]["sources"]

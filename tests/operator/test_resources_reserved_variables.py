@@ -63,7 +63,7 @@ def test_what_an_image_or_a_configmap_sets_has_no_effect(job: str, name: str, va
     assert rank_sees(JOBS[job], {name: value, "LANG": "C"}) == rank_sees(JOBS[job], {"LANG": "C"})
 
 
-def test_the_spill_is_encrypted_whatever_a_configmap_says() -> None:
+def test_the_spill_is_encrypted_whatever_a_configmap_contains() -> None:
     environ = rank_sees(JOBS["spills"], {"ZEROTRAIN_NVME_ENCRYPTION": "None"})
     settings = spill_settings(resolve(load(SPILLING), world_size=4), environ, world_size=4)
     assert settings is not None

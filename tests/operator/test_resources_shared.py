@@ -93,7 +93,7 @@ def test_the_service_is_headless_and_names_pods_before_they_are_ready(changes: J
     assert {port["port"] for port in found["spec"]["ports"]} == {8471, 29400}
 
 
-def test_the_trainer_reads_back_what_the_job_says() -> None:
+def test_the_trainer_reads_back_the_jobs_values() -> None:
     job = make_job({"spec.seed": 7, "spec.logEverySteps": 5, "spec.checkpoint.everySeconds": 60})
     spec = TrainSpec.from_json(config_files(job)["train.json"])
     assert spec.model.gpt is not None
@@ -171,7 +171,7 @@ def test_ranks_reach_each_other_and_dns_alone() -> None:
     assert all("to" in rule for rule in out)
 
 
-def test_dns_is_where_the_installer_says() -> None:
+def test_dns_is_where_the_installer_configured_it() -> None:
     options = ResourceOptions(
         dns_namespace="openshift-dns", dns_labels={"dns": "default"}, dns_cidrs=("169.254.20.10/32",)
     )

@@ -99,7 +99,7 @@ def test_pod_security_restricted_takes_it(control_plane: Cluster, namespace: str
 
 
 @pytest.mark.ranks
-def test_its_program_tells_whole_from_damaged(tmp_path: Path) -> None:
+def test_its_program_distinguishes_whole_from_damaged(tmp_path: Path) -> None:
     layout = layout_for(1)
     checkpoint.save(
         make_state(0, layout), tmp_path, step=100, owner=Owner(attempt=1), group=SingleRank(), keep_last=None

@@ -61,7 +61,7 @@ def test_every_loss_is_damage(lose: Callable[[Path], None], tmp_path: Path) -> N
                 events=("CheckpointDamaged",),
                 fields={"checkpoint.verification.state": "Damaged"},
                 conditions={"CheckpointDurable": ("False", "CheckpointDamaged")},
-                says={"event": last.strip()},
+                messages={"event": last.strip()},
             ),
         )
     )
@@ -109,7 +109,7 @@ def test_what_another_program_wrote_is_only_damage_where_nothing_is_left(
                 events=(REASONS[state],),
                 fields={"checkpoint.verification.state": state},
                 conditions={"CheckpointDurable": CONDITIONS[state]},
-                says={"event": last.strip()},
+                messages={"event": last.strip()},
             ),
         )
     )

@@ -80,15 +80,15 @@ def test_a_stopped_rank_of_a_real_training_is_distinguished_from_the_rank_that_w
         report = report_of(launcher)
         look = inspection.inspect({0: report}, attempt=3, at=datetime.now(UTC))
         assert stands_still(HangLimits(min_s=QUIET_S), look), look
-        assert look.laggard is not None
-        assert (look.laggard.rank, "says nothing" in look.laggard.why) == (1, True)
+        assert look.slow_rank is not None
+        assert (look.slow_rank.rank, "reports nothing" in look.slow_rank.why) == (1, True)
         assert (report.ranks[0].collective_wait_seconds or 0.0) > 0.0, "rank 0 waits for it"
         output = stacks(launcher)
         assert "stopped by a signal" in output[output.index("=== rank 1") :]
         assert "runtime/comm/" in output[: output.index("=== rank 1")], "rank 0 stands in a collective"
         os.kill(int(pid), signal.SIGCONT)
         before = report.ranks[0].step
-        eventually(lambda: report_of(launcher).ranks[0].step > before, what="the step moves again")
+        eventually(lambda: report_of(launcher).ranks[0].step > before, what="the step advances again")
         assert motion_of(launcher, 0).idle_seconds < QUIET_S
 
 

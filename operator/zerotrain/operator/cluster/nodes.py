@@ -86,7 +86,7 @@ class NodeStore:
         old = self._troubled.get(name)
         if view is not None and view.not_ready_since is not None:
             is_known = old is not None and old.not_ready_since == view.not_ready_since
-            view = replace(view, told_at=old.told_at if old is not None and is_known else self.now())
+            view = replace(view, learned_at=old.learned_at if old is not None and is_known else self.now())
         if old == view:
             return
         if view is None:

@@ -274,7 +274,7 @@ class Controller:
         if (older := older_in_shortage(self.jobs, job)) is not None:
             observed = replace(observed, older_in_shortage=older)
         if in_line := observed.problem is None and self.starts.is_in_line(key):
-            observed = replace(observed, in_line=True)
+            observed = replace(observed, in_start_queue=True)
         try:
             plan = reconcile(job, observed, self.clock(), known, known_plan)
         except PlanMissing:

@@ -108,7 +108,9 @@ def _refused_by_action(
     if action is FailureAction.FAIL_JOB:
         if rule_match is None:
             return _end(Reason.PERMANENT_FAILURE, "another attempt cannot help", action)
-        return _end(Reason.FAILED_BY_RULE, f"failurePolicy.rules[{rule_match.index}] says FailJob", action)
+        return _end(
+            Reason.FAILED_BY_RULE, f"failurePolicy.rules[{rule_match.index}] requires FailJob", action
+        )
     once = rule_match is None and failure_class.retry is RetryDecision.RESTART_ONCE
     if once and any(item.reason == failure_class.reason for item in history):
         return _end(Reason.PERMANENT_FAILURE, f"{failure_class.reason} happened a second time", action)
@@ -133,7 +135,7 @@ def _exhausted(
     field = "maxRestarts" if cause is RestartCause.APP else "maxInfrastructureRestarts"
     message = (
         f"{used} restarts by {cause} within {budget.window_s} s, {limit} are allowed "
-        f"(older ones count until a step is gained); raise failurePolicy.{field} or look at status.failures"
+        f"(older ones count until a step is gained); raise failurePolicy.{field} or check status.failures"
     )
     return _end(Reason.RESTARTS_EXHAUSTED, message, action)
 
@@ -150,7 +152,7 @@ def _without_progress(
         return None
     message = (
         f"{idle} restarts in a row gained no step beyond {_furthest(history, step)}, "
-        f"{budget.max_idle_restarts} are allowed; look at status.failures, or raise "
+        f"{budget.max_idle_restarts} are allowed; check status.failures, or raise "
         "failurePolicy.maxRestartsWithoutProgress"
     )
     return _end(Reason.NO_PROGRESS, message, FailureAction.FAIL_JOB)

@@ -36,13 +36,13 @@ from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.progress import newest_step, trained_nothing, unsaved_steps
 
 
-def complete(draft: Draft, told: str = "") -> None:
+def complete(draft: Draft, note: str = "") -> None:
     draft.set(phase=Phase.COMPLETED, completion_time=draft.stamp)
     progress = draft.status.progress
     steps = f" after {progress.step} steps" if progress.step else ""
     if idle := trained_nothing(draft.status):
         steps = f" without training a step: {idle}"
-    draft.emit(Reason.COMPLETED, f"attempt {draft.status.attempt} completed the job{steps}{told}")
+    draft.emit(Reason.COMPLETED, f"attempt {draft.status.attempt} completed the job{steps}{note}")
 
 
 def fail(draft: Draft, reason: Reason, message: str) -> None:
@@ -77,7 +77,7 @@ def settled_at(
 def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> datetime:
     """Return the time at which the first node that became silent counts as lost.
 
-    Only nodes that have not been heard from since a peer's end are considered: collectives time out sooner
+    Only nodes of which no worker has answered since a peer's end are considered: collectives time out sooner
     than the control plane. The result is at most nodeNotReadySeconds after `since`, and `since` itself if
     there is no such node.
     """
@@ -88,7 +88,7 @@ def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> dateti
     due = [
         at
         for name, node in draft.observed.nodes.items()
-        if name in holding and signs.heard.get(name, since) <= since
+        if name in holding and signs.last_responses.get(name, since) <= since
         if (at := lost_at(node, signs)) is not None
     ]
     limit = since + timedelta(seconds=draft.job.spec.failure_policy.node_not_ready_seconds)
@@ -99,20 +99,20 @@ def after_failure(draft: Draft, failure: Failure) -> None:
     """Record the failure, charge it, and decide between another attempt and the end of the job."""
     rule_match = _rule_match(draft, failure)
     decision = _decide(draft, failure.failure_class, rule_match)
-    told = records.describe(draft, failure)
+    message = records.describe(draft, failure)
     if (way_out := egress.hint(draft, records.facts_of(draft, failure).texts)) is not None:
-        told = f"{told}; {way_out}"
+        message = f"{message}; {way_out}"
     cause = failure.failure_class.cause if decision.restart else None
     records.record(draft, failure, cause=cause, rule_match=rule_match, action=decision.action)
     if not decision.restart:
-        fail(draft, decision.reason or Reason.PERMANENT_FAILURE, f"{told}; {decision.message}")
+        fail(draft, decision.reason or Reason.PERMANENT_FAILURE, f"{message}; {decision.message}")
         return
-    said = _carry_out(draft, failure, decision.action)
+    effects = _carry_out(draft, failure, decision.action)
     if rule_match is not None:
-        said = (f"failurePolicy.rules[{rule_match.index}] says {rule_match.action}", *said)
+        effects = (f"failurePolicy.rules[{rule_match.index}] requires {rule_match.action}", *effects)
     _restart(draft, failure.failure_class, decision)
-    told = "; ".join((told, *said))
-    _announce(draft, failure.failure_class.reason, told, decision, warning=True)
+    message = "; ".join((message, *effects))
+    _announce(draft, failure.failure_class.reason, message, decision, warning=True)
 
 
 def after_expiry(draft: Draft, names: Sequence[str]) -> None:
@@ -136,16 +136,18 @@ def after_yield(draft: Draft, view: AttemptView) -> None:
     if decision.hold_off_s and (first := _unprovoked(view)) is not None:
         # Programs with other conventions also end with 75; one that does so every time must end the job.
         failure_class = replace(YIELDED, cause=RestartCause.APP)
-        told = "ended with code 75 (yielded) though nobody asked it to, and no step was gained"
-        after_failure(draft, Failure(worker=first, failure_class=failure_class, told=told))
+        message = "ended with code 75 (yielded) although it was not asked to stop, and no step was gained"
+        after_failure(draft, Failure(worker=first, failure_class=failure_class, message=message))
         return
     _restart(draft, YIELDED, decision)
     stopped = view.indices(WorkerState.YIELDED, WorkerState.STOPPED)
     names = f"{', '.join(str(index) for index in stopped[:5])}{', ...' if len(stopped) > 5 else ''}"
-    told = f"attempt {view.number} yielded (workers {names})"
+    message = f"attempt {view.number} yielded (workers {names})"
     if view.count(WorkerState.STOPPED):
-        told += "; code 0 of a program whose pod was to go does not say that it is done"
-    _announce(draft, YIELDED.reason, told, decision, warning=False)
+        message += (
+            "; exit code 0 of a program whose pod was being deleted does not prove that it has finished"
+        )
+    _announce(draft, YIELDED.reason, message, decision, warning=False)
 
 
 def _unprovoked(view: AttemptView) -> Worker | None:
@@ -174,24 +176,24 @@ def after_move(draft: Draft, request: YieldRequest) -> None:
         _restart(draft, MOVED, decision)
     else:
         draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
-    told = f"attempt {attempt} {'yielded' if request.joined else 'ended before its ranks had met'}"
+    message = f"attempt {attempt} {'yielded' if request.joined else 'ended before its ranks had joined'}"
     if request.joined and unsaved_steps(draft.status):
-        told = f"attempt {attempt} stopped at step {draft.status.progress.step} without saving it"
-    _announce(draft, Reason.YIELDED, told, decision, warning=False)
+        message = f"attempt {attempt} stopped at step {draft.status.progress.step} without saving it"
+    _announce(draft, Reason.YIELDED, message, decision, warning=False)
 
 
 def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[str, ...]:
     """Do what the action requires besides the restart, and return its description."""
     if action is FailureAction.SHRINK_AND_RESTART:
         why_not = sizing.shrink(draft, str(failure.failure_class.reason))
-        return (f"the size stays: {why_not}",) if why_not is not None else ()
+        return (f"the number of workers stays: {why_not}",) if why_not is not None else ()
     if action is not FailureAction.REPLACE_NODE_AND_RESTART:
         return ()
     node = failure.worker.pod.node if failure.worker.pod is not None else None
     if node is None:
         return ("there is no node to replace",)
     entry = exclusions.exclude(draft, node, str(failure.failure_class.reason))
-    return (f"the job keeps off {node} until {entry.until:%Y-%m-%d %H:%M:%S} UTC",)
+    return (f"the job avoids node {node} until {entry.until:%Y-%m-%d %H:%M:%S} UTC",)
 
 
 def _rule_match(draft: Draft, failure: Failure) -> RuleMatch | None:
@@ -237,8 +239,10 @@ def _restart(draft: Draft, failure_class: FailureClass, decision: Decision) -> N
     )
 
 
-def _announce(draft: Draft, reason: Reason, told: str, decision: Decision, *, warning: bool) -> None:
+def _announce(draft: Draft, reason: Reason, message: str, decision: Decision, *, warning: bool) -> None:
     last = draft.status.checkpoint.last
     source = f"from the checkpoint of step {last.step}" if last is not None else "from the start"
     when = f" in {decision.hold_off_s:.0f} s" if decision.hold_off_s else ""
-    draft.emit(reason, f"{told}; attempt {draft.status.attempt + 1} goes on {source}{when}", warning=warning)
+    draft.emit(
+        reason, f"{message}; attempt {draft.status.attempt + 1} continues {source}{when}", warning=warning
+    )

@@ -89,7 +89,7 @@ class Failure:
     failure_class: FailureClass
     rank: int | None = None
     """Rank to blame; None leaves it to the pod's termination message."""
-    told: str = ""
+    message: str = ""
     """Description of the failure, if the pod cannot give one because its program still runs."""
     stacks: str = ""
     """Name of the ConfigMap with the stacks of the ranks."""

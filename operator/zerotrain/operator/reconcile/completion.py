@@ -62,11 +62,11 @@ def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
     return any(end is not None and end.step >= spec.steps for end in ends)
 
 
-def told(view: AttemptView) -> str:
+def unseen_ends_message(view: AttemptView) -> str:
     """Return the part of the event's message that names the workers whose end was not observed; empty without
     one."""
     unseen = view.indices(WorkerState.LOST)
     if not unseen:
         return ""
     names = f"{', '.join(str(index) for index in unseen[:5])}{', ...' if len(unseen) > 5 else ''}"
-    return f"; the pods of workers {names} went unseen, but the last step was made and nothing was left to do"
+    return f"; the pods of workers {names} ended unobserved, but the last step was made and all work was done"

@@ -35,7 +35,7 @@ _ENDING = frozenset(
 _STANDING = frozenset({Phase.QUEUED, Phase.PENDING, Phase.RESTARTING})
 """Phases in which an attempt may wait until the pods of other jobs exist."""
 
-IN_LINE = "waits until other jobs have their pods: large jobs of one namespace start one at a time"
+IN_START_QUEUE = "waits until other jobs have their pods: large jobs of one namespace start one at a time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ def _activity(facts: Facts) -> Finding:
     status, problem = facts.status, facts.draft.observed.problem
     if problem is not None and facts.phase not in FINISHED:
         return Finding(None, problem.reason, problem.message)
-    if facts.draft.observed.in_line and facts.phase in _STANDING and status.given_back is None:
-        return Finding(None, Reason.CREATING_PODS, IN_LINE)
+    if facts.draft.observed.in_start_queue and facts.phase in _STANDING and status.given_back is None:
+        return Finding(None, Reason.CREATING_PODS, IN_START_QUEUE)
     if facts.phase in _ENDING and (held := stuck.first_held(facts.draft)) is not None:
         return Finding(None, Reason.POD_HELD, held)
     match facts.phase:
@@ -176,9 +176,9 @@ def _hold_off(facts: Facts) -> Finding:
     status, older = facts.status, facts.draft.observed.older_in_shortage
     if status.given_back is None:
         return Finding(None, Reason.BACK_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
-    when = "the hold-off" if older is None else f"job {older}, which is older and lacks a part, too"
-    told = f"attempt {status.attempt} gave back what it held: {status.given_back.message}"
-    return Finding(None, Reason.GAVE_BACK, f"{told}; attempt {status.attempt + 1} starts after {when}")
+    when = "the hold-off" if older is None else f"job {older}, which is older and lacks resources as well"
+    message = f"attempt {status.attempt} released its resources: {status.given_back.message}"
+    return Finding(None, Reason.GAVE_BACK, f"{message}; attempt {status.attempt + 1} starts after {when}")
 
 
 def _start_up(facts: Facts) -> Finding:
@@ -198,9 +198,9 @@ def _start_up(facts: Facts) -> Finding:
         return Finding(None, Reason.INIT_CONTAINER_RUNS, long)
     if view.count(WorkerState.PENDING):
         before = _first(view, stuck.runs_before)
-        told = f"{view.count(WorkerState.PENDING)} pods have not started{f'; {before}' if before else ''}"
-        return Finding(None, Reason.WAITING_FOR_PODS, told)
-    return Finding(None, Reason.WAITING_FOR_RANKS, "all pods run; the ranks have not all met yet")
+        message = f"{view.count(WorkerState.PENDING)} pods have not started{f'; {before}' if before else ''}"
+        return Finding(None, Reason.WAITING_FOR_PODS, message)
+    return Finding(None, Reason.WAITING_FOR_RANKS, "all pods run; not all ranks have joined yet")
 
 
 def _stalled(facts: Facts) -> Finding:
@@ -219,13 +219,13 @@ def _admitted(facts: Facts) -> Finding:
         return Finding(False, *facts.draft.stalled)
     if facts.phase is Phase.QUEUED:
         return Finding(False, *(facts.draft.held or (Reason.QUEUED, "")))
-    size = facts.status.elastic
-    refusal = size.refusal if size is not None else None
+    elastic = facts.status.elastic
+    refusal = elastic.refusal if elastic is not None else None
     if refusal is not None and facts.phase not in FINISHED:
         kept = f"The job keeps {refusal.workers} workers."
-        told = stored(refusal.message, MAX_TEXT - len(kept) - 1)
-        return Finding(True, Reason.RESIZE_REFUSED, f"{told} {kept}")
-    return Finding(True, Reason.SPEC_ACCEPTED, privileges.told(facts.draft))
+        message = stored(refusal.message, MAX_TEXT - len(kept) - 1)
+        return Finding(True, Reason.RESIZE_REFUSED, f"{message} {kept}")
+    return Finding(True, Reason.SPEC_ACCEPTED, privileges.condition_message(facts.draft))
 
 
 def _pods_scheduled(facts: Facts) -> Finding:
@@ -256,21 +256,21 @@ def _progressing(facts: Facts) -> Finding:
     progress = facts.status.progress
     if not facts.started:
         return Finding(False, str(facts.phase))
-    if facts.draft.observed.unheard:
+    if facts.draft.observed.unresponsive:
         way_out = f"open TCP {WORKER_HTTP_PORT} of the job's pods for the operator's"
-        told = f"worker 0 does not answer the operator, so a hang would not be found; {way_out}"
-        return Finding(None, Reason.WORKERS_UNREACHABLE, told)
+        message = f"worker 0 does not answer the operator, so a hang would not be detected; {way_out}"
+        return Finding(None, Reason.WORKERS_UNREACHABLE, message)
     if progress.attempt != facts.status.attempt or progress.last_step_time is None:
         return Finding(False, Reason.NO_STEP_YET)
     look = facts.draft.observed.inspection
     if look is not None and look.attempt == facts.status.attempt and look.paces:
-        accused = look.laggard
+        accused = look.slow_rank
         who = f"rank {accused.rank}: {accused.why}" if accused is not None else "no rank stands out"
-        return Finding(False, Reason.STEP_STALE, f"step {progress.step} does not move; {who}")
+        return Finding(False, Reason.STEP_STALE, f"step {progress.step} does not advance; {who}")
     slow = facts.status.straggler
     if slow is not None:
         place = f"(pod {slow.pod}, node {slow.node})"
-        return Finding(True, Reason.STRAGGLER, f"rank {slow.rank} {place} slows the others down")
+        return Finding(True, Reason.STRAGGLER, f"rank {slow.rank} {place} slows down the others")
     return Finding(True, Reason.STEP_ADVANCED)
 
 
@@ -278,7 +278,7 @@ def _hung(facts: Facts) -> Finding:
     hang = facts.status.hang
     if not facts.started or hang is None or hang.attempt != facts.status.attempt:
         return Finding(False, Reason.NOT_HUNG)
-    return Finding(True, Reason.HANG, hangs.told(hang))
+    return Finding(True, Reason.HANG, hangs.hang_message(hang))
 
 
 def _checkpoint(facts: Facts) -> Finding:
@@ -294,13 +294,15 @@ def _checkpoint(facts: Facts) -> Finding:
         return Finding(False, Reason.CHECKPOINT_DAMAGED, f"step {verified.step}: {verified.message}")
     if facts.phase in (Phase.SUSPENDED, Phase.QUEUED) and unsaved_steps(facts.status):
         # A user who waits for this condition before turning off machines must not be told that all is saved.
-        told = f"the job was at step {facts.status.progress.step}, the newest is step {checkpoint.last.step}"
-        return Finding(False, Reason.CHECKPOINT_OUTDATED, told)
+        message = (
+            f"the job was at step {facts.status.progress.step}, the newest is step {checkpoint.last.step}"
+        )
+        return Finding(False, Reason.CHECKPOINT_OUTDATED, message)
     if verified is not None and verified.state is VerificationState.VERIFIED:
         return Finding(True, Reason.CHECKPOINT_VERIFIED, f"step {verified.step}, every byte was read")
     origin = origin_of(facts.status)
-    told = f"; the attempt began at step {checkpoint.resumed_from_step}, {origin}" if origin else ""
-    return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}{told}")
+    start = f"; the attempt began at step {checkpoint.resumed_from_step}, {origin}" if origin else ""
+    return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}{start}")
 
 
 def _is_answered(facts: Facts) -> bool:
@@ -358,9 +360,10 @@ _FINDERS: dict[ConditionType, Callable[[Facts], Finding]] = {
 def _first(view: AttemptView, text: Callable[[PodView], str | None]) -> str | None:
     """Return `worker 3 (pod gpt-1-3): ...` for the first pod with a text, and the number of others with
     one."""
-    told = [(pod, said) for pod in sorted(view.present, key=lambda pod: pod.index) if (said := text(pod))]
-    if not told:
+    pods = sorted(view.present, key=lambda pod: pod.index)
+    found = [(pod, message) for pod in pods if (message := text(pod))]
+    if not found:
         return None
-    pod, said = told[0]
-    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    return f"worker {pod.index} (pod {pod.name}): {said}{more}"
+    pod, message = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"worker {pod.index} (pod {pod.name}): {message}{more}"

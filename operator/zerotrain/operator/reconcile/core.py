@@ -84,7 +84,7 @@ def reconcile(
         end_strays(draft)
     advance(draft)
     giving_back.settle(draft)
-    refusals.tell(draft)
+    refusals.report(draft)
     queueing.settle(draft)
     view = draft.view()
     shared.settle(draft, view)
@@ -93,8 +93,8 @@ def reconcile(
     draft.set(
         selector=worker_selector(identity.name, identity.uid),
         zero_stage=_zero_stage(spec),
-        workers=_count(view, draft.size, 1),
-        ranks=_count(view, draft.size, spec.num_ranks_per_worker),
+        workers=_count(view, draft.workers, 1),
+        ranks=_count(view, draft.workers, spec.num_ranks_per_worker),
     )
     update_conditions(draft, view)
     return draft.plan()

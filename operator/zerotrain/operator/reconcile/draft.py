@@ -56,7 +56,7 @@ class Draft:
         return self.now.replace(microsecond=0)
 
     @property
-    def size(self) -> int:
+    def workers(self) -> int:
         """Number of workers of the current attempt."""
         shape = self.status.shape
         return shape.workers if shape is not None else self.job.spec.workers
@@ -84,12 +84,12 @@ class Draft:
     def view(self) -> AttemptView:
         """Return the workers of the current attempt."""
         # It is called several times in a pass; computing it once pays off with a thousand workers.
-        basis = (self.status.attempt, self.size, self.status.pods_created)
+        basis = (self.status.attempt, self.workers, self.status.pods_created)
         if self._view is None or self._view[0] != basis:
             timeout = timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
             view = view_attempt(
                 self.status.attempt,
-                self.size,
+                self.workers,
                 self.observed,
                 created=self.status.pods_created,
                 stuck_before=self.now - timeout,
@@ -107,29 +107,31 @@ class Draft:
 
     def signs(self) -> NodeSigns:
         """Return the signs of life of the workers on nodes that are not ready."""
-        heard = self.observed.progress
-        current = heard if heard is not None and heard.attempt == self.status.attempt else None
+        reported = self.observed.progress
+        current = reported if reported is not None and reported.attempt == self.status.attempt else None
         return NodeSigns(
             patience=patience(self.job.spec.failure_policy.node_not_ready_seconds, current),
             step_at=self.step_at(),
-            heard=self.observed.heard,
+            last_responses=self.observed.last_responses,
             unasked=self.observed.unasked,
             watched_since=self.observed.synced_at,
         )
 
     def step_at(self) -> datetime | None:
         """Return the time of the newest step of the current attempt; never in the future."""
-        heard, written = self.observed.progress, self.status.progress
+        reported, stored_progress = self.observed.progress, self.status.progress
         # Status is written less often than workers report.
         step_at = (
-            moment(heard.step_at) if heard is not None and heard.attempt == self.status.attempt else None
+            moment(reported.step_at)
+            if reported is not None and reported.attempt == self.status.attempt
+            else None
         )
         if step_at is not None:
             # The clock of a node may be wrong; the time at which this operator saw the step change is used
             # instead.
             step_at = self.observed.step_moved_at or step_at
-        elif written.attempt == self.status.attempt:
-            step_at = written.last_step_time
+        elif stored_progress.attempt == self.status.attempt:
+            step_at = stored_progress.last_step_time
         if step_at is not None and step_at > self.now:
             # The step was made before this operator started to watch at the latest; otherwise each pass would
             # see a new step.

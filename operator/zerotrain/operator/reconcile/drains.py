@@ -60,7 +60,7 @@ def _why(worker: Worker, left: Mapping[str, str], moved_off: Collection[str]) ->
     if pod is None or worker.state not in LIVE:
         return None
     if worker.state is WorkerState.TERMINATING and pod.disruption is not None:
-        return f"(pod {pod.name}) has to go ({pod.disruption})"
+        return f"(pod {pod.name}) has to stop ({pod.disruption})"
     why = left.get(pod.node or "")
     if why is None or pod.node in moved_off:
         return None

@@ -42,7 +42,7 @@ def forget_expired(draft: Draft) -> None:
 def outlived(draft: Draft, view: AttemptView) -> tuple[str, ...]:
     """Return the nodes that waiting pods of this attempt may not use although their exclusion is over.
 
-    A pod's affinity cannot be changed: such an attempt could wait forever beside a node that it may use.
+    A pod's affinity cannot be changed: such an attempt could wait forever although it may use the node.
     """
     shape = draft.status.shape
     if shape is None or not shape.excluded_nodes or not view.count(WorkerState.PENDING):

@@ -41,7 +41,7 @@ def reason(draft: Draft, view: AttemptView) -> str | None:
         return None
     lack = _lack(draft, view)
     if lack is not None and _gave_up(view):
-        return f"{lack[1]}; the others gave up the rendezvous (exit code 82)"
+        return f"{lack[1]}; the others timed out in the rendezvous (exit code 82)"
     if lack is None or queueing.in_queue(draft):
         if draft.status.shortage is not None and not view.count(WorkerState.ABSENT):
             draft.set(shortage=None)
@@ -72,7 +72,7 @@ def conclude(draft: Draft, why: str) -> None:
         given_back=given,
         start_time=None,
     )
-    message = f"attempt {attempt} gives back what it holds: {why}; attempt {attempt + 1} starts"
+    message = f"attempt {attempt} releases its resources: {why}; attempt {attempt + 1} starts"
     draft.emit(Reason.GAVE_BACK, f"{message} in {hold_off.total_seconds():.0f} s", warning=True)
 
 
@@ -100,17 +100,17 @@ def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
         if not view.present or (problem is None and known is None):
             return None
         reason = problem.reason if problem is not None else known.reason if known is not None else ""
-        said = f": {problem.message}" if problem is not None else ""
-        return reason, f"{absent} of {len(view.workers)} pods are refused{said}"
+        details = f": {problem.message}" if problem is not None else ""
+        return reason, f"{absent} of {len(view.workers)} pods are refused{details}"
     unplaced = [pod for pod in live if not (pod.scheduled or pod.node)]
     if not unplaced or not any(pod.scheduled or pod.node for pod in view.present):
         return None
     if not unscheduled.refused(view) and not _is_late(draft):
         return None
     first = min(unplaced, key=lambda pod: (pod.unscheduled_reason is None, pod.index))
-    said = first.unscheduled_reason or "the scheduler has not placed it"
+    details = first.unscheduled_reason or "the scheduler has not placed it"
     counted = f"{len(unplaced)} of {len(view.workers)} pods have no node"
-    return Reason.UNSCHEDULABLE, f"{counted}: worker {first.index} (pod {first.name}): {said}"
+    return Reason.UNSCHEDULABLE, f"{counted}: worker {first.index} (pod {first.name}): {details}"
 
 
 def _is_late(draft: Draft) -> bool:

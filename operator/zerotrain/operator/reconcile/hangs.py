@@ -178,12 +178,12 @@ def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
     hang = draft.status.hang
     if limit_s is None:
         if hang is not None:
-            _end_alarm(draft, hang, "every limit holds again")
+            _end_alarm(draft, hang, "all ranks are within their limits again")
         return None
     if hang is None:
         hang = _detected(draft, view, inspection, limit_s)
         draft.set(hang=hang)
-        draft.emit(Reason.HANG, f"{told(hang)}; collecting the stacks of the ranks", warning=True)
+        draft.emit(Reason.HANG, f"{hang_message(hang)}; collecting the stacks of the ranks", warning=True)
     hang = _with_stacks(draft, view, hang)
     is_sure = inspection.at >= hang.detected_at + SECOND_LOOK
     if not (is_sure and _has_stacks(draft, hang)) or _action(draft) is HangAction.REPORT:
@@ -193,7 +193,7 @@ def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
         worker=worker or NO_WORKER,
         failure_class=HUNG,
         rank=hang.rank,
-        told=_what(hang),
+        message=_what(hang),
         stacks=hang.stacks,
         blames_worker=worker is not None,
     )
@@ -245,7 +245,7 @@ def _forget_what_is_over(draft: Draft, view: AttemptView) -> None:
     if hang.attempt != view.number:
         draft.set(hang=None)
     elif progress is not None and progress.attempt == hang.attempt and progress.step > hang.step:
-        _end_alarm(draft, hang, "the step moves again")
+        _end_alarm(draft, hang, "the step advances again")
 
 
 def _end_alarm(draft: Draft, hang: HangStatus, why: str) -> None:
@@ -257,18 +257,18 @@ def _detected(draft: Draft, view: AttemptView, inspection: Inspection, limit_s: 
     found = HangStatus(
         attempt=view.number, detected_at=draft.stamp, step=inspection.step, limit_seconds=limit_s
     )
-    laggard = inspection.laggard
-    if laggard is None:
+    slow_rank = inspection.slow_rank
+    if slow_rank is None:
         phases = ", ".join(sorted(inspection.paces))
         return found.model_copy(update={"phase": phases, "message": "no rank stands out; see the stacks"})
-    pod = _pod(view, laggard.worker)
+    pod = _pod(view, slow_rank.worker)
     accused = {
-        "phase": laggard.phase,
-        "rank": laggard.rank,
-        "worker": laggard.worker,
+        "phase": slow_rank.phase,
+        "rank": slow_rank.rank,
+        "worker": slow_rank.worker,
         "pod": pod.name if pod is not None else "",
         "node": (pod.node or "") if pod is not None else "",
-        "message": laggard.why,
+        "message": slow_rank.why,
     }
     return found.model_copy(update=accused)
 
@@ -313,18 +313,16 @@ def _action(draft: Draft) -> HangAction:
     return (policy.action if policy is not None else None) or HangAction.RESTART
 
 
-def told(hang: HangStatus) -> str:
+def hang_message(hang: HangStatus) -> str:
     """Return the hang in one sentence, for events and the condition."""
     place = f" (pod {hang.pod}, node {hang.node or 'unknown'})" if hang.pod and hang.rank is not None else ""
     return f"attempt {hang.attempt}: {_what(hang)}{place}"
 
 
 def _what(hang: HangStatus) -> str:
-    accused = (
-        f"rank {hang.rank} holds up the others: {hang.message}" if hang.rank is not None else hang.message
-    )
+    accused = f"rank {hang.rank} blocks the others: {hang.message}" if hang.rank is not None else hang.message
     phase = f" in phase {hang.phase}" if hang.phase else ""
-    return f"hung at step {hang.step}: nothing moved for {hang.limit_seconds} s{phase}; {accused}"
+    return f"hung at step {hang.step}: no progress for {hang.limit_seconds} s{phase}; {accused}"
 
 
 def _pod(view: AttemptView, index: int) -> PodView | None:

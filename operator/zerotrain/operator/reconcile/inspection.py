@@ -74,7 +74,7 @@ class Inspection:
     paces: Mapping[Phase, RankPace] = field(default_factory=dict)
     """Pace of the ranks by phase; empty if no rank that reports answered, so that nothing can be
     concluded."""
-    laggard: SlowRank | None = None
+    slow_rank: SlowRank | None = None
 
 
 def inspect(answers: Mapping[int, WorkerReport | None], *, attempt: int, at: datetime) -> Inspection:
@@ -93,7 +93,7 @@ def inspect(answers: Mapping[int, WorkerReport | None], *, attempt: int, at: dat
         at=at,
         step=max((record.step for record in records), default=0),
         paces=_paces([record for record in records if not _has_ended(record)] or records),
-        laggard=_slow_rank(answers, ranks) if ranks else None,
+        slow_rank=_slow_rank(answers, ranks) if ranks else None,
     )
 
 
@@ -158,12 +158,12 @@ def _outliers(records: Mapping[int, Progress]) -> tuple[list[int], str]:
     running = {rank: record for rank, record in records.items() if not _has_ended(record)}
     silent = [rank for rank, record in running.items() if _silent_s(record) >= SILENT_S]
     if silent:
-        return silent, "its process says nothing, although its launcher answers: it is stopped or blocked"
+        return silent, "its process reports nothing, although its launcher answers: it is stopped or blocked"
     # Ranks that wait in a collective may wait for one that ended too early, and so may the other running
     # ranks if they outnumber those that ended.
     left = [rank for rank, record in running.items() if not _waits(record)]
     if left and len(left) <= len(records) - len(running):
-        return left, "its process runs on, while those of others have ended"
+        return left, "its process still runs, while those of others have ended"
     return _outliers_by_progress(running) if running else ([], "")
 
 
@@ -178,7 +178,7 @@ def _outliers_by_progress(records: Mapping[int, Progress]) -> tuple[list[int], s
         )
     late = [rank for rank, record in records.items() if _has_not_met(record)]
     if late and any(record.phase is Phase.RENDEZVOUS for record in records.values()):
-        return late, "it has not come to the rendezvous in which others wait"
+        return late, "it has not joined the rendezvous in which others wait"
     phases = Counter(record.phase for record in records.values())
     common, count = phases.most_common(1)[0]
     others = [rank for rank, record in records.items() if record.phase is not common]

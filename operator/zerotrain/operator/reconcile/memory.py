@@ -27,7 +27,7 @@ def does_not_fit(draft: Draft) -> tuple[str, str] | None:
     overridden = refused and draft.job.identity.ignores_memory_plan
     is_new = _write(draft, found, overridden=overridden)
     if refused and not overridden:
-        advice = f'To start it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
+        advice = f'To start it anyway, set annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
         return str(Reason.DOES_NOT_FIT), " ".join((found.message, *_how(draft, found), advice))
     if is_new and overridden:
         draft.emit(Reason.MEMORY_PLAN_IGNORED, found.message, warning=True)
@@ -42,7 +42,7 @@ def _how(draft: Draft, found: JobPlan) -> tuple[str, ...]:
         return ()
     changes, is_elastic = " and ".join(found.proposal.changes), draft.job.spec.elastic is not None
     if "spec.nvme" in changes or ("spec.workers" in changes and not is_elastic):
-        return ("Delete the job and apply it anew with that: it cannot be changed in place.",)
+        return ("Delete the job and apply it again with these changes: they are not possible in place.",)
     if any("spec.workers" not in change for change in found.proposal.changes):
         return ("spec.config can be changed while spec.suspend is true.",)
     return ()
@@ -82,16 +82,16 @@ def _plan(draft: Draft) -> JobPlan:
     spec, elastic = draft.job.spec, draft.status.elastic
     if spec.elastic is None:
         return draft.plan_job(spec)
-    base = elastic.base_workers if elastic is not None else spec.workers
-    return draft.plan_job(spec, workers=sizing.next_shape(draft).workers, base_workers=base)
+    base_workers = elastic.base_workers if elastic is not None else spec.workers
+    return draft.plan_job(spec, workers=sizing.next_shape(draft).workers, base_workers=base_workers)
 
 
 def _write(draft: Draft, found: JobPlan, *, overridden: bool) -> bool:
     """Store the plan, and return whether it differs from the previous one."""
     old: MemoryPlan | None = draft.status.memory_plan
     bare = found.as_status()
-    told = {"message": stored(bare.message), "overridden": True if overridden else None}
-    plan = bare.model_copy(update=told)
+    changes = {"message": stored(bare.message), "overridden": True if overridden else None}
+    plan = bare.model_copy(update=changes)
     if old is not None and old.model_copy(update={"observed": None}) == plan:
         return False
     draft.set(memory_plan=plan)

@@ -31,7 +31,7 @@ class NodeView:
     name: str
     ready: bool = True
     not_ready_since: datetime | None = None
-    told_at: datetime | None = None
+    learned_at: datetime | None = None
     """Time at which this operator learned of it, e.g. much later if the API server was unavailable."""
     unschedulable: bool = False
     """Whether the node is cordoned, as before a drain."""
@@ -80,10 +80,10 @@ class NodeSigns:
     step_at: datetime | None = None
     """Time of the attempt's newest step. Every rank takes part in every step: while steps come, all ranks
     live."""
-    heard: Mapping[str, datetime] = field(default_factory=dict)
+    last_responses: Mapping[str, datetime] = field(default_factory=dict)
     """Time at which a worker on the node last answered this operator, by node."""
     watched_since: datetime | None = None
-    """Time at which this operator began to ask the workers; none was heard before."""
+    """Time at which this operator began to ask the workers; none had answered before."""
     unasked: Set[str] = frozenset()
     """Nodes whose workers were not asked in the last round, because other workers took all slots."""
 
@@ -110,7 +110,7 @@ def lost_at(view: NodeView, signs: NodeSigns) -> datetime | None:
     if step_at is not None and step_at > last + SIGN_SLACK:
         last = step_at
     # An operator that does not know of a silent node does not ask its workers.
-    for sign in (signs.heard.get(view.name), signs.watched_since, view.told_at):
+    for sign in (signs.last_responses.get(view.name), signs.watched_since, view.learned_at):
         last = max(last, sign) if sign is not None else last
     return last + signs.patience * (UNASKED_FACTOR if view.name in signs.unasked else 1)
 

@@ -97,7 +97,7 @@ class PodView:
     Exit code, reason and termination message are then those of the init container, and the contract's
     meanings of exit codes do not apply.
     """
-    beside: str | None = None
+    failed_sidecar: str | None = None
     """Description of the end of a sidecar that ended before the worker failed."""
     finished_at: datetime | None = None
     deletion_at: datetime | None = None
@@ -254,7 +254,7 @@ class Observed:
     inspection: Inspection | None = None
     """The last inspection of all workers. It is made only if rank 0's step is stale or its pod does not
     answer."""
-    unheard: bool = False
+    unresponsive: bool = False
     """Whether worker 0 runs and has not answered for long, so that the job's progress is unknown."""
     stacks: StacksView | None = None
     """The result of the last collection of stacks."""
@@ -267,9 +267,9 @@ class Observed:
     """Time from which the shared objects of the pods should be checked again; None while no check is
     scheduled."""
     problem: Problem | None = None
-    in_line: bool = False
+    in_start_queue: bool = False
     """Whether the job's pods are not created yet because other jobs of its namespace create theirs first."""
-    making: bool = False
+    creating: bool = False
     """Whether the last pass left the creation of some pods to this one, though nothing prevented it."""
     apis: ClusterApis | None = None
     """Gang schedulers and queues of the cluster; None until discovery has run."""
@@ -283,7 +283,7 @@ class Observed:
 
     It is looked up for jobs in the same state, and for jobs that released their resources.
     """
-    room: Capacity | None = None
+    capacity: Capacity | None = None
     """The last reading of the cluster's free capacity; None without a reading."""
     egress_bounds: tuple[str, ...] = ()
     """Networks that jobs of this installation may request in spec.network."""
@@ -294,7 +294,7 @@ class Observed:
     known."""
     sees_nodes: bool = True
     """Whether the operator may read nodes; one that is restricted to namespaces may not."""
-    heard: Mapping[str, datetime] = field(default_factory=dict)
+    last_responses: Mapping[str, datetime] = field(default_factory=dict)
     """Time at which a worker on the node last answered, by name of the node, for nodes that are not ready."""
     unasked: Set[str] = frozenset()
     """Nodes that are not ready and whose workers were not asked in the last round, because no slot was

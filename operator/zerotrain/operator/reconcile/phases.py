@@ -112,9 +112,9 @@ def _gate(draft: Draft) -> None:
         return
     if draft.job.spec.suspend:
         if draft.status.phase is not Phase.SUSPENDED:
-            told, lost = "no attempt starts until spec.suspend is false", unsaved_steps(draft.status) > 0
-            told += f"; {yielding.what_is_kept(draft)}" if lost else ""
-            draft.emit(Reason.SUSPENDED, told, warning=lost)
+            message, lost = "no attempt starts until spec.suspend is false", unsaved_steps(draft.status) > 0
+            message += f"; {yielding.what_is_kept(draft)}" if lost else ""
+            draft.emit(Reason.SUSPENDED, message, warning=lost)
         draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
         return
     sizing.prepare(draft)
@@ -130,7 +130,7 @@ def _gate(draft: Draft) -> None:
         return
     if volumes.awaits_class(draft, max_age=volumes.LOOK_AGAIN):
         return
-    if draft.observed.in_line:
+    if draft.observed.in_start_queue:
         if draft.status.phase is not Phase.QUEUED:  # QUEUED keeps the admission
             draft.set(phase=Phase.PENDING if draft.status.attempt == 0 else Phase.RESTARTING)
         return
@@ -173,7 +173,7 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
     first attempt it may come later, because its pods carry the same information.
     """
     _count_up(draft, shape)
-    privileges.tell(draft)
+    privileges.report(draft)
     draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))
 
 
@@ -204,7 +204,7 @@ def _active(draft: Draft) -> None:
     if draft.status.start_time is None and (view.present or draft.status.pods_created):
         draft.set(start_time=draft.stamp)
     if completion.is_done(draft, view):
-        attempt_end.complete(draft, completion.told(view))
+        attempt_end.complete(draft, completion.unseen_ends_message(view))
         _finished(draft)
     elif _deadline_passed(draft):
         _fail_by_deadline(draft)
@@ -251,7 +251,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
                 draft.wake(draft.now)  # only running jobs are checked for growth
         draft.set(phase=Phase.RUNNING)
         sizing.joined(draft)
-        stragglers.tell(draft, view)
+        stragglers.report(draft, view)
     else:
         draft.set(phase=Phase.STARTING if running else Phase.PENDING)
 
@@ -281,7 +281,7 @@ def _take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
     settle = ECHO_SETTLE if is_echo(failure) else PLAIN_SETTLE
     settled_at = attempt_end.settled_at(draft, view, failure, settle=settle, sync=SYNC_SETTLE)
     if settled_at is not None and draft.now < settled_at:
-        draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # no pass is triggered when a node is heard
+        draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # no pass is triggered when a worker answers
     else:
         attempt_end.after_failure(draft, failure)
 
@@ -356,7 +356,7 @@ def _yielding(draft: Draft) -> None:
     own = yielding.failed(draft, view)
     if completion.is_done(draft, view):
         yielding.drop(draft)
-        attempt_end.complete(draft, completion.told(view))
+        attempt_end.complete(draft, completion.unseen_ends_message(view))
         _finished(draft)
     elif yielding.is_move(draft) and _deadline_passed(draft):
         yielding.drop(draft)
@@ -450,13 +450,13 @@ def _behind(draft: Draft) -> str:
     if draft.status.phase is Phase.RESTARTING and draft.status.failures:
         last = draft.status.failures[0]
         return f"; attempt {last.attempt} ended with {last.reason}: {last.message}"
-    said = (
+    conditions = (
         item
         for kind in (ConditionType.PODS_SCHEDULED, ConditionType.READY)
         for item in draft.job.status.conditions
         if item.type == kind and item.status is ConditionStatus.FALSE and item.message
     )
-    return "".join(f"; {item.reason}: {item.message}" for item in islice(said, 1))
+    return "".join(f"; {item.reason}: {item.message}" for item in islice(conditions, 1))
 
 
 def _termination_timeout(draft: Draft) -> timedelta:

@@ -82,7 +82,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         disruption=_disruption(conditions.get("DisruptionTarget")),
         termination=_termination((ended or {}).get("message"), attempt, foreign=bool(before)),
         failed_container=_word(before.get("name")),
-        beside=None if before else _failed_beside(pod, helper or CONTAINER_NAME, ended or {}),
+        failed_sidecar=None if before else _failed_sidecar(pod, helper or CONTAINER_NAME, ended or {}),
         finished_at=parse_time((ended or {}).get("finishedAt")),
         deletion_at=parse_time(meta.get("deletionTimestamp")),
         deletion_grace_s=meta.get("deletionGracePeriodSeconds"),
@@ -124,9 +124,9 @@ def _failed_init_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A failed sidecar does not fail the pod, because it is restarted.
     """
-    beside = _sidecars(pod)
+    sidecars = _sidecars(pod)
     for item in pod.get("status", {}).get("initContainerStatuses", ()):
-        if item.get("name") not in beside and item.get("state", {}).get("terminated", {}).get("exitCode"):
+        if item.get("name") not in sidecars and item.get("state", {}).get("terminated", {}).get("exitCode"):
             return dict(item)
     return {}
 
@@ -136,16 +136,15 @@ def _sidecars(pod: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(item["name"] for item in before if item.get("restartPolicy") == "Always")
 
 
-def _failed_beside(pod: Mapping[str, Any], worker: str, ended: Mapping[str, Any]) -> str | None:
-    """Return a description of the container that failed last beside a failed worker and not after it; None
-    without one.
+def _failed_sidecar(pod: Mapping[str, Any], worker: str, ended: Mapping[str, Any]) -> str | None:
+    """Return a description of the container that failed last before a failed worker ended; None without one.
 
     The worker may have depended on it, as on a proxy.
     """
     if not ended.get("exitCode"):
         return None
-    status, beside = pod["status"], _sidecars(pod)
-    others = [item for item in status.get("initContainerStatuses", ()) if item.get("name") in beside]
+    status, sidecars = pod["status"], _sidecars(pod)
+    others = [item for item in status.get("initContainerStatuses", ()) if item.get("name") in sidecars]
     others += [item for item in status.get("containerStatuses", ()) if item.get("name") != worker]
     found: list[tuple[str, str]] = []
     for item in others:
@@ -161,11 +160,11 @@ def _failed_beside(pod: Mapping[str, Any], worker: str, ended: Mapping[str, Any]
 
 def _ending(end: Mapping[str, Any]) -> str:
     """Return `exit code 3: no such bucket`, for a container other than the worker's."""
-    code, reason, said = end.get("exitCode"), end.get("reason"), _last_line(end.get("message"))
+    code, reason, text = end.get("exitCode"), end.get("reason"), _last_line(end.get("message"))
     number = signal_of(int(code or 0))
     # "Error" is the runtime's reason for any code but 0.
     why = word(reason) if reason and reason != "Error" else f"killed by signal {number}" if number else ""
-    return f"exit code {code}{f' ({why})' if why else ''}{f': {said}' if said else ''}"
+    return f"exit code {code}{f' ({why})' if why else ''}{f': {text}' if text else ''}"
 
 
 def _last_line(message: str | None) -> str:
@@ -186,12 +185,12 @@ def _start(pod: Mapping[str, Any], conditions: Mapping[str, Any], state: Mapping
     is_over = status.get("phase") in ("Failed", "Succeeded")
     if not spec.get("nodeName") or "running" in state or "terminated" in state or is_over:
         return {}
-    bound_at, beside = (
+    bound_at, sidecars = (
         parse_time(conditions.get("PodScheduled", {}).get("lastTransitionTime")),
         _sidecars(pod),
     )
     for item in status.get("initContainerStatuses", ()):
-        if "running" in item.get("state", {}) and item.get("name") not in beside:
+        if "running" in item.get("state", {}) and item.get("name") not in sidecars:
             return {"stage": Stage.INITIALIZING, "needs": word(str(item["name"])), "bound_at": bound_at}
     sandbox = conditions.get("PodReadyToStartContainers")
     if sandbox is None:  # the kubelet has not handled the pod yet, or does not report this condition
@@ -249,8 +248,8 @@ def _unscheduled(condition: Mapping[str, Any] | None) -> str | None:
 
 def _is_refused(status: Mapping[str, Any], condition: Mapping[str, Any] | None) -> bool:
     """Return whether the scheduler found no node, and none that it could free by preemption."""
-    said = condition or {}
-    unplaced = said.get("status") == "False" and said.get("reason") == "Unschedulable"
+    scheduled = condition or {}
+    unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return unplaced and not status.get("nominatedNodeName")
 
 
@@ -270,14 +269,14 @@ def _waiting_before(pod: Mapping[str, Any], state: Mapping[str, Any]) -> str | N
     starting."""
     if "running" in state or "terminated" in state:
         return None
-    beside = _sidecars(pod)
+    sidecars = _sidecars(pod)
     for item in pod.get("status", {}).get("initContainerStatuses", ()):
-        said = _waiting(item.get("state", {}).get("waiting"))
-        if said is not None:
-            kind = "sidecar" if item.get("name") in beside else "init container"
+        text = _waiting(item.get("state", {}).get("waiting"))
+        if text is not None:
+            kind = "sidecar" if item.get("name") in sidecars else "init container"
             last = item.get("lastState", {}).get("terminated")
             before = f"; it ended with {_ending(last)}" if last else ""
-            return one_line(f"{kind} {word(str(item.get('name')))}: {said}{before}")
+            return one_line(f"{kind} {word(str(item.get('name')))}: {text}{before}")
     return None
 
 

@@ -9,17 +9,17 @@ from zerotrain.operator.reconcile.draft import Draft
 
 RDMA: Final = (
     "spec.resources.rdma: the workers ask for the capability IPC_LOCK, so that their pods are not Pod "
-    'Security "restricted"; no NetworkPolicy binds what goes over RDMA'
+    'Security "restricted"; no NetworkPolicy applies to traffic over RDMA'
 )
 
 
-def told(draft: Draft) -> str:
+def condition_message(draft: Draft) -> str:
     """Return the text of the condition; empty for a job without extra privileges."""
     resources = draft.job.spec.resources
     return RDMA if resources is not None and resources.rdma is not None else ""
 
 
-def tell(draft: Draft) -> None:
+def report(draft: Draft) -> None:
     """Emit one event with the first attempt; resources are immutable, so it is not repeated."""
-    if draft.status.attempt == 1 and (text := told(draft)):
+    if draft.status.attempt == 1 and (text := condition_message(draft)):
         draft.emit(Reason.IPC_LOCK_ADDED, text, warning=True)

@@ -47,7 +47,7 @@ def merge_progress(draft: Draft) -> None:
         for damaged in progress.rejected_checkpoints[:MAX_REJECTED]:
             draft.emit(
                 Reason.CHECKPOINT_REJECTED,
-                f"checkpoint {damaged.path} is damaged and was passed over: {damaged.reason}",
+                f"checkpoint {damaged.path} is damaged and was skipped: {damaged.reason}",
                 warning=True,
             )
     candidates = [progress.checkpoint] if progress is not None and current else []
@@ -94,13 +94,13 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
     draft.progress_is_news = _is_news(old, new)
 
 
-def _take_origin(draft: Draft, told: Sequence[Progress | Termination]) -> None:
+def _take_origin(draft: Draft, reports: Sequence[Progress | Termination]) -> None:
     """Store where the attempt began, from any of its ranks that reports it: a worker may end before it was
     asked.
 
     An event is emitted if the checkpoint belongs to another job, e.g. an earlier one of the same name.
     """
-    found = next((item for item in told if item.resumed_from is not None), None)
+    found = next((item for item in reports if item.resumed_from is not None), None)
     if found is None or found.resumed_from is None:
         return
     step, checkpoint = _possible(draft, found.resumed_from), draft.status.checkpoint
@@ -140,7 +140,7 @@ def trained_nothing(status: ZeroTrainingJobStatus) -> str:
     if began is None or status.progress.step > began:
         return ""
     origin = origin_of(status)
-    return f"it began at step {began}, where nothing was left to do" + (f"; {origin}" if origin else "")
+    return f"it began at step {began}, where no step was left" + (f"; {origin}" if origin else "")
 
 
 def _is_news(old: ProgressStatus, new: ProgressStatus) -> bool:

@@ -35,10 +35,10 @@ def settle(draft: Draft) -> None:
             draft.act(UnprotectWorkers(attempt=protected))
             return
         draft.set(protected_attempt=None)
-    if status.phase is Phase.RUNNING and draft.size > 1 and handles_cordons(draft) and _is_worth(draft):
+    if status.phase is Phase.RUNNING and draft.workers > 1 and handles_cordons(draft) and _is_worth(draft):
         draft.set(protected_attempt=status.attempt)
         if known != Protection(attempt=status.attempt, exists=True):
-            draft.act(ProtectWorkers(attempt=status.attempt, workers=draft.size))
+            draft.act(ProtectWorkers(attempt=status.attempt, workers=draft.workers))
 
 
 def stands(draft: Draft) -> bool:

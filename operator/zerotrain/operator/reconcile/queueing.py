@@ -64,12 +64,12 @@ def admission(draft: Draft, shape: AttemptShape) -> str:
     queue, name = draft.observed.queue, queue_name(draft)
     gang = _gang(draft, shape)
     if name is not None and queue is not None:
-        told = f"admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
+        message = f"admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
     elif has_group(gang):
-        told = f"all workers or none are placed by a PodGroup of {gang}"
+        message = f"all workers or none are placed by a PodGroup of {gang}"
     else:
-        told = "the scheduler places each worker"
-    return f"attempt {draft.status.attempt + 1} starts: {told}"
+        message = "the scheduler places each worker"
+    return f"attempt {draft.status.attempt + 1} starts: {message}"
 
 
 def evicted(draft: Draft, view: AttemptView) -> str | None:
@@ -92,7 +92,7 @@ def settle(draft: Draft) -> None:
     if step is QueueStep.RELEASE and queue is not None:
         draft.act(AskQueue(step=step, message=queue.evicted or ""))
     elif step is not None:
-        draft.act(AskQueue(step=step, workers=draft.size, message=f"the job is {draft.status.phase}"))
+        draft.act(AskQueue(step=step, workers=draft.workers, message=f"the job is {draft.status.phase}"))
 
 
 def in_queue(draft: Draft) -> bool:
@@ -148,8 +148,8 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         return Reason.QUEUED, f"admitted by queue {name}, but {queue.problem}"
     elif queue.admitted:
         return None
-    said = f": {queue.message}" if queue.message else ""
-    return Reason.QUEUED, f"waits for queue {name}{said}"
+    reason = f": {queue.message}" if queue.message else ""
+    return Reason.QUEUED, f"waits for queue {name}{reason}"
 
 
 def _is_of_others(draft: Draft, shape: AttemptShape, queue: QueueView) -> bool:

@@ -105,8 +105,8 @@ def rank_of(draft: Draft, failure: Failure) -> int | None:
 def cause_text(draft: Draft, failure: Failure) -> str:
     """Return what happened, most specific first: the program's message, then the cluster's, then the code's
     meaning."""
-    if failure.told:
-        return failure.told
+    if failure.message:
+        return failure.message
     pod = failure.worker.pod
     if pod is None or (failure.worker.state is WorkerState.LOST and not pod.ended):
         return _lost_text(draft, failure)
@@ -119,8 +119,8 @@ def cause_text(draft: Draft, failure: Failure) -> str:
     end = pod.termination
     if end is not None and (end.exception or end.last_line):
         parts.append(end.exception or end.last_line or "")
-    told = ": ".join(parts) or f"pod phase {pod.phase}"
-    return f"{told}; before it {pod.beside}" if pod.beside else told
+    message = ": ".join(parts) or f"pod phase {pod.phase}"
+    return f"{message}; preceded by {pod.failed_sidecar}" if pod.failed_sidecar else message
 
 
 def _code_text(pod: PodView) -> str:
@@ -156,8 +156,8 @@ def _node_text(draft: Draft, pod: PodView) -> str:
     if node.out_of_service:
         return "its node is out of service"
     since = node.not_ready_since
-    told = f" since {since:%H:%M:%S} UTC" if since is not None else ""
-    return f"its node is not ready{told}, no step came and no worker on it answered"
+    since_text = f" since {since:%H:%M:%S} UTC" if since is not None else ""
+    return f"its node is not ready{since_text}, no step was reported and no worker on it answered"
 
 
 def _has_log(draft: Draft, failure: Failure) -> bool:
@@ -207,12 +207,12 @@ def _other_ranks(draft: Draft, failure: Failure) -> Iterator[RankFailure]:
         if end.rank not in open_ranks or not 0 < end.code < 256 or end.code == ExitCode.YIELDED:
             continue
         open_ranks.remove(end.rank)
-        said = f"exit code {end.code} ({meaning_of(end.code).meaning})"
+        text = f"exit code {end.code} ({meaning_of(end.code).meaning})"
         yield RankFailure(
             rank=end.rank,
             pod=pod.name,
             node=pod.node or "",
             exit_code=end.code,
             reason=str(failure_class_of(worker, end).reason),
-            message=stored(f"{said}: {end.reason}" if end.reason else said, MAX_RANK_TEXT),
+            message=stored(f"{text}: {end.reason}" if end.reason else text, MAX_RANK_TEXT),
         )

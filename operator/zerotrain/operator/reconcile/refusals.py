@@ -29,14 +29,14 @@ def lasting(draft: Draft) -> Problem | None:
     return problem
 
 
-def tell(draft: Draft) -> None:
+def report(draft: Draft) -> None:
     """Emit one event when a rejection begins."""
     problem = draft.observed.problem
     if problem is None or draft.status.phase not in _WAITING:
         return
     before = {item.type: item for item in draft.job.status.conditions}.get(str(ConditionType.RECONCILING))
-    told = (problem.reason, _kind(stored(problem.message)))
-    if before is None or (before.reason, _kind(before.message)) != told:
+    current = (problem.reason, _kind(stored(problem.message)))
+    if before is None or (before.reason, _kind(before.message)) != current:
         draft.emit(problem.reason, problem.message, warning=True)
 
 

@@ -34,11 +34,11 @@ def take(draft: Draft, *, runs: bool = False) -> None:
         return
     if state is None or (draft.status.attempt == 0 and state.requested_workers != spec.workers):
         # Before the first attempt, spec.workers is the size that the global batch is meant for.
-        state = ElasticStatus(base_workers=draft.size, requested_workers=draft.size)
+        state = ElasticStatus(base_workers=draft.workers, requested_workers=draft.workers)
         draft.set(elastic=state)
-    chosen = state.workers if state.reason is not SizeReason.REFUSED else None
-    outside = chosen is not None and _outside(spec.elastic, chosen)
-    if runs and chosen == draft.size < spec.elastic.min_workers and not in_queue(draft):
+    workers = state.workers if state.reason is not SizeReason.REFUSED else None
+    outside = workers is not None and _outside(spec.elastic, workers)
+    if runs and workers == draft.workers < spec.elastic.min_workers and not in_queue(draft):
         outside = False
     if state.requested_workers != spec.workers or _is_acceptable_now(draft, state):
         _begin_anew(draft, state)
@@ -49,17 +49,17 @@ def take(draft: Draft, *, runs: bool = False) -> None:
         forget_choice(draft)
 
 
-def target(draft: Draft) -> int:
-    """Return the size of an attempt that would start now."""
+def next_workers(draft: Draft) -> int:
+    """Return the number of workers of an attempt that would start now."""
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None or state is None or state.workers is None:
         return spec.workers
     return state.workers
 
 
-def full(draft: Draft) -> int:
-    """Return the size that the job has if nothing limits it: the requested one, or the one kept in its
-    place."""
+def accepted_workers(draft: Draft) -> int:
+    """Return the number of workers that the job has if nothing limits it: the requested number, or the one
+    kept in its place."""
     state = draft.status.elastic
     refusal = state.refusal if state is not None else None
     return refusal.workers if refusal is not None else draft.job.spec.workers
@@ -75,10 +75,10 @@ def check(draft: Draft) -> tuple[str, str] | None:
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None or state is None:
         return None
-    size, elastic = target(draft), spec.elastic
-    why = refusal_of_size(spec, state.base_workers, size) if size != state.base_workers else None
-    if why is None and state.reason is SizeReason.REFUSED and _outside(elastic, size):
-        why = f"{state.message} The {size} workers that were kept in their place are outside spec.elastic."
+    workers, elastic = next_workers(draft), spec.elastic
+    why = refusal_of_size(spec, state.base_workers, workers) if workers != state.base_workers else None
+    if why is None and state.reason is SizeReason.REFUSED and _outside(elastic, workers):
+        why = f"{state.message} The {workers} workers that were kept in their place are outside spec.elastic."
     if why is None:
         return None
     if state.reason in CHOSEN:
@@ -87,36 +87,37 @@ def check(draft: Draft) -> tuple[str, str] | None:
     if (refusal := _refusal(draft, state)) is None:  # only the kept size is out of bounds
         _set_anew(draft, state, state.requested_workers)
         return None
-    if (kept := largest(draft, size)) is not None:
+    if (kept := largest_workers(draft, workers)) is not None:
         _refuse(draft, refusal, kept=kept)
         return None
-    most = min(max(size, elastic.min_workers), elastic.max_workers)
-    sizes = f"from elastic.minWorkers {elastic.min_workers} to {most}"
-    told = f"{why} No size {sizes} keeps the global batch and fits the memory. Choose another spec.workers"
-    return str(Reason.INVALID_SPEC), f"spec.workers: {told}, or change spec.config while spec.suspend is true"
+    most = min(max(workers, elastic.min_workers), elastic.max_workers)
+    bounds = f"from elastic.minWorkers {elastic.min_workers} to {most}"
+    message = f"spec.workers: {why} No number of workers {bounds} keeps the global batch and fits the memory."
+    advice = "Choose another spec.workers, or change spec.config while spec.suspend is true"
+    return str(Reason.INVALID_SPEC), f"{message} {advice}"
 
 
-def largest(draft: Draft, at_most: int) -> int | None:
-    """Return the largest workable size up to `at_most` and up to the full size; None if there is none."""
-    return _workable(draft, min(at_most, full(draft)))
+def largest_workers(draft: Draft, at_most: int) -> int | None:
+    """Return the largest workable size up to `at_most` and the accepted number; None if there is none."""
+    return _workable(draft, min(at_most, accepted_workers(draft)))
 
 
 def _workable(draft: Draft, at_most: int) -> int | None:
     """Return the largest size up to `at_most` within the bounds that keeps the global batch and fits the
     memory."""
     spec, state = draft.job.spec, draft.status.elastic
-    base = state.base_workers if state is not None else draft.size
+    base_workers = state.base_workers if state is not None else draft.workers
 
     def fits(workers: int) -> bool:
         # With fewer ranks each holds a larger part of the model.
-        found = draft.plan_job(spec, workers=workers, base_workers=base).verdict
+        found = draft.plan_job(spec, workers=workers, base_workers=base_workers).verdict
         return found is not Fit.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan
 
-    return largest_size(spec, base, at_most=at_most, fits=fits)
+    return largest_size(spec, base_workers, at_most=at_most, fits=fits)
 
 
 def decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None:
-    """Give the next attempt this number of workers, fewer than the full size."""
+    """Give the next attempt this number of workers, fewer than the accepted number."""
     state = draft.status.elastic
     if state is None:
         return
@@ -126,7 +127,7 @@ def decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None
 
 
 def forget_choice(draft: Draft) -> None:
-    """Give the next attempt the full size."""
+    """Give the next attempt the accepted number of workers."""
     state = draft.status.elastic
     if state is None:
         return
@@ -143,8 +144,8 @@ def update(draft: Draft, **changes: Any) -> None:
         draft.set(elastic=draft.status.elastic.model_copy(update=changes))
 
 
-def room(draft: Draft, workers: int) -> str:
-    return f"room for {workers} of {full(draft)} workers"
+def capacity_message(draft: Draft, workers: int) -> str:
+    return f"capacity for {workers} of {accepted_workers(draft)} workers"
 
 
 def _outside(elastic: Elastic, workers: int) -> bool:
@@ -155,7 +156,7 @@ def _begin_anew(draft: Draft, state: ElasticStatus) -> None:
     """Reset the state to the present spec.workers, or to the size that the job keeps in its place."""
     _set_anew(draft, state, draft.job.spec.workers)
     if (refusal := _refusal(draft, state)) is not None:
-        _refuse(draft, refusal, kept=_within(draft, draft.size))
+        _refuse(draft, refusal, kept=_within(draft, draft.workers))
 
 
 def _set_anew(draft: Draft, state: ElasticStatus, requested_workers: int) -> None:
@@ -182,17 +183,17 @@ def _keep_another(draft: Draft, state: ElasticStatus, refused: RefusedSize) -> N
             forget_choice(draft)  # nothing else limits what is left
 
 
-def _within(draft: Draft, size: int) -> int:
+def _within(draft: Draft, workers: int) -> int:
     """Return the size to keep in place of a rejected one within the present bounds.
 
     If no size within them works, the size stays until the next attempt is checked: the job is not stopped for
     that.
     """
     elastic = draft.job.spec.elastic
-    if elastic is None or not _outside(elastic, size):
-        return size
+    if elastic is None or not _outside(elastic, workers):
+        return workers
     # Below the bounds, the requested size is the nearest size that the user asked for.
-    return _workable(draft, max(size, draft.job.spec.workers)) or size
+    return _workable(draft, max(workers, draft.job.spec.workers)) or workers
 
 
 def _refuse(draft: Draft, refusal: str, *, kept: int) -> None:
@@ -206,13 +207,13 @@ def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
 
     The reason is reported before any rank stops, because the next attempt would be rejected.
     """
-    spec, base = draft.job.spec, state.base_workers
-    if (refusal := refusal_of_size(spec, base, spec.workers)) is not None:
+    spec, base_workers = draft.job.spec, state.base_workers
+    if (refusal := refusal_of_size(spec, base_workers, spec.workers)) is not None:
         return refusal
-    found = draft.plan_job(spec, workers=spec.workers, base_workers=base)
+    found = draft.plan_job(spec, workers=spec.workers, base_workers=base_workers)
     if found.verdict is not Fit.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan:
         return None
-    advice = f'To resize it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
+    advice = f'To resize it anyway, set annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
     return f"{spec.workers} workers: {found.message} {advice}"
 
 

@@ -20,5 +20,5 @@ def settle(draft: Draft, view: AttemptView) -> None:
     if due is None or draft.now < due or status.attempt == 0 or status.phase not in ACTIVE:
         return
     if not view.count(WorkerState.ABSENT):  # otherwise they are checked when the pods are created
-        protected = draft.size if protection.stands(draft) else None
+        protected = draft.workers if protection.stands(draft) else None
         draft.act(KeepShared(attempt=status.attempt, protected=protected))

@@ -42,7 +42,8 @@ def prepare(draft: Draft) -> None:
 
 
 def give_up_choice(draft: Draft) -> bool:
-    """Return to the full size if the operator chose the size that was rejected; return whether it did."""
+    """Return to the accepted number of workers if the operator chose the rejected size; return whether it
+    did."""
     state = draft.status.elastic
     if state is None or state.reason not in requested_size.CHOSEN:
         return False
@@ -60,14 +61,14 @@ def admissible(draft: Draft) -> ZeroTrainingJobSpec:
 
 def next_shape(draft: Draft) -> AttemptShape:
     """Return the shape of an attempt that would start now."""
-    return AttemptShape(workers=requested_size.target(draft))
+    return AttemptShape(workers=requested_size.next_workers(draft))
 
 
 def joined(draft: Draft) -> None:
     """Record the size as one that there was capacity for, because all ranks of the attempt have met."""
     state = draft.status.elastic
-    if state is not None and state.ran != draft.size:
-        requested_size.update(draft, ran=draft.size)
+    if state is not None and state.ran != draft.workers:
+        requested_size.update(draft, ran=draft.workers)
 
 
 def shrink(draft: Draft, why: str) -> str | None:
@@ -76,12 +77,12 @@ def shrink(draft: Draft, why: str) -> str | None:
     if draft.job.spec.elastic is None:
         return "spec.elastic is not given"
     requested_size.take(draft)
-    smaller = requested_size.largest(draft, draft.size - 1)
-    if smaller is None:
+    fewer = requested_size.largest_workers(draft, draft.workers - 1)
+    if fewer is None:
         least = draft.job.spec.elastic.min_workers
-        sizes = f"from elastic.minWorkers {least} to {draft.size - 1}"
-        return f"no size {sizes} keeps the global batch and fits the memory"
-    requested_size.decide(draft, smaller, SizeReason.FAILURE, why)
+        bounds = f"from elastic.minWorkers {least} to {draft.workers - 1}"
+        return f"no number of workers {bounds} keeps the global batch and fits the memory"
+    requested_size.decide(draft, fewer, SizeReason.FAILURE, why)
     state = draft.status.elastic
     if state is not None:
         # After a failure, a job grows back later each time, as one does whose capacity comes and goes.
@@ -101,9 +102,9 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
         return _while_starting(draft, view, elastic)
     if not _under_way(draft):
         return None
-    if requested_size.target(draft) != draft.size:
+    if requested_size.next_workers(draft) != draft.workers:
         return _resize_as_requested(draft)
-    if draft.size < requested_size.full(draft):
+    if draft.workers < requested_size.accepted_workers(draft):
         return _growth(draft, elastic)
     _forget_losses(draft, elastic)
     return None
@@ -115,13 +116,13 @@ def decided_by(draft: Draft, began: datetime) -> datetime | None:
     None if it cannot shrink.
     """
     elastic = draft.job.spec.elastic
-    if elastic is None or requested_size.largest(draft, draft.size - 1) is None:
+    if elastic is None or requested_size.largest_workers(draft, draft.workers - 1) is None:
         return None
     return began + timedelta(seconds=elastic.shrink_after_s) + DECIDED
 
 
 def _forget_losses(draft: Draft, elastic: Elastic) -> None:
-    """Reset the count of losses once the full size has lasted as long as the next growth would have to wait.
+    """Reset the count of losses once the accepted number of workers has lasted for the next growth's delay.
 
     Capacity that comes and goes does not count as capacity.
     """
@@ -141,7 +142,7 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
 
     An attempt whose pods find no node has nothing to lose, so another size is taken at once.
     """
-    size, target = draft.size, requested_size.target(draft)
+    workers, next_workers = draft.workers, requested_size.next_workers(draft)
     refused = _refused(draft, view)
     unplaced = refused + sum(
         1
@@ -150,19 +151,19 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
     )
     if not unplaced:
         return None
-    if target != size:
-        return f"going on with {target} workers: {unplaced} of {size} pods have no node"
-    if draft.observed.making:
+    if next_workers != workers:
+        return f"continuing with {next_workers} workers: {unplaced} of {workers} pods have no node"
+    if draft.observed.creating:
         return None  # existing pods wait for the missing pods, not for nodes
     due = _shrinks_at(draft, view, elastic, refused)
     if due is None or draft.now < due:
         if due is not None:
             draft.wake(due)
         return None
-    smaller = _shrink_to_capacity(draft, size, _placeable_workers(draft, view, refused))
-    if smaller is None:
+    fewer = _shrink_to_capacity(draft, _placeable_workers(draft, view, refused))
+    if fewer is None:
         return None
-    return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
+    return f"no capacity for {workers} workers within {elastic.shrink_after_s} s: continuing with {fewer}"
 
 
 def _shrinks_at(draft: Draft, view: AttemptView, elastic: Elastic, refused: int) -> datetime | None:
@@ -186,7 +187,7 @@ def _placeable_workers(draft: Draft, view: AttemptView, refused: int) -> int:
     scheduler and the quota leave.
     """
     state = draft.status.elastic
-    if state is not None and state.ran is not None and state.ran < draft.size:
+    if state is not None and state.ran is not None and state.ran < draft.workers:
         return state.ran
     return unscheduled.placeable(view) - refused
 
@@ -205,23 +206,25 @@ def _refused(draft: Draft, view: AttemptView) -> int:
 def _resize_as_requested(draft: Draft) -> str | None:
     """Return why the attempt should take the requested size: a smaller one at once, a larger one if it may
     fit."""
-    size, target = draft.size, requested_size.target(draft)
+    workers, next_workers = draft.workers, requested_size.next_workers(draft)
     # Free nodes are not quota: in a queue the user's request suffices, and the queue decides.
-    if target > size and not in_queue(draft):
-        room = _capacity_hint(draft, target)
-        if room is None:
+    if next_workers > workers and not in_queue(draft):
+        capacity = _capacity_hint(draft, next_workers)
+        if capacity is None:
             return None
-        if room.fits is not None and room.fits < target:
-            target = max(requested_size.largest(draft, room.fits) or size, size)
-            requested_size.decide(draft, target, SizeReason.CAPACITY, requested_size.room(draft, room.fits))
-            if target == size:
+        if capacity.fits is not None and capacity.fits < next_workers:
+            message = requested_size.capacity_message(draft, capacity.fits)
+            next_workers = max(requested_size.largest_workers(draft, capacity.fits) or workers, workers)
+            requested_size.decide(draft, next_workers, SizeReason.CAPACITY, message)
+            if next_workers == workers:
                 return None
-    return f"resizing from {size} to {target} workers, spec.workers is {draft.job.spec.workers}"
+    return f"resizing from {workers} to {next_workers} workers, spec.workers is {draft.job.spec.workers}"
 
 
 def _growth(draft: Draft, elastic: Elastic) -> str | None:
-    """Return why the attempt should grow towards the full size, once it has lasted for long enough."""
-    size, state = draft.size, draft.status.elastic
+    """Return why the attempt should grow towards the accepted number of workers, once it has lasted for long
+    enough."""
+    workers, state = draft.workers, draft.status.elastic
     # A queue's admission is not given up because nodes are free: free nodes are not quota.
     if state is None or in_queue(draft):
         return None
@@ -229,31 +232,32 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
     if draft.now < due:
         draft.wake(due)
         return None
-    full = requested_size.full(draft)
-    room = _capacity_hint(draft, full)
-    if room is None:
+    accepted_workers = requested_size.accepted_workers(draft)
+    capacity = _capacity_hint(draft, accepted_workers)
+    if capacity is None:
         return None
-    larger = requested_size.largest(draft, full if room.fits is None else room.fits) or size
-    if larger <= size:
+    at_most = accepted_workers if capacity.fits is None else capacity.fits
+    more = requested_size.largest_workers(draft, at_most) or workers
+    if more <= workers:
         return None
-    if larger == full:
+    if more == accepted_workers:
         requested_size.forget_choice(draft)
     else:
-        requested_size.decide(draft, larger, SizeReason.CAPACITY, requested_size.room(draft, larger))
-    found = "may be" if room.fits is None else "is"
-    return f"there {found} room for {larger} workers again: growing from {size}"
+        requested_size.decide(draft, more, SizeReason.CAPACITY, requested_size.capacity_message(draft, more))
+    found = "may be" if capacity.fits is None else "is"
+    return f"there {found} capacity for {more} workers again: growing from {workers}"
 
 
 def _capacity_hint(draft: Draft, workers: int) -> Capacity | None:
     """Return a hint on whether there is capacity for this number of workers; None while it is read."""
-    room, elastic = draft.observed.room, draft.job.spec.elastic
+    capacity, elastic = draft.observed.capacity, draft.job.spec.elastic
     again = timedelta(seconds=elastic.grow_after_s if elastic is not None else 0)
-    if room is None or room.workers != workers or draft.now >= room.at + again:
+    if capacity is None or capacity.workers != workers or draft.now >= capacity.at + again:
         shape = AttemptShape(workers=workers, excluded_nodes=exclusions.current(draft))
         draft.act(ReadCapacity(shape=shape))
         return None
-    draft.wake(room.at + again)
-    return room
+    draft.wake(capacity.at + again)
+    return capacity
 
 
 def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus) -> datetime:
@@ -267,15 +271,15 @@ def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus) -> datetime:
     return max(due, state.rule_at + timedelta(seconds=draft.job.spec.failure_policy.window_seconds))
 
 
-def _shrink_to_capacity(draft: Draft, size: int, room: int) -> int | None:
-    """Decide on the largest workable size that fits the capacity; None if there is none below `size`."""
+def _shrink_to_capacity(draft: Draft, capacity: int) -> int | None:
+    """Decide on the largest smaller size that works and fits the capacity; None if there is none."""
     state = draft.status.elastic
-    smaller = requested_size.largest(draft, min(room, size - 1))
-    if smaller is None or state is None:
+    fewer = requested_size.largest_workers(draft, min(capacity, draft.workers - 1))
+    if fewer is None or state is None:
         return None
-    requested_size.decide(draft, smaller, SizeReason.CAPACITY, requested_size.room(draft, room))
+    requested_size.decide(draft, fewer, SizeReason.CAPACITY, requested_size.capacity_message(draft, capacity))
     requested_size.update(draft, losses=state.losses + 1)
-    return smaller
+    return fewer
 
 
 def _under_way(draft: Draft) -> bool:

@@ -56,8 +56,8 @@ def blamed(draft: Draft, view: AttemptView, failure: Failure | None) -> Failure 
     workers = _unstarted(view)
     if not workers:
         return _not_come(draft, view, failure)
-    said = f"not started when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
-    found = _blaming(draft, workers, failure.failure_class, said)
+    summary = f"not started when worker {failure.worker.index} timed out in the rendezvous (exit code 82)"
+    found = _blaming(draft, workers, failure.failure_class, summary)
     return replace(found, code=ExitCode.RENDEZVOUS_TIMEOUT)
 
 
@@ -65,7 +65,7 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
     look, ended_at = draft.observed.inspection, _ended_at(failure.worker) or draft.now
     if look is None or look.attempt != view.number or ended_at - look.at > LOOK_AGE or is_met(look):
         return failure
-    late = look.laggard
+    late = look.slow_rank
     if late is None or not late.worker < len(view.workers):
         return failure
     worker = view.workers[late.worker]
@@ -76,12 +76,12 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
         stacks, due = None, ended_at + STACKS_WAIT
         if draft.now < due:
             draft.act(CollectStacks(attempt=view.number, sources=stack_sources(view, first=worker.index)))
-    told = f"{late.why}, when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
+    message = f"{late.why}, when worker {failure.worker.index} timed out in the rendezvous (exit code 82)"
     return Failure(
         worker=worker,
         failure_class=failure.failure_class,
         rank=late.rank,
-        told=told,
+        message=message,
         stacks=stacks.config_map if stacks is not None else "",
         code=ExitCode.RENDEZVOUS_TIMEOUT,
         due=due,
@@ -119,17 +119,17 @@ def _has_reason(worker: Worker) -> bool:
     return pod is not None and bool(pod.waiting or (not pod.scheduled and pod.unscheduled_reason))
 
 
-def _blaming(draft: Draft, workers: list[Worker], failure_class: FailureClass, said: str) -> Failure:
+def _blaming(draft: Draft, workers: list[Worker], failure_class: FailureClass, summary: str) -> Failure:
     first, *rest = workers
-    told = f"{said}: {_waits_for(draft, first)}"
+    message = f"{summary}: {_waits_for(draft, first)}"
     if rest:
         named = "; ".join(f"{_place(item)}: {_waits_for(draft, item)}" for item in rest[:MAX_NAMED])
         more = f"; and {len(rest) - MAX_NAMED} more" if len(rest) > MAX_NAMED else ""
-        told += f"; nor have {named}{more}"
+        message += f"; also not started: {named}{more}"
     others = tuple(
-        Failure(worker=item, failure_class=failure_class, told=_waits_for(draft, item)) for item in rest
+        Failure(worker=item, failure_class=failure_class, message=_waits_for(draft, item)) for item in rest
     )
-    return Failure(worker=first, failure_class=failure_class, told=told, others=others)
+    return Failure(worker=first, failure_class=failure_class, message=message, others=others)
 
 
 def _place(worker: Worker) -> str:
@@ -147,5 +147,5 @@ def _waits_for(draft: Draft, worker: Worker) -> str:
         return pod.waiting
     if not pod.scheduled and not pod.node:
         return pod.unscheduled_reason or "it has no node yet"
-    told = stuck.starts_late(draft, pod) or stuck.runs_before(pod)
-    return told or "its image, volumes or init containers are not ready"
+    message = stuck.starts_late(draft, pod) or stuck.runs_before(pod)
+    return message or "its image, volumes or init containers are not ready"

@@ -25,12 +25,12 @@ MIN_LOSS = 0.1
 """Minimum excess as a fraction of the whole step; a smaller one does not slow the job down."""
 
 
-def tell(draft: Draft, view: AttemptView) -> None:
+def report(draft: Draft, view: AttemptView) -> None:
     """Update status.straggler, and emit an event that names rank and node, once per attempt and rank."""
     progress = draft.observed.progress
     if progress is None or progress.attempt != view.number or progress.straggler is None:
         return
-    said, known = progress.straggler, draft.status.straggler
+    reported, known = progress.straggler, draft.status.straggler
     policy = draft.job.spec.hang_policy
     limit = (policy.straggler_percent if policy is not None else None) or DEFAULT_PERCENT
     percent, level = _percent(progress), level_of(progress, limit)
@@ -39,13 +39,15 @@ def tell(draft: Draft, view: AttemptView) -> None:
     if level is Level.LOW and known is not None:
         draft.set(straggler=None)
         draft.emit(
-            Reason.STRAGGLER_RECOVERED, f"attempt {view.number}: no rank slows the others down any more"
+            Reason.STRAGGLER_RECOVERED, f"attempt {view.number}: no rank slows down the others any more"
         )
     # With several slow ranks, the slowest differs from report to report: the first that was named stands for
     # all of them, until another is far worse.
-    worse = known is None or (known.rank != said.rank and percent - 100 >= MUCH_WORSE * (known.percent - 100))
-    if level is Level.HIGH and worse and _is_rank(draft, said.rank):
-        _raise_alarm(draft, view, rank=said.rank, percent=percent, limit=limit)
+    worse = known is None or (
+        known.rank != reported.rank and percent - 100 >= MUCH_WORSE * (known.percent - 100)
+    )
+    if level is Level.HIGH and worse and _is_rank(draft, reported.rank):
+        _raise_alarm(draft, view, rank=reported.rank, percent=percent, limit=limit)
 
 
 class Level(Enum):
@@ -82,7 +84,7 @@ def _percent(progress: Progress) -> int | None:
 
 
 def _is_rank(draft: Draft, rank: int) -> bool:
-    return 0 <= rank < draft.size * draft.job.spec.num_ranks_per_worker
+    return 0 <= rank < draft.workers * draft.job.spec.num_ranks_per_worker
 
 
 def _raise_alarm(draft: Draft, view: AttemptView, *, rank: int, percent: int, limit: int) -> None:
@@ -92,7 +94,7 @@ def _raise_alarm(draft: Draft, view: AttemptView, *, rank: int, percent: int, li
     draft.set(straggler=StragglerStatus(attempt=view.number, rank=rank, pod=name, node=node, percent=percent))
     draft.emit(
         Reason.STRAGGLER,
-        f"attempt {view.number}: rank {rank} (pod {name}, node {node or 'unknown'}) slows all ranks down: "
-        f"its own work in a step takes more than {limit} % of what it takes the middle rank",
+        f"attempt {view.number}: rank {rank} (pod {name}, node {node or 'unknown'}) slows down all ranks: "
+        f"its own work in a step takes more than {limit} % of what the median rank needs",
         warning=True,
     )

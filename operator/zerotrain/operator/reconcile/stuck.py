@@ -76,14 +76,14 @@ def held(draft: Draft, pod: PodView) -> str | None:
         return None
     names = ", ".join(pod.finalizers)
     return (
-        f"pod {pod.name} cannot go: it is held by finalizer {names}, which its owner has to remove; until "
-        "then no other attempt starts"
+        f"pod {pod.name} cannot be removed: finalizer {names} holds it; no other attempt starts until the "
+        "finalizer's owner removes that"
     )
 
 
 def first_held(draft: Draft) -> str | None:
     """Return the text of `held` for the first such pod, with the number of further ones; None without one."""
-    found = [told for pod in draft.observed.pods if (told := held(draft, pod)) is not None]
+    found = [text for pod in draft.observed.pods if (text := held(draft, pod)) is not None]
     more = f" (and {len(found) - 1} more pods)" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else None
 

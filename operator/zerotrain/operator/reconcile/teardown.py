@@ -48,7 +48,7 @@ def _may_appear(draft: Draft) -> bool:
 
 def end_strays(draft: Draft) -> None:
     """Request the deletion of pods of earlier attempts, and of indices that the job no longer has."""
-    attempt, workers = draft.status.attempt, draft.size
+    attempt, workers = draft.status.attempt, draft.workers
     for number, pods in strays(attempt, workers, draft.observed).items():
         if number < attempt:
             _end(draft, number, list(pods), KILL_GRACE_S)
@@ -70,7 +70,7 @@ def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
 
 
 def _lingers(draft: Draft, pod: PodView) -> bool:
-    """Return whether containers beside a worker that has ended had enough time to end by themselves."""
+    """Return whether containers next to a worker that has ended had enough time to end by themselves."""
     if not pod.lingers or pod.ended_seen_at is None:
         return False
     due = pod.ended_seen_at + SIDECARS_END

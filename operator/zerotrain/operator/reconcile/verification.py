@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,127}")
 class _Outcome:
     state: VerificationState
     reason: Reason
-    told: str
+    message: str
 
 
 def pending(draft: Draft) -> bool:
@@ -82,9 +82,9 @@ def _begin(draft: Draft, subject: CheckpointRecord) -> None:
         checkpoint=stored(name, 128),
         start_time=draft.stamp,
     )
-    told = _unreachable(draft, subject)
-    if told is not None:
-        _conclude(draft, record, _unknown(told))
+    message = _unreachable(draft, subject)
+    if message is not None:
+        _conclude(draft, record, _unknown(message))
         return
     _try(draft, record, number=1)
 
@@ -146,28 +146,28 @@ def _follow(draft: Draft, record: Verification) -> None:
 
 
 def _outcome(pod: PodView) -> _Outcome:
-    said = pod.termination.last_line if pod.termination is not None else None
+    last_line = pod.termination.last_line if pod.termination is not None else None
     if pod.state is PodState.SUCCEEDED:
         return _Outcome(
             state=VerificationState.VERIFIED,
             reason=Reason.CHECKPOINT_VERIFIED,
-            told="every byte was read and is as it was written",
+            message="every byte was read and is as it was written",
         )
     if pod.exit_code == ExitCode.CHECKPOINT_UNUSABLE and pod.pod_reason is None:
         return _Outcome(
             state=VerificationState.DAMAGED,
             reason=Reason.CHECKPOINT_DAMAGED,
-            told=(said or "it does not pass zerotrain checkpoint verify").strip(),
+            message=(last_line or "it does not pass zerotrain checkpoint verify").strip(),
         )
     code = f"exit code {pod.exit_code}" if pod.exit_code is not None else f"pod phase {pod.phase}"
     if pod.exit_code == ExitCode.STORAGE_FAILED:
         code = f"the volume failed while it was read ({code})"
-    parts = [code, pod.disruption, pod.pod_reason, pod.pod_message, said]
+    parts = [code, pod.disruption, pod.pod_reason, pod.pod_message, last_line]
     return _unknown(": ".join(part.strip() for part in parts if part))
 
 
-def _unknown(told: str) -> _Outcome:
-    return _Outcome(state=VerificationState.UNKNOWN, reason=Reason.VERIFICATION_FAILED, told=told)
+def _unknown(message: str) -> _Outcome:
+    return _Outcome(state=VerificationState.UNKNOWN, reason=Reason.VERIFICATION_FAILED, message=message)
 
 
 def _why(draft: Draft, pod: PodView | None) -> str:
@@ -178,7 +178,7 @@ def _why(draft: Draft, pod: PodView | None) -> str:
 
 
 def _conclude(draft: Draft, record: Verification, outcome: _Outcome) -> None:
-    message = stored(outcome.told)
+    message = stored(outcome.message)
     update = {"state": outcome.state, "message": message, "completion_time": draft.stamp}
     _set(draft, record.model_copy(update=update))
     draft.wake(draft.now)  # the time to live, which waited for the outcome, was already checked in this pass

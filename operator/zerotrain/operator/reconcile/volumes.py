@@ -78,7 +78,7 @@ def _unknown(wanted: AskStorageClass, view: StorageClassView) -> str:
     return (
         f"{field}: StorageClass {view.name} cannot be read: {view.problem}. Name one that exists; where the "
         "operator may not read it, grant its account the verb get on storageclasses.storage.k8s.io in a "
-        "ClusterRole, or make the job anew without requireEncryptedVolume"
+        "ClusterRole, or recreate the job without requireEncryptedVolume"
     )
 
 

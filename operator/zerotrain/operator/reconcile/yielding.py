@@ -78,7 +78,7 @@ def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
     """Return why healthy ranks should stop, as reason and message; None if they continue."""
     if _is_outdated(draft):
         # The suspension in between, which no pass saw, would have had the same effect.
-        return YieldReason.SUSPEND, "the spec was changed while the job was suspended for a moment"
+        return YieldReason.SUSPEND, "the spec was changed while the job was briefly suspended"
     if (why := queueing.evicted(draft, view)) is not None:
         return YieldReason.QUEUE_EVICTION, why
     if (why := drains.move_wanted(draft, view)) is not None:
@@ -100,8 +100,8 @@ def ask(draft: Draft, reason: YieldReason, why: str) -> None:
     draft.set(phase=_PHASE[reason], checkpoint=checkpoint, yield_request=request)
     attempt = draft.status.attempt
     suspends = reason is YieldReason.SUSPEND and draft.job.spec.suspend
-    said = f"suspending attempt {attempt}" if suspends else f"attempt {attempt}: {why}"
-    draft.emit(_EVENT[reason], said)
+    message = f"suspending attempt {attempt}" if suspends else f"attempt {attempt}: {why}"
+    draft.emit(_EVENT[reason], message)
 
 
 def renew(draft: Draft, view: AttemptView) -> None:
@@ -185,7 +185,7 @@ def over(draft: Draft, view: AttemptView) -> bool:
     if limit is None:
         _request_stop(draft, view)
     elif draft.now >= limit:
-        _warn(draft, f"{_missed(draft)} within {grace(draft).seconds} s: the pods are ended")
+        _warn(draft, f"{_missed(draft)} within {grace(draft).seconds} s: the pods are deleted")
         return True
     else:
         draft.wake(limit)
@@ -260,8 +260,8 @@ def _report_unsaved(draft: Draft, view: AttemptView) -> None:
         return
     if draft.job.spec.command and view.count(WorkerState.YIELDED):
         return  # a rank that saved did so for all
-    said = pods[0].termination
-    why = f" ({said.exception})" if said is not None and said.exception else ""
+    end = pods[0].termination
+    why = f" ({end.exception})" if end is not None and end.exception else ""
     _warn(draft, f"worker {pods[0].index} (pod {pods[0].name}) stopped without a checkpoint{why}")
 
 
@@ -278,7 +278,7 @@ def _missed(draft: Draft) -> str:
 def _way_out(draft: Draft) -> str:
     policy = draft.job.spec.checkpoint
     if policy is None:  # the API server rejects adding one
-        return "nothing would have been saved: make the job anew with spec.checkpoint"
+        return "nothing would have been saved: recreate the job with spec.checkpoint"
     way_out = "raise checkpoint.gracePeriodSeconds above one step"
     return f"{way_out} plus one checkpoint" if policy.on_termination else way_out
 
@@ -304,10 +304,10 @@ def what_is_kept(draft: Draft) -> str:
     last = draft.status.checkpoint.last
     if last is None:
         return "there is no checkpoint"
-    told = f"the newest checkpoint is step {last.step}"
+    message = f"the newest checkpoint is step {last.step}"
     if unsaved_steps(draft.status):
-        told += f", the job was at step {draft.status.progress.step}"
-    return told
+        message += f", the job was at step {draft.status.progress.step}"
+    return message
 
 
 def drop(draft: Draft) -> None:

@@ -35,17 +35,17 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
     running: Amounts = {}
     for container in spec.get("containers", ()):
         add(running, _requests(container))
-    beside: Amounts = {}
+    sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.get("initContainers", ()):
         wanted = _requests(container)
         if container.get("restartPolicy") == "Always":
-            add(beside, wanted)
+            add(sidecars, wanted)
             wanted = {}
-        # An init step runs beside the sidecars that were started before it.
-        for name in wanted.keys() | beside.keys():
-            peak[name] = max(peak.get(name, 0), wanted.get(name, 0) + beside.get(name, 0))
-    add(running, beside)
+        # An init step runs together with the sidecars that were started before it.
+        for name in wanted.keys() | sidecars.keys():
+            peak[name] = max(peak.get(name, 0), wanted.get(name, 0) + sidecars.get(name, 0))
+    add(running, sidecars)
     total = {name: max(running.get(name, 0), peak.get(name, 0)) for name in running.keys() | peak.keys()}
     total |= _of_the_pod(spec.get("resources") or {}, total)
     add(total, {name: at_least(amount) for name, amount in spec.get("overhead", {}).items()})

@@ -111,9 +111,9 @@ def _add_template(spec: Json, job: ZeroTrainingJob, template: PodTemplate) -> No
     before = [_extra_container(container) for container in template.init_containers]
     # A sidecar is an init container that keeps running: the pod ends when the ranks end, without waiting for
     # it.
-    beside = [{**_extra_container(container), "restartPolicy": "Always"} for container in template.sidecars]
-    if before or beside:
-        spec["initContainers"] = [*before, *beside]
+    sidecars = [{**_extra_container(container), "restartPolicy": "Always"} for container in template.sidecars]
+    if before or sidecars:
+        spec["initContainers"] = [*before, *sidecars]
     if template.affinity is not None:
         spec["affinity"] = as_written(template.affinity)
     if template.image_pull_secrets:
