@@ -115,7 +115,7 @@ class Bench:
 
     @property
     def slow_rank(self) -> Any:
-        return self.memory.inspection.slow_rank
+        return self.job_state.inspection.slow_rank
 
     @property
     def job_state(self) -> Any:
@@ -225,8 +225,8 @@ async def test_a_step_that_stands_still_makes_all_pods_be_asked_and_the_last_ran
     assert await bench.after(0) == ["gpt-1-0"], "not before half of the limit"
     workers.idle_s = LIMIT_S / 2
     assert await bench.after(MIN_INTERVAL_S) == BOTH
-    assert bench.memory.inspection.slow_rank.rank == 1
-    assert bench.memory.inspection.step == 7
+    assert bench.job_state.inspection.slow_rank.rank == 1
+    assert bench.job_state.inspection.step == 7
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"], "all pods only now and then"
     assert await bench.after(INSPECTION_INTERVAL_S) == BOTH
     workers.steps["gpt-1-0"], workers.idle_s = 8, 0.0

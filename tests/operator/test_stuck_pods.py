@@ -142,7 +142,7 @@ REPORTED_BEFORE: Json = {
 
 
 def test_it_is_reported_once() -> None:
-    assert not told(passed(starting(120), conditions=[TOLD_BEFORE]), "PodNotStarting")
+    assert not messages_of(passed(starting(120), conditions=[REPORTED_BEFORE]), "PodNotStarting")
 
 
 def test_a_container_that_cannot_start_makes_an_event() -> None:
@@ -177,7 +177,7 @@ def test_a_finalizer_is_named_once_it_is_all_that_is_left(s_ago: float, over: bo
     reason, message = ready(plan)
     assert (reason == "PodHeld") is named
     assert ("pod gpt-1-0 cannot be removed: finalizer example.com/audit holds it" in message) is named
-    assert len(told(plan, "PodHeld")) == named
+    assert len(messages_of(plan, "PodHeld")) == named
 
 
 def test_finalizers_count_for_pods_that_are_to_go() -> None:

@@ -129,7 +129,7 @@ def test_request_reaches_a_listener_that_comes_late() -> None:
         request = StopRequest(grace_seconds=60.0)
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(lambda: request.requested)
-        request.tell(lambda: calls.append("late"))
+        request.set_callback(lambda: calls.append("late"))
         request.finished()
         assert calls == ["late"]
     finally:
