@@ -30,7 +30,7 @@ sys.exit(7)
 
 
 def test_a_thread_inside_of_native_code_does_not_abort_the_process(tmp_path: Path) -> None:
-    """Nor do objects that were never closed make nanobind complain."""
+    """Objects that were never closed make nanobind print nothing either."""
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (7, "")

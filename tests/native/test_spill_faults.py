@@ -1,4 +1,4 @@
-"""What the system refuses is reported with its number and the place in the file; engines give way by name."""
+"""Errors of the system are reported with their number and the offset in the file; engines give way by name."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_error_in_the_middle_ends_all_of_the_transfer_first(tmp_path: Path) -
 
 
 def opened(refusals: list[Refusal], folder: Path, engine: str = "auto") -> dict[str, object]:
-    """What a spill file reports of itself in a process with these calls refused; its bytes come back."""
+    """Return what a spill file reports of itself in a process with these calls refused, and its bytes."""
 
     def work() -> dict[str, object]:
         refuse(refusals)
@@ -164,7 +164,7 @@ def test_an_engine_of_another_name_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_missing_features_of_the_file_system_are_named(tmp_path: Path) -> None:
-    """Without O_TMPFILE, O_DIRECT, both, or fallocate: each is reported, none leaves a name."""
+    """A lack of O_TMPFILE, O_DIRECT, both, or fallocate is reported, and none leaves a name."""
     no_unnamed = Refusal("openat", errno.EOPNOTSUPP, argument=2, bits=O_TMPFILE_BIT)
     no_direct = Refusal("openat", errno.EINVAL, argument=2, bits=os.O_DIRECT)
     answer = opened([no_unnamed], tmp_path)

@@ -148,7 +148,8 @@ def a_spec_that_cannot_be_read(text: str) -> tuple[Json, Observed]:
 
 def paths_of_the_spec(text: str) -> tuple[Json, Observed]:
     """Put the text into the paths of the spec, whose patterns allow any character but a colon and NUL."""
-    text = text.translate({ord(":"): None, 0: None})
+    # A lone surrogate is no text that the API server stores.
+    text = text.translate({ord(":"): None, 0: None, **dict.fromkeys(range(0xD800, 0xE000))})
     template = {"volumeMounts": [{"name": "data", "mountPath": f"/dev/{text}x"}]}
     spill = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": f"/elsewhere/{text}x"}}
     volume = {"size": "1Gi", "mountPath": f"/spill/{text}x"}

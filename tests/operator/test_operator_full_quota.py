@@ -14,7 +14,7 @@ from tests.operator.test_operator_controller import KEY, make_controller, run_pa
 from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, job, make_executor, mine
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import context as hands_module
+from zerotrain.operator.cluster.actions import context as context_module
 from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.store import JobKey
@@ -38,7 +38,7 @@ KEEP = KeepShared(attempt=1)
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengthen the time slice of a pass, so that a machine of any speed makes all pods in one pass."""
-    monkeypatch.setattr(hands_module, "CREATION_WINDOW_S", 600.0)
+    monkeypatch.setattr(context_module, "CREATION_WINDOW_S", 600.0)
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
 

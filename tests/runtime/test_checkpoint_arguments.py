@@ -47,7 +47,7 @@ def test_frozen_parameters_can_be_left_out(tmp_path: Path) -> None:
         assert found["trained loaded"]
 
 
-def test_odd_moments(tmp_path: Path) -> None:
+def test_unusual_moments(tmp_path: Path) -> None:
     for found in run_ranks(2, partial_loads.saves_between_steps, str(tmp_path)):
         assert found["initial"]
         assert found["again"]

@@ -1,4 +1,4 @@
-"""How long ranks wait for each other is the operator's to say where it looks after hangs. Ranks that can
+"""The operator limits how long ranks wait for each other where it handles hangs. Ranks that can
 never meet fail as early as without it."""
 
 from __future__ import annotations

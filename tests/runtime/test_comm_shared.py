@@ -118,7 +118,7 @@ def test_a_mapped_gather_sees_updates_and_drops_writes() -> None:
 
 
 def gather_many(budget: int) -> tuple[bool, list[float]]:
-    """More gathers in flight than a channel has slots for, and no mapping beyond the budget of rank 1."""
+    """Start more gathers than a channel has slots for, with no mapping beyond the budget of rank 1."""
     barrier_counters.RING, shared_module.MOST_UNFINISHED = 8, 4
     memory.most_mappings = lambda: budget if dist.get_rank() else 1 << 15  # type: ignore[assignment]
     comm = comm_by("shared")

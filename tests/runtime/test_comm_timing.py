@@ -135,7 +135,7 @@ def waits_of_a_step() -> tuple[tuple[float, ...], float]:
 
 @pytest.mark.ranks
 def test_a_step_reports_its_own_waits_not_those_of_the_one_before() -> None:
-    """What the device did until the ranks exchange their times, and until they have."""
+    """Times of the device before the ranks exchange their times, and after."""
     assert run_ranks(1, waits_of_a_step) == [((0.25,), 0.5)]
 
 

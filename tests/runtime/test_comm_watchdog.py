@@ -253,7 +253,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def after_the_failure() -> list[str]:
-    """What each collective raises when the group was ended, while it starts and before."""
+    """Return what each collective raises when the group was ended, while it starts and before."""
     comm, found = comm_by("gloo"), []
     dog, part = comm._watchdog, torch.zeros(8, device=comm.device)
     assert dog is not None

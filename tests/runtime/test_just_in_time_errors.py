@@ -201,7 +201,7 @@ def test_an_interrupted_update_is_final(tmp_path: Path) -> None:
 
 
 def interrupted_publication(stage: int) -> list[str]:
-    """What a rank raises whose wait for the third unit was interrupted, with gathers under way."""
+    """Return what a rank raises whose wait for the third unit was interrupted, with gathers under way."""
     raised = []
     with engine_of(Run(stage=stage, dtype="fp32")) as engine:
         train_step(engine, 0)

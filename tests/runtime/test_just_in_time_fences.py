@@ -209,7 +209,7 @@ def test_a_user_s_own_loop_is_fenced(tmp_path: Path) -> None:
 
 
 def reads_on_one_rank() -> list[str]:
-    """Per stage: what a read on rank 0 alone, right after a step, says; then that it works after
+    """Return, per stage, what a read on rank 0 alone raises right after a step; then that it works after
     `synchronize`."""
     results = []
     for stage in (0, 1, 2, 3):

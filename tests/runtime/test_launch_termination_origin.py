@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("uid", ["uid-of-another", "", None])
-def test_it_is_what_the_ranks_told(uid: str | None, tmp_path: Path) -> None:
+def test_it_is_what_the_ranks_reported(uid: str | None, tmp_path: Path) -> None:
     board = RankTable(spec_for(tmp_path, ranks=2), built_in_trainer=True)
     for rank in (0, 1):
         board.progressed(rank, Progress(rank=rank, attempt=3, step=60, resumed_from=60, resumed_job=uid))
@@ -25,7 +25,7 @@ def test_it_is_what_the_ranks_told(uid: str | None, tmp_path: Path) -> None:
     assert (read.step, read.resumed_from, read.resumed_job) == (60, 60, uid)
 
 
-def test_of_a_fresh_start_nothing_is_said(tmp_path: Path) -> None:
+def test_a_fresh_start_has_no_origin(tmp_path: Path) -> None:
     board = RankTable(spec_for(tmp_path, ranks=1), built_in_trainer=True)
     board.progressed(0, Progress(rank=0, attempt=3, step=7))
     words = compose(ContainerExit(code=0), board, last_line=None)

@@ -92,7 +92,7 @@ def test_a_refused_read_is_counted(tmp_path: Path) -> None:
 
 
 def faults_after_damage(folder: str) -> dict[str, float | None]:
-    """What the metrics say of an engine whose spill file was damaged under it."""
+    """Return the metrics of an engine whose spill file was damaged."""
     import zerotrain.runtime as zt
 
     block = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": folder, "just_in_time": False}}

@@ -180,7 +180,7 @@ def train(stages: tuple[int, ...]) -> None:
 
 
 def check_common_decision(engine: zt.Engine, mpu: Mpu) -> None:
-    """What overflows in one part is skipped by both; a stop that one rank asks for is agreed by all."""
+    """An overflow in one part is skipped by both; a stop that one rank requests is agreed by all."""
     engine.backward(engine(batch(0, mpu.replica)))
     weight = engine.module.get_parameter("blocks.0.up.weight")
     if mpu.part == 1:

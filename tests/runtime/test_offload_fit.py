@@ -167,7 +167,7 @@ def test_two_changes_before_none() -> None:
 
 
 def start(limit: int | None, zero: dict[str, Any], environ: dict[str, str]) -> tuple[str, int]:
-    """What `initialize` ends with where the host has only so much memory, and the process's exit code."""
+    """Return how `initialize` ends on a host with so much memory, and the process's exit code."""
     available = FreeMemory(limit=limit or 2**40, used=0, source="test")
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
     with (

@@ -174,7 +174,7 @@ def fail(staging: WeightStaging, weights: torch.Tensor, ledger: MemoryLedger) ->
 
 
 class Copies(Uploads):
-    """Of a device that is still computing: copies are under way until they are waited for."""
+    """Double of a device that still computes: copies are in flight until they are waited for."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))

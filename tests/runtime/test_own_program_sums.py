@@ -31,7 +31,7 @@ SKIPPED = (6, 7)
 
 
 def metered() -> dict[str, Any]:
-    """What is reported of ten steps a report; each takes a second at first and half a second at last."""
+    """Return the reports of ten steps each; a step takes a second at first and half a second at last."""
     launch = LaunchSpec(
         job="demo", job_uid="u", attempt=1, master_addr="x", world_size=1, node_rank=0, config_path=Path("c")
     )

@@ -154,7 +154,7 @@ def test_other_calls_on_one_rank_alone(tmp_path: Path, method: str) -> None:
 
 
 def other_store() -> Any:
-    """Through which ranks report to each other that a case is over."""
+    """Store through which ranks report to each other that a case is over."""
     c10d: Any = dist.distributed_c10d
     return c10d.PrefixStore("test", c10d._get_default_store())
 

@@ -1,4 +1,4 @@
-"""Where ranks read each other's weights in place, no rank writes while a slow rank is still in forward."""
+"""Ranks that read each other's weights in place do not write while a slow rank is still in forward."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_a_writing_pass_that_was_broken_off_is_final(tmp_path: Path) -> None:
 def test_an_interrupt_while_a_sweep_waits_releases_the_spill_store(
     tmp_path: Path, writes: bool, is_late: bool
 ) -> None:
-    """Before or after the wait itself, while the sweep is left: the lock and the key are released."""
+    """Interrupts before or after the wait, while the sweep is left, release the lock and the key."""
     spill_store = make_spill_store(tmp_path)
     pairs = filled(spill_store, 64 * 3)
     wait, interrupts = spill_store._chunk_io.wait, [KeyboardInterrupt(), KeyboardInterrupt()]

@@ -24,7 +24,7 @@ IDENTITY = SpillIdentity(job="a/../job", rank=1, world_size=2)
 
 @pytest.mark.unit
 def test_the_spill_stores_own_limit_is_kept(tmp_path: Path) -> None:
-    """At the start and when records are added later; what is forgotten and given back counts no more."""
+    """The limit holds at the start and for records that are added later; records that are dropped count no more."""
     spill_store = make_spill_store(tmp_path, limit_bytes=100 * 4096)
     spill_store.add("a", [4096] * 101)
     with pytest.raises(SpillDoesNotFit) as caught:
@@ -177,7 +177,7 @@ def test_folders_are_made_and_gone(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_the_engine_can_be_forced_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For comparisons; the configuration's own value takes precedence."""
+    """Switch for comparisons; the configuration's own value takes precedence."""
     monkeypatch.setenv("ZEROTRAIN_SPILL_ENGINE", "threads")
     spill_store = make_spill_store(tmp_path)
     spill_store.allocate()

@@ -112,7 +112,7 @@ def sharded_model() -> nn.Module:
 
 
 def outcome_of(way: Way, model: nn.Module, parameter: nn.Parameter) -> str:
-    """What happened, from a forked process."""
+    """Return the outcome from a forked process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
