@@ -1,4 +1,5 @@
-"""Errors of the system are reported with their number and the offset in the file; engines give way by name."""
+"""Errors of the system are reported with their number and the offset in the file; engines give way by
+name."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def is_mapped(address: int) -> bool:
     ],
 )
 def test_writes_without_o_direct_wait_for_the_drive(tmp_path: Path, refusal: Refusal) -> None:
-    """Data are on the drive when a write returns: its error would otherwise come later and never be reported."""
+    """Data are on the drive when a write returns: its error would otherwise come later and never be
+    reported."""
 
     def work() -> list[object]:
         refuse([refusal])

@@ -28,7 +28,8 @@ def record(phase: Phase, step: int) -> Progress:
 
 
 def observe(reports: list[Parts], *, drops: bool) -> tuple[MotionTracker, float]:
-    """Return what a launcher observes of the work; `drops`: a record that another follows at once is not sent."""
+    """Return what a launcher observes of the work; `drops`: a record that another follows at once is not
+    sent."""
     tracker, now, step = MotionTracker(0.0), 60.0, 0
     tracker.progress_arrived(record(Phase.FIRST_STEP, step), now)
     for parts in reports:

@@ -137,7 +137,8 @@ def test_a_core_that_a_collector_gets_all_the_same_holds_no_memory(tmp_path: Pat
 
 
 def _in_child(check: str) -> str:
-    """Return what a forked child of this process, as a user that is not root, reports after `refuse_cores`."""
+    """Return what a forked child of this process, as a user that is not root, reports after
+    `refuse_cores`."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -24,7 +24,8 @@ IDENTITY = SpillIdentity(job="a/../job", rank=1, world_size=2)
 
 @pytest.mark.unit
 def test_the_spill_stores_own_limit_is_kept(tmp_path: Path) -> None:
-    """The limit holds at the start and for records that are added later; records that are dropped count no more."""
+    """The limit holds at the start and for records that are added later; records that are dropped count no
+    more."""
     spill_store = make_spill_store(tmp_path, limit_bytes=100 * 4096)
     spill_store.add("a", [4096] * 101)
     with pytest.raises(SpillDoesNotFit) as caught:
