@@ -1,6 +1,6 @@
 """DeepSpeed's asynchronous I/O in its own process: reads one operation per line, answers with its seconds.
 
-bench_vault starts it with the interpreter of DeepSpeed's environment. The sweep works like its
+bench_spill starts it with the interpreter of DeepSpeed's environment. The sweep works like its
 PipelinedOptimizerSwapper with pipeline_read and pipeline_write: two handles; the next piece is read and the
 last one written while one is held; nothing is computed in between.
 """
