@@ -26,7 +26,6 @@ from zerotrain.runtime.offload.fit import check_fit
 from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_spill_store
 from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
 from zerotrain.runtime.zero.leaves import with_marked
 from zerotrain.runtime.zero.live import LiveLimits
@@ -225,7 +224,6 @@ def _plus(config: EngineConfig) -> ZeroPlusPlus:
         hpz_ranks=ranks if zero.stage == 3 and ranks < config.world_size else 1,
         quantized_weights=zero.stage == 3 and zero.zero_quantized_weights,
         quantized_gradients=zero.zero_quantized_gradients,
-        feedback=None if zero.zeropp_loco_param is None else ErrorFeedback.read(zero.zeropp_loco_param),
     )
 
 

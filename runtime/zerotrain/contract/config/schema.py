@@ -257,9 +257,6 @@ class ZeroConfig:
     zero_quantized_weights: bool = False
     """Whether to all-gather parameters as int8 (ZeRO++ qwZ)."""
 
-    zeropp_loco_param: Mapping[str, float] | None = None
-    """Error feedback of quantised gradients: err_beta, reset_T; None = off."""
-
     zero_quantized_nontrainable_weights: bool = False
     """Whether to store frozen parameters as int8."""
 

@@ -57,7 +57,7 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
     whole, frozen_whole = (inputs.root_numel, inputs.frozen_root_numel) if inputs.stage == 3 else (0, 0)
     return GpuPersistent(
         param_bytes=c * share(psi - whole, param_ranks) if on_gpu else 0,
-        grad_bytes=inputs.grad_bytes * share(psi, grad_ranks) + _error_bytes(inputs),
+        grad_bytes=inputs.grad_bytes * share(psi, grad_ranks),
         optimizer_bytes=_state_bytes(inputs, state_ranks)
         - inputs.optimizer_bytes * sum(moved.states)
         + MASTER_BYTES * moved.device_masters,
@@ -73,13 +73,6 @@ def _shares_weights(inputs: MemoryInputs) -> bool:
     """Return whether gathered weights are in the memory of the rank that owns them."""
     is_plain = inputs.hpz_ranks == 1 and not inputs.quantized_weights
     return inputs.shares_memory and is_plain and inputs.param_tier != "nvme"
-
-
-def _error_bytes(inputs: MemoryInputs) -> int:
-    """Return the bytes of the fp32 errors of both hops of quantised gradients."""
-    if not (inputs.quantized_gradients and inputs.error_feedback):
-        return 0
-    return 4 * (inputs.trainable_numel + share(inputs.trainable_numel, _places(inputs)))
 
 
 def _places(inputs: MemoryInputs) -> int:

@@ -204,9 +204,6 @@ class MemoryInputs:
     quantized_gradients: bool = False
     """Whether to reduce gradients as int4 (qgZ)."""
 
-    error_feedback: bool = False
-    """Whether to keep the rounding error of quantised gradients (LoCo)."""
-
     ranks_per_node: int = 0
     """Ranks that sum their gradients before these cross to other nodes; 0 = all ranks are on one node."""
 

@@ -77,7 +77,6 @@ def memory_inputs(
         hpz_ranks=zero.zero_hpz_partition_size if _has_secondary(config) else 1,
         quantized_weights=stage == 3 and zero.zero_quantized_weights and config.world_size > 1,
         quantized_gradients=stage >= 2 and zero.zero_quantized_gradients and config.world_size > 1,
-        error_feedback=stage >= 2 and zero.zeropp_loco_param is not None and config.world_size > 1,
         ranks_per_node=ranks_per_node,
         on_host=on_host,
         is_encrypted=is_encrypted,

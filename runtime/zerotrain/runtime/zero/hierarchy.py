@@ -3,51 +3,22 @@
 A plain all-to-all sends every rank's gradients across node boundaries. Here the ranks of a node sum theirs
 first, and only that sum crosses: the bytes are divided by the number of ranks per node. If quantised, both
 hops carry int4 codes, decoded and summed in fp32 in between, so errors do not grow with the number of ranks.
-
-With error feedback (LoCo, https://arxiv.org/abs/2407.04480) the rounding error of a hop is kept and added to
-what the next reduction of the unit sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.comm.exchange import Exchange
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.subgroup import SubGroup
 from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import flat_zeros
-from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.quantize import INT4, Quantizer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorFeedback:
-    """Settings of `zeropp_loco_param`."""
-
-    err_beta: float = 0.8
-    """Fraction of the old error that is kept."""
-    reset_every: int = 1024
-    """Number of reductions of a unit after which its errors are reset to zero."""
-
-    @classmethod
-    def read(cls, values: Mapping[str, float]) -> ErrorFeedback:
-        """Read the configuration's object. Raises ConfigError for an unknown entry or one that is out of
-        range."""
-        path = "zero_optimization.zeropp_loco_param"
-        known = {"err_beta": 0.8, "reset_T": 1024}
-        for name in values.keys() - known.keys():
-            raise ConfigError(f"{path}.{name}", "is not known", values[name], "Use err_beta and reset_T.")
-        beta, reset = (float({**known, **values}[name]) for name in known)
-        if not 0.0 <= beta < 1.0:
-            raise ConfigError(f"{path}.err_beta", "must be within 0 and 1", beta, "DeepSpeed takes 0.8.")
-        return cls(err_beta=beta, reset_every=int(reset))
 
 
 class NodeHops:
@@ -65,31 +36,18 @@ class NodeHops:
 class HierarchicalReduction:
     """Starts exchanges in place of `Comm.start_exchange`; parts are one per node instead of one per rank."""
 
-    def __init__(
-        self,
-        comm: Comm,
-        ledger: MemoryLedger,
-        *,
-        quantizer: Quantizer | None = INT4,
-        feedback: ErrorFeedback | None = None,
-    ) -> None:
+    def __init__(self, comm: Comm, *, quantizer: Quantizer | None = INT4) -> None:
         """Make the groups. `quantizer` None sends without quantisation. Collective."""
         self._hops = NodeHops(comm)
-        self._ledger = ledger
         self._quantizer = quantizer
-        self._feedback = feedback
-        self._errors: dict[str, _Errors] = {}
 
     def start(self, sent: torch.Tensor, *, label: str) -> Exchange:
         """Start an exchange like `Comm.start_exchange`; `label` identifies the unit."""
         within, across = self._hops.within, self._hops.across
         # Part (node, place) of the flat buffer is sent to that place first, then to that node.
         by_place = sent.view(across.world_size, within.world_size, -1).transpose(0, 1)
-        errors = self._errors_of(label, by_place)
         packer = self._quantizer
-        buffers: _HopBuffers = (
-            _PlainBuffers(by_place) if packer is None else _PackedBuffers(by_place, packer, errors)
-        )
+        buffers: _HopBuffers = _PlainBuffers(by_place) if packer is None else _PackedBuffers(by_place, packer)
         first = within.all_to_all(buffers.received_first, buffers.sent_first, label=label)
 
         def wait() -> None:
@@ -104,38 +62,6 @@ class HierarchicalReduction:
         """Leave the groups."""
         self._hops.within.close()
         self._hops.across.close()
-
-    def _errors_of(self, label: str, by_place: torch.Tensor) -> _Errors | None:
-        if self._feedback is None:
-            return None
-        found = self._errors.get(label)
-        if found is None or found.first.numel() != by_place.numel():
-            if found is not None:  # the unit has a new layout
-                self._ledger.add(MemoryKind.GRADS, -found.first.nbytes - found.second.nbytes)
-            found = self._errors[label] = _Errors(by_place, self._feedback, self._ledger)
-        found.count()
-        return found
-
-
-class _Errors:
-    """Rounding errors of one unit's gradients so far, per hop; fp32."""
-
-    def __init__(self, by_place: torch.Tensor, feedback: ErrorFeedback, ledger: MemoryLedger) -> None:
-        numel, device = by_place.numel(), by_place.device
-        self.first = flat_zeros(numel, dtype=torch.float32, device=device)
-        self.second = flat_zeros(numel // len(by_place), dtype=torch.float32, device=device)
-        ledger.count(MemoryKind.GRADS, self.first)
-        ledger.count(MemoryKind.GRADS, self.second)
-        self.beta = feedback.err_beta
-        self._reset_every = feedback.reset_every
-        self._num_reductions = 0
-
-    def count(self) -> None:
-        """Count a reduction of the unit that begins, and reset the errors when due."""
-        if self._reset_every and self._num_reductions and self._num_reductions % self._reset_every == 0:
-            self.first.zero_()
-            self.second.zero_()
-        self._num_reductions += 1
 
 
 class _HopBuffers(Protocol):
@@ -183,9 +109,9 @@ class _PlainBuffers:
 class _PackedBuffers:
     """Buffers of quantised codes."""
 
-    def __init__(self, by_place: torch.Tensor, quantizer: Quantizer, errors: _Errors | None) -> None:
+    def __init__(self, by_place: torch.Tensor, quantizer: Quantizer) -> None:
         self._places, self._nodes, self._numel = by_place.shape
-        self._quantizer, self._errors = quantizer, errors
+        self._quantizer = quantizer
         device, chunk = by_place.device, self._nodes * self._numel
         first = self._places * quantizer.packed_bytes(chunk)
         second = self._nodes * quantizer.packed_bytes(self._numel) if self._nodes > 1 else 0
@@ -196,7 +122,7 @@ class _PackedBuffers:
         self._sum = flat_zeros(chunk, dtype=torch.float32, device=device)
         self._decoded = flat_zeros(chunk, dtype=torch.float32, device=device)
         self.num_bytes = _bytes_of(self, self._sum, self._decoded)
-        self._pack(by_place, self.sent_first, None if errors is None else errors.first)
+        self._pack(by_place, self.sent_first)
 
     def prepare_second_hop(self) -> None:
         self._sum.zero_()
@@ -204,8 +130,7 @@ class _PackedBuffers:
             self._quantizer.unpack(packed, self._decoded)
             self._sum.add_(self._decoded)
         if self._nodes > 1:
-            error = None if self._errors is None else self._errors.second
-            self._pack(self._sum.view(self._nodes, -1), self.sent_second, error)
+            self._pack(self._sum.view(self._nodes, -1), self.sent_second)
 
     def parts(self) -> Sequence[torch.Tensor]:
         if self._nodes == 1:
@@ -215,12 +140,10 @@ class _PackedBuffers:
             self._quantizer.unpack(packed, part)
         return parts
 
-    def _pack(self, rows: torch.Tensor, into: torch.Tensor, error: torch.Tensor | None) -> None:
+    def _pack(self, rows: torch.Tensor, into: torch.Tensor) -> None:
         """Quantise every row separately, as each goes to another rank."""
-        beta = 0.0 if self._errors is None else self._errors.beta
-        errors = [None] * len(rows) if error is None else error.view(len(rows), -1)
-        for row, packed, one in zip(rows, into.view(len(rows), -1), errors, strict=True):
-            self._quantizer.pack(row.reshape(-1), packed, error=one, beta=beta)
+        for row, packed in zip(rows, into.view(len(rows), -1), strict=True):
+            self._quantizer.pack(row.reshape(-1), packed)
 
 
 def _bytes_of(buffers: _HopBuffers, *more: torch.Tensor) -> int:

@@ -30,34 +30,16 @@ class Quantizer:
         return numel * self.bits // 8 + numel // BLOCK_NUMEL * SCALE_BYTES
 
     @torch.no_grad()
-    def pack(
-        self,
-        values: torch.Tensor,
-        into: torch.Tensor,
-        *,
-        error: torch.Tensor | None = None,
-        beta: float = 0.0,
-    ) -> None:
-        """Quantise 1-D `values` into `packed_bytes` bytes.
-
-        `error` (fp32, of the same size) is added first, and then becomes `beta` times itself plus 1 - `beta`
-        times the rounding error.
-        """
+    def pack(self, values: torch.Tensor, into: torch.Tensor) -> None:
+        """Quantise 1-D `values` into `packed_bytes` bytes."""
         codes, scales = self._split(into, values.numel())
         for start, stop in _tiles(values):
-            wide = values[start:stop].float()
-            if error is not None:
-                wide = wide + error[start:stop]
-            blocks = wide.view(-1, BLOCK_NUMEL)
+            blocks = values[start:stop].float().view(-1, BLOCK_NUMEL)
             scale = blocks.abs().amax(dim=1) / self._largest
             scales[start // BLOCK_NUMEL : stop // BLOCK_NUMEL] = scale
             steps = blocks / torch.where(scale > 0, scale, 1.0).unsqueeze(1)
             whole = steps.nan_to_num(0.0, 0.0, 0.0).round().to(torch.int8).view(-1)
             codes[start * self.bits // 8 : stop * self.bits // 8] = self._join(whole)
-            if error is not None:
-                taken = blocks - whole.view_as(blocks) * scale.unsqueeze(1)
-                # An overflow skips the step, so its error must not be kept.
-                error[start:stop].mul_(beta).add_(taken.nan_to_num(0.0, 0.0, 0.0).view(-1), alpha=1 - beta)
 
     @torch.no_grad()
     def unpack(self, packed: torch.Tensor, into: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from zerotrain.runtime.comm.exchange import Exchange
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.subgroup import SubGroup
-from zerotrain.runtime.zero.hierarchy import ErrorFeedback, HierarchicalReduction
+from zerotrain.runtime.zero.hierarchy import HierarchicalReduction
 from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.quantize import INT4, INT8
@@ -24,8 +24,6 @@ class ZeroPlusPlus:
     off."""
     quantized_weights: bool = False
     quantized_gradients: bool = False
-    feedback: ErrorFeedback | None = None
-    """Error feedback of quantised gradients."""
 
     @property
     def changes_weights(self) -> bool:
@@ -49,10 +47,7 @@ class Traffic:
         several = comm.nodes.num_nodes > 1 and comm.nodes.ranks_per_node > 1
         if comm.world_size > 1 and (several or plus.quantized_gradients):
             self._reduction = HierarchicalReduction(
-                comm,
-                ledger,
-                quantizer=INT4 if plus.quantized_gradients else None,
-                feedback=plus.feedback if plus.quantized_gradients else None,
+                comm, quantizer=INT4 if plus.quantized_gradients else None
             )
 
     @property

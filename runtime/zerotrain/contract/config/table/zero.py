@@ -274,10 +274,10 @@ REST: tuple[Key, ...] = (
         path=f"{_Z}.zeropp_loco_param",
         kind=KeyKind.OBJECT,
         default=None,
-        needs=f"{_Z}.zero_quantized_gradients",
-        note="err_beta (0.8): share of the old error that is kept; reset_T (1024): reductions of a unit "
-        "after which errors start from zero.",
-        effect="Error feedback of quantised gradients {err_beta, reset_T}.",
+        status=Status.NOT_RUN,
+        note="Error feedback of quantised gradients (LoCo) changes what is trained, and is not built in.",
+        way_out="Remove zeropp_loco_param; zero_quantized_gradients rounds every hop by itself.",
+        effect="LoCo: error feedback of quantised gradients {err_beta, reset_T}.",
     ),
     Key(
         path=f"{_Z}.mics_shard_size",
