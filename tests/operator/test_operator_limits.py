@@ -11,7 +11,7 @@ import pytest
 
 from tests.operator.api_double import FAST, ApiDouble, served
 from zerotrain.operator.cluster.api import Request
-from zerotrain.operator.cluster.rate import Budgets, TokenBucket
+from zerotrain.operator.cluster.rate import KeyedBuckets, TokenBucket
 from zerotrain.operator.controller.controller import (
     CONFLICT_BACKOFF_S,
     FREE_CONFLICTS,
@@ -51,22 +51,22 @@ async def test_only_what_asks_for_it_is_urgent() -> None:
 @pytest.mark.unit
 def test_a_budget_refills_and_is_each_ones_own() -> None:
     now = [0.0]
-    budgets = Budgets(burst=2, every_s=10.0, max_keys=100, clock=lambda: now[0])
-    assert [budgets.spend("a") for _ in range(3)] == [True, True, False]
-    assert budgets.spend("b")
+    budgets = KeyedBuckets(burst=2, every_s=10.0, max_keys=100, clock=lambda: now[0])
+    assert [budgets.try_take("a") for _ in range(3)] == [True, True, False]
+    assert budgets.try_take("b")
     now[0] = 10.0
-    assert [budgets.spend("a") for _ in range(2)] == [True, False]
+    assert [budgets.try_take("a") for _ in range(2)] == [True, False]
     now[0] = 1e9
-    assert [budgets.spend("a") for _ in range(3)] == [True, True, False]
+    assert [budgets.try_take("a") for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.unit
 def test_budgets_stay_small() -> None:
-    budgets = Budgets(burst=1, every_s=10.0, max_keys=10)
+    budgets = KeyedBuckets(burst=1, every_s=10.0, max_keys=10)
     for number in range(1000):
-        budgets.spend(str(number))
-    assert not budgets.spend("999")
-    assert budgets.spend("0"), "forgotten, as the longest unused"
+        budgets.try_take(str(number))
+    assert not budgets.try_take("999")
+    assert budgets.try_take("0"), "forgotten, as the longest unused"
 
 
 @pytest.mark.unit

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from zerotrain.contract.text import one_line, word
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError
-from zerotrain.operator.cluster.rate import Budgets
+from zerotrain.operator.cluster.rate import KeyedBuckets
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import Event
 
@@ -47,7 +47,7 @@ class EventWriter:
         self._api, self._instance = api, instance
         self._written: OrderedDict[str, None] = OrderedDict()
         """Names of the events that were sent or are queued."""
-        self._budgets = Budgets(burst=BURST, every_s=EVERY_S, max_keys=MAX_JOBS)
+        self._budgets = KeyedBuckets(burst=BURST, every_s=EVERY_S, max_keys=MAX_JOBS)
         self._waiting: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
 
     def emit(self, job: Json, events: Iterable[Event]) -> None:
@@ -57,7 +57,7 @@ class EventWriter:
             name = body["metadata"]["name"]
             if name in self._written:
                 continue
-            if self._waiting.full() or not self._budgets.spend(job["metadata"]["uid"]):
+            if self._waiting.full() or not self._budgets.try_take(job["metadata"]["uid"]):
                 log.info(
                     "%s: event %s is dropped: too many are queued",
                     job["metadata"]["name"],

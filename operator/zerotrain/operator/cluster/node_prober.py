@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.operator.cluster.call_budget import CallBudgets
 from zerotrain.operator.cluster.channel import CallKind, NotAsked, WorkerChannel, share_of
 from zerotrain.operator.cluster.job_state import JobState, JobStates
+from zerotrain.operator.cluster.rate import InspectionBuckets
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.worker_poller import WorkerPoller, call_concurrently
 from zerotrain.operator.reconcile import PodView
@@ -56,7 +56,7 @@ class NodeProber:
         self._job_states, self._channel, self._changed = job_states, channel, changed
         self._now, self._clock = now, clock
         self._schedules: dict[str, _Schedule] = {}
-        self._budgets = CallBudgets(CALLS_PER_SECOND, clock())
+        self._budgets = InspectionBuckets(CALLS_PER_SECOND, clock)
 
     def forget_others(self, uids: Collection[str]) -> None:
         """Forget all jobs but these."""
@@ -91,7 +91,7 @@ class NodeProber:
         job_state = self._job_states.of(poller.uid)
         job_state.unasked &= silent.keys()
         schedule.asked_at = {node: at for node, at in schedule.asked_at.items() if node in silent}
-        if not self._budgets.of(len(silent)).take(len(silent), self._clock()):
+        if not self._budgets.of(len(silent)).try_take(len(silent)):
             for node in silent:
                 self._miss(job_state, schedule, node)
             return

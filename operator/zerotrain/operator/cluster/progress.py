@@ -22,11 +22,11 @@ from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.call_budget import CallBudgets
 from zerotrain.operator.cluster.channel import CallKind, NotAsked, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
 from zerotrain.operator.cluster.node_prober import NodeProber
+from zerotrain.operator.cluster.rate import InspectionBuckets
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.worker_poller import (
     Answer,
@@ -148,7 +148,7 @@ class ProgressPuller:
         self._channel, self._changed = channel, changed
         self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
-        self._looking = CallBudgets(INSPECTION_CALLS_PER_SECOND, clock())
+        self._looking = InspectionBuckets(INSPECTION_CALLS_PER_SECOND, clock)
         # The listener has budgets of its own: an inspection of thousands of workers would otherwise keep
         # those on silent nodes from being called.
         self._prober = NodeProber(
@@ -304,13 +304,13 @@ class ProgressPuller:
         # The alarm usually comes from the last inspection; one that may end it comes sooner.
         alarmed = self._has_alarm(key)
         due = poll.inspection_due(ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
-        if now < due or not budget.take(len(pods), now):
+        if now < due or not budget.try_take(len(pods)):
             return
         poll.inspected_at = now
         kind = CallKind.SAMPLE if poll.failed_inspections else CallKind.INSPECT
         poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
         answers = await poller.inspection_reports(pods, kind, sample_round=poll.sample_round)
-        budget.give_back(len(pods) - len(answers))
+        budget.refund(len(pods) - len(answers))
         if self._jobs.get(key) is None or any_not_asked(answers.values()):
             return
         unreachable = none_reachable(answers.values())
