@@ -91,7 +91,7 @@ DRIVER = """
 import sys
 from zerotrain.runtime.launch import reaper
 from zerotrain.runtime.launch.main import main
-leftovers.end_children = lambda: print(open(sys.argv[1]).read(), flush=True)
+reaper.end_children = lambda: print(open(sys.argv[1]).read(), flush=True)
 sys.exit(main(sys.argv[2:]))
 """
 
