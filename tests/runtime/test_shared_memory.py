@@ -1,4 +1,4 @@
-"""Parameters that are several objects over the same memory are refused by name; all others are not."""
+"""Parameters and buffers over the memory of a parameter are refused by name; all others are not."""
 
 from __future__ import annotations
 
@@ -56,6 +56,47 @@ def test_objects_over_one_memory_are_refused(make: Callable[[], nn.Module]) -> N
         zt.initialize(model=make(), config=config(0))
 
 
+def with_buffer(of: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    model = pair()
+    model.get_submodule("1").register_buffer("copy", of(model.get_parameter("0.weight")))
+    return model
+
+
+IN_A_WEIGHT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "data": lambda weight: weight.data,
+    "the parameter itself": lambda weight: weight,
+    "one row": lambda weight: weight.detach()[2],
+    "transposed columns": lambda weight: weight.detach()[:, 1:3].t(),
+    "expanded": lambda weight: weight.detach()[0, 0].expand(5),
+    "bytes": lambda weight: weight.detach().view(torch.uint8),
+}
+
+
+@pytest.mark.parametrize("of", IN_A_WEIGHT.values(), ids=IN_A_WEIGHT)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_buffer_in_a_parameters_memory_is_refused(
+    stage: int, of: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    way_out = r"read the parameter itself in forward.*register `weight\.detach\(\)\.clone\(\)`"
+    with pytest.raises(LayoutError, match=rf"buffer '1\.copy' lies in .* '0\.weight'.*{way_out}"):
+        zt.initialize(model=with_buffer(of), config=config(stage))
+
+
+def with_a_copy() -> nn.Module:
+    return with_buffer(lambda weight: weight.detach().clone())
+
+
+def with_an_empty_view() -> nn.Module:
+    return with_buffer(lambda weight: weight.detach()[:0])
+
+
+def with_buffers_over_each_other() -> nn.Module:
+    model, values = pair(), torch.arange(8.0)
+    model.register_buffer("whole", values)
+    model.register_buffer("part", values[2:4])
+    return model
+
+
 def flattened() -> nn.Module:
     """Return parameters one after the other in one buffer, as recurrent networks have them on GPUs."""
     model, flat = pair(), torch.zeros(24 + 6 + 24 + 4)
@@ -85,7 +126,10 @@ def empty_ones() -> nn.Module:
     return nn.Sequential(first, second)
 
 
-@pytest.mark.parametrize("make", [pair, flattened, interleaved, one_object, empty_ones, nn.LSTM])
+BUFFERED = (with_a_copy, with_an_empty_view, with_buffers_over_each_other)
+
+
+@pytest.mark.parametrize("make", [pair, flattened, interleaved, one_object, empty_ones, nn.LSTM, *BUFFERED])
 def test_others_are_not(make: Callable[..., nn.Module]) -> None:
     refuse_shared_memory(make(3, 4) if make is nn.LSTM else make())
 
