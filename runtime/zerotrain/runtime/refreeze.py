@@ -99,8 +99,8 @@ class Relayout:
                 "set requires_grad on what should be trained before initialize (after close() of this engine)"
             )
         self._core.updates.settle_all()  # also those of now frozen units: the step came before
-        self._agree(changed)
-        self._core.writes.take_over()  # no pass is running any more
+        if self._agree(changed):
+            self._core.writes.settle()  # no pass is running any more
         layout = self._plan()
         if not any(unit.trainable for unit in layout.units):
             raise LayoutError("every parameter is frozen; set requires_grad on what should be trained")
@@ -114,11 +114,12 @@ class Relayout:
                 part.settle()
         self._rebuild(layout, keeps_gradients=at_step)
 
-    def _agree(self, changed: list[str]) -> None:
-        """Check that all ranks changed the same parameters. The record has the size of a step's, so that
-        ranks that continued with a step receive it and detect the difference."""
+    def _agree(self, changed: list[str]) -> bool:
+        """Check that all ranks changed the same parameters; return whether any wrote into weights. The record
+        has the size of a step's, so that ranks that continued with a step receive it and detect the
+        difference."""
         fingerprint = float(zlib.crc32("|".join(sorted(changed)).encode()))
-        record = [RELAYOUT_MARK, fingerprint, *([0.0] * 6)]
+        record = [RELAYOUT_MARK, fingerprint, float(self._core.writes.found()), *([0.0] * 5)]
         rows = self._core.comm.gather_record(record, label="change of requires_grad")
         mismatched = [rank for rank, row in enumerate(rows) if row[:2] != rows[self._core.comm.rank][:2]]
         if mismatched:
@@ -127,6 +128,7 @@ class Relayout:
                 f"ranks {mismatched} did not, or of others; freeze and unfreeze the same parameters on "
                 "every rank"
             )
+        return any(row[2] for row in rows)
 
     def _rebuild(self, layout: ModelLayout, *, keeps_gradients: bool) -> None:
         core, registry = self._core, self._optimizer.registry

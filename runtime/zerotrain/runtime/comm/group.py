@@ -85,7 +85,8 @@ class Comm(Accounts):
         collectives too, and removes it before leaving the group."""
         self._delays = Delays(options.delay_seconds, seed=self.rank)
         self.meet = Meetings(self, store_name=f"zerotrain/{self._serial}/{self.global_ranks[0]}/meetings")
-        """`meet(name)`: wait until every rank has called the engine's method of that name."""
+        """`meet(name, flag=False)`: wait until every rank has called the engine's method of that name; return
+        whether any passed the flag."""
         self._watchdog = self._make_watchdog(options.watchdog_seconds)
         self._shared, self.transport_reason = self._share(options.transport, timeout)
         self.memory: Memory = PrivateMemory(device) if self._shared is None else self._shared.memory

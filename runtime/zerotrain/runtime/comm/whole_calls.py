@@ -20,6 +20,8 @@ from zerotrain.runtime.comm.work import Ready
 if TYPE_CHECKING:
     from zerotrain.runtime.comm.group import Comm
 
+_FLAG = 1 << 32
+"""Number that a rank with a flag adds to the count of those that arrived, beside itself."""
 _LOOK_AFTER = timedelta(milliseconds=200)
 """Time that a wait in the store lasts before the watchdog is checked; then the wait starts again."""
 
@@ -28,16 +30,26 @@ class Meeting(Ready):
     """Handle whose wait ends when every rank has arrived."""
 
     def __init__(
-        self, store: Any, *, number: int, world_size: int, timeout: timedelta, check: Callable[[], None]
+        self,
+        store: Any,
+        *,
+        number: int,
+        world_size: int,
+        timeout: timedelta,
+        check: Callable[[], None],
+        flag: bool,
     ) -> None:
-        """Announce this rank. `check` is called repeatedly during a wait, and may raise."""
+        """Announce this rank, and its flag. `check` is called repeatedly during a wait, and may raise."""
         super().__init__(self._until_all)
         self._store = store
         self._all = f"zerotrain-meeting/{number}/all"
         self._timeout, self._check = timeout, check
-        self._is_over: bool = store.add(f"zerotrain-meeting/{number}", 1) == world_size
+        num_flags, num_arrived = divmod(store.add(f"zerotrain-meeting/{number}", 1 + _FLAG * flag), _FLAG)
+        self.any_flag: bool = num_flags > 0
+        """Whether any rank has the flag; of all ranks once the meeting is over."""
+        self._is_over: bool = num_arrived == world_size
         if self._is_over:
-            store.set(self._all, "1")
+            store.set(self._all, str(int(self.any_flag)))
 
     def is_completed(self) -> bool:
         """Return whether every rank is known to have arrived."""
@@ -50,6 +62,7 @@ class Meeting(Ready):
             asked = time.monotonic()
             try:
                 self._store.wait([self._all], _LOOK_AFTER)
+                self.any_flag = bool(self._store.get(self._all) == b"1")
                 self._is_over = True
             except RuntimeError as error:
                 self._check()
@@ -70,15 +83,16 @@ class Meetings:
         self._store: Any = None
         self._met = 0
 
-    def __call__(self, what: str) -> None:
-        """Wait until every rank has called the engine's method `what`. Raises CommError.
+    def __call__(self, what: str, *, flag: bool = False) -> bool:
+        """Wait until every rank has called the engine's method `what`; return whether any of them passed the
+        flag. Raises CommError.
 
         Called before data is sent, so that a rank that called it alone, and the ranks that did something
         else, all get an error.
         """
         comm = self._comm
         if comm.world_size == 1:
-            return
+            return flag
         if self._store is None:
             self._store = own_store(self._store_name)
         self._met += 1
@@ -88,5 +102,7 @@ class Meetings:
             world_size=comm.world_size,
             timeout=comm.timeout,
             check=comm.check,
+            flag=flag,
         )
         comm.watch(meeting, f"{CALL}{what}").wait()
+        return meeting.any_flag

@@ -172,14 +172,15 @@ class Checkpoints(Feeding):
         An error of the background save is raised by the next `step`, `save_checkpoint`, `load_checkpoint`,
         `wait_for_checkpoint` or `close`, as the same error on every rank. Raises RuntimeError inside gradient
         accumulation, CheckpointNoSpace, CheckpointNotWritable, CheckpointFenced, CheckpointError (before
-        anything is written, for a value that cannot be stored), CommError where a rank makes another call.
+        anything is written, for a value that cannot be stored), CommError where a rank makes another call,
+        OutsideWrite, on every rank, where ranks wrote different values into weights.
         """
         from zerotrain.runtime.checkpoint import SaveOptions, check_storable
 
         folder = Path(save_dir).absolute()
         self.check_open("saving or loading a checkpoint")
         with self.clock.standing_still(), self.observer.saving():
-            self.comm.meet("save_checkpoint")
+            self.meet_and_settle("save_checkpoint")
             state = self.checkpoint_state()
             check_storable(state, folder, client_state, group=self._ranks)
             self._end_of_save(lambda saving: saving.finish())
@@ -289,7 +290,8 @@ class Checkpoints(Feeding):
             custom_load_fn: must be None; weights are read in place, by interval.
 
         Details, such as damaged checkpoints that were skipped, are in `last_load`. Raises RuntimeError inside
-        gradient accumulation, CheckpointDamaged, CheckpointMismatch, CheckpointError.
+        gradient accumulation, CheckpointDamaged, CheckpointMismatch, CheckpointError; if not strict,
+        OutsideWrite where ranks wrote different values into weights, which may stay.
         """
         from zerotrain.runtime.checkpoint.from_deepspeed.spawn import readable
 
@@ -306,7 +308,10 @@ class Checkpoints(Feeding):
         )
         self.check_open("saving or loading a checkpoint")
         with self.clock.standing_still(), self.observer.loading():
-            self.comm.meet("load_checkpoint")
+            if load_module_strict:
+                self.comm.meet("load_checkpoint")  # whatever was written is overwritten
+            else:
+                self.meet_and_settle("load_checkpoint")
             state = self.checkpoint_state()
         self.wait_for_checkpoint()
         began, path = monotonic(), Path(load_dir).absolute()

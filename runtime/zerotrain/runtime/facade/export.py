@@ -34,12 +34,15 @@ class Exports(EngineParts):
                 those of PEFT adapters are kept, trained or not, so that
                 `model.save_pretrained(folder, state_dict=...)` has all of the adapter.
 
-        Raises RuntimeError in forward and backward and after `close`.
+        Raises RuntimeError in forward and backward and after `close`, OutsideWrite, on every rank, when ranks
+        wrote different values.
         """
         from zerotrain.runtime.weights.adapters import warn_of_wrapped_adapters
         from zerotrain.runtime.weights.whole import whole_state
 
         self.check_open("module_state_dict()")
+        self.core.check_idle("a whole state dict")
+        self.meet_and_settle("module_state_dict")
         if not exclude_frozen_parameters:
             return whole_state(self.core)
         warn_of_wrapped_adapters(self.module)
@@ -79,7 +82,7 @@ class Exports(EngineParts):
             max_shard_size: bytes of tensors in one file, as a number or a text such as "5GB".
 
         Raises ValueError for a wrong argument, CheckpointNoSpace or CheckpointNotWritable when the folder
-        cannot be written, the same on every rank.
+        cannot be written, and OutsideWrite when ranks wrote different values, the same on every rank.
         """
         from zerotrain.runtime.checkpoint.group import ranks_of
         from zerotrain.runtime.weights.export import ExportOptions, export
@@ -88,9 +91,7 @@ class Exports(EngineParts):
 
         self.check_open("save_16bit_model()")
         folder = Path(directory).absolute()
-        self.comm.meet("save_16bit_model")
-        self.synchronize()
-        self.core.writes.take_over()
+        self.meet_and_settle("save_16bit_model")
         wanted = dtype or self._own_dtype()
         if wanted not in ("bf16", "fp16", "fp32"):
             raise ValueError(f'dtype must be "bf16", "fp16" or "fp32"; got {dtype!r}')

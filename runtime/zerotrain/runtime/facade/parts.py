@@ -66,3 +66,13 @@ class EngineParts:
         again, and nothing can be saved.
         """
         self.core.updates.settle_all()
+
+    def meet_and_settle(self, what: str) -> None:
+        """Wait until every rank has made this call, then keep or refuse what some wrote into weights.
+
+        Raises CommError, and OutsideWrite, on every rank, if the ranks hold different values.
+        """
+        is_written = self.comm.meet(what, flag=self.core.writes.found())
+        self.synchronize()
+        if is_written:
+            self.core.writes.settle()

@@ -25,9 +25,11 @@ from zerotrain.runtime.zero.unit import Unit
 def get_full_fp32(parameter: nn.Parameter) -> torch.Tensor:
     """Return the master value, fp32, in the parameter's shape, on this rank's device. Collective.
 
-    A frozen parameter has no master: its value is converted. Raises ValueError for a parameter of no engine.
+    A frozen parameter has no master: its value is converted. Raises ValueError for a parameter of no engine,
+    OutsideWrite, on every rank, when ranks wrote different values.
     """
     place = _Place.of(parameter, "get_full_fp32")
+    place.settle_writes()
     return place.gathered(place.master_part()).float()
 
 
@@ -220,6 +222,16 @@ class _Place:
         gradients.settle()
         return gradients
 
+    def settle_writes(self) -> None:
+        """Keep or refuse what ranks wrote into the unit's whole weights. Collective."""
+        core, unit = self.core, self.unit
+        if unit.placement.params_sharded:
+            return
+        rows = core.comm.gather_record([float(core.writes.found([unit]))], label=self.segment.fqn)
+        if any(row[0] for row in rows):
+            core.updates.settle_all()
+            core.writes.settle()
+
     def master_part(self) -> torch.Tensor:
         """Return a copy of this rank's part of the master, or of the weight of a frozen parameter, on the
         device."""
@@ -233,6 +245,7 @@ class _Place:
     def write_master(self, own: torch.Tensor) -> None:
         """Replace this rank's part of master and weight, then the replicas on all ranks."""
         unit = self.unit
+        self.settle_writes()
         unit.before_write()
         if unit.layout.trainable:
             self.write_state(MASTER, own)

@@ -4,9 +4,10 @@
 `Embedding(max_norm=...)` write into the weights in use, and no hook sees it. torch counts each such write in
 `p._version`, but not the engine's own updates, which write the unit's buffer. So comparing the counters finds
 them. If every rank holds whole weights, the written values become the master, once the ranks have found that
-they hold the same. The step record says whether a rank wrote, so nothing is exchanged otherwise. If weights
-are partitioned, a write goes into memory that is freed after use: it is refused, by name. Writes through
-`.data` escape torch's counters; `watch.py` finds them on request.
+they hold the same. The record of a step, and the meeting that opens a save or an export, say whether a rank
+wrote, so nothing is exchanged otherwise. If weights are partitioned, a write goes into memory that is freed
+after use: it is refused, by name. Writes through `.data` escape torch's counters; `watch.py` finds them on
+request.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from zerotrain.runtime.zero.watch import DataWatch
 
 WAY_OUT = (
-    "write within `with zerotrain.runtime.full_parameters(model, modifier_rank=0)`, which gives every rank "
-    "the values of one. An Embedding with max_norm writes into its weight in every forward pass: make it "
-    "without, and limit the norms like that after the step"
+    "write within `with zerotrain.runtime.full_parameters(model, modifier_rank=0)`, which, when it "
+    "ends, gives every rank the values of one. An Embedding with max_norm writes into its weight in every "
+    "forward pass: make it without, and limit the norms like that after the step"
 )
 
 
@@ -41,19 +42,21 @@ class Writes:
 
     def __init__(self, core: ShardedModel) -> None:
         self._core = core
-        self._is_unsettled = False
-        """Whether written values were taken over on this rank without knowing yet if the ranks hold the
+        self._unsettled: set[Unit] = set()
+        """Units whose written values were taken over on this rank without knowing yet if the ranks hold the
         same."""
         self.watch: DataWatch | None = None
         """Detector, on request, of writes that torch does not count."""
 
-    def found(self) -> bool:
-        """Return whether this rank wrote into a parameter since the last step. No communication."""
-        if self.watch is not None:
+    def found(self, units: Iterable[Unit] | None = None) -> bool:
+        """Return whether this rank wrote into a parameter since the last step; units None = all. No
+        communication."""
+        if self.watch is not None and units is None:
             self.watch.check()
             if self.watch.live.changed:
                 return True
-        return self._is_unsettled or any(_is_written(unit) for unit in self._core.units)
+        units = self._core.units if units is None else units
+        return any(unit in self._unsettled or _is_written(unit) for unit in units)
 
     @torch.no_grad()
     def take_over(self, units: Iterable[Unit] | None = None) -> None:
@@ -63,7 +66,7 @@ class Writes:
         """
         for unit in _whole(self._core.units if units is None else units):
             if _is_written(unit):
-                self._is_unsettled = True
+                self._unsettled.add(unit)
                 accept_writes(unit)
                 for callback in self._core.on_weights_written:
                     callback(unit, unit.full.tensor)
@@ -94,12 +97,13 @@ class Writes:
         lost = self._lost()
         self._refuse(self._core.comm.gather_record([lost, self._digest()], label="writes from outside"))
         self.take_over()
-        self._is_unsettled = False
+        self._unsettled.clear()
 
     def forget(self, units: Iterable[Unit]) -> None:
         """Accept the writes into these units, whose values are the same on every rank now."""
         for unit in units:
             accept_writes(unit)
+            self._unsettled.discard(unit)
 
     def check_held(self, units: Iterable[Unit]) -> None:
         """Raise OutsideWrite if weights that were whole for reading now differ from the shard.
@@ -126,7 +130,7 @@ class Writes:
         none."""
         lost = [] if self.watch is None else self.watch.live.changed
         for unit in self._core.units:
-            if unit.placement.params_sharded:
+            if unit.placement.params_sharded and not self._core.holds[unit]:
                 lost = [*lost, *_written(unit)]
                 accept_writes(unit)  # this write is refused now, so the next step may go on
         if self.watch is not None:
@@ -141,10 +145,14 @@ class Writes:
         return float(zlib.crc32(repr(self._digests()).encode()))
 
     def _digests(self) -> list[float]:
-        """Return digests by parameter, in the layout's order; partitioned ones count as equal."""
-        if self._core.comm.world_size == 1:
+        """Return digests by parameter, in the layout's order; partitioned ones count as equal, unless
+        `full_parameters` holds them."""
+        core = self._core
+        if core.comm.world_size == 1:
             return []
-        return [float(value) for unit in self._core.units for value in digests_of(unit)]
+        return [
+            float(value) for unit in core.units for value in digests_of(unit, is_held=core.holds[unit] > 0)
+        ]
 
     def _refuse(self, rows: Sequence[Sequence[float]]) -> None:
         names = self._names()
@@ -163,14 +171,15 @@ class Writes:
         ]
         raise OutsideWrite(
             f"parameters {mismatched[:5]} hold other values on some ranks than on others, as they were "
-            "written outside of the engine since the last step; write the same on every rank (a random "
+            "written outside of the engine; write the same on every rank (a random "
             f"initialisation with one seed), or {WAY_OUT}"
         )
 
 
-def digests_of(unit: Unit) -> list[int]:
-    """Return a checksum per parameter, which changes with its bits; zeros for partitioned ones."""
-    if unit.placement.params_sharded:
+def digests_of(unit: Unit, *, is_held: bool = False) -> list[int]:
+    """Return a checksum per parameter, which changes with its bits; zeros for partitioned ones, unless
+    `full_parameters` holds them."""
+    if unit.placement.params_sharded and not is_held:
         return [0] * len(unit.layout.segments)
     return [_crc(unit.full.tensor[part.start : part.stop]) for part in unit.layout.segments]
 
