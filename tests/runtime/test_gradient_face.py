@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -69,6 +70,13 @@ READS: dict[str, Callable[[Any], Any]] = {
     "item": lambda p: p.grad[0, 0].item(),
     "sum": lambda p: float(p.grad.sum()),
     "numpy": lambda p: p.grad.clone().numpy(),
+    "numpy of itself": lambda p: p.grad.numpy(),
+    "numpy by force": lambda p: p.grad.numpy(force=True),
+    "numpy's function": lambda p: numpy.asarray(p.grad),
+    "list": lambda p: p.grad.tolist(),
+    "address": lambda p: p.grad.data_ptr(),
+    "dlpack": lambda p: torch.from_dlpack(p.grad),
+    "bool": lambda p: bool(p.grad[0, 0]),
     "clone": lambda p: p.grad.clone(),
     "isnan": lambda p: torch.isnan(p.grad).any(),
     "foreach": lambda p: torch._foreach_norm([p.grad]),

@@ -81,6 +81,21 @@ class ShardedGradient(torch.Tensor):
             "kept by the engine)"
         )
 
+    def data_ptr(self) -> NoReturn:
+        """Refuse an address, because there is no memory; torch would return 0."""
+        raise GradientSharded(self.fqn, "data_ptr")
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        """Refuse an array; torch's error names no way out."""
+        raise GradientSharded(self.fqn, "numpy")
+
+    def tolist(self) -> NoReturn:
+        """Refuse a list; torch's error names no way out."""
+        raise GradientSharded(self.fqn, "tolist")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise GradientSharded(self.fqn, "__array__")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise GradientSharded(self.fqn, "deepcopy")
 
