@@ -5,8 +5,10 @@ If torch cannot mix the dtypes, its error names the arguments and the switch.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -95,6 +97,82 @@ def test_auto_cast_casts_fp32_and_nothing_else(enter: Callable[..., Any], dtype:
     low = DTYPES[dtype]
     assert [tensor.dtype for tensor in seen] == [*[low] * 5, torch.float64, torch.int64, low]
     assert seen[0].tolist() == torch.tensor(STEPS).to(low).tolist()
+
+
+@dataclass
+class Batch:
+    audio: Any
+    length: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenBatch:
+    audio: Any
+    length: int = field(default=2, init=False)
+
+
+class Record(dict[str, Any]):
+    """A dict that torch's pytree does not look into."""
+
+
+class Features(UserDict[str, Any]):
+    """What a processor of Hugging Face returns (`BatchEncoding`, `BatchFeature`)."""
+
+
+CONTAINERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
+    "dataclass": (Batch, lambda batch: batch.audio, ".audio"),
+    "frozen dataclass": (FrozenBatch, lambda batch: batch.audio, ".audio"),
+    "user dict": (lambda x: Features(audio=x), lambda batch: batch["audio"], "['audio']"),
+    "dict of a class": (lambda x: Record(audio=x), lambda batch: batch["audio"], "['audio']"),
+    "nested": (
+        lambda x: [Batch({"a": Features(audio=x)})],
+        lambda batch: batch[0].audio["a"]["audio"],
+        "[0].audio['a']['audio']",
+    ),
+}
+"""Containers, and how an element is read from each."""
+
+
+@pytest.mark.unit
+@WAYS
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_auto_cast_casts_in_a_container_and_leaves_the_callers_alone(
+    enter: Callable[..., Any], kind: str
+) -> None:
+    make, read, _ = CONTAINERS[kind]
+    model = Keeper()
+    call = enter(model, config("bf16", auto_cast=True))
+    given = make(torch.tensor(STEPS))
+    call(torch.ones(2, 4), given)
+    (seen,) = model.seen
+    assert type(seen) is type(given)
+    assert read(seen).dtype is torch.bfloat16
+    assert read(given).tolist() == STEPS
+    unchanged = make(torch.ones(2, dtype=torch.int64))
+    call(torch.ones(2, 4), unchanged)
+    assert read(model.seen[0]) is read(unchanged)
+
+
+@pytest.mark.unit
+@WAYS
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_an_argument_in_a_container_is_named(enter: Callable[..., Any], kind: str) -> None:
+    make, read, path = CONTAINERS[kind]
+    call = enter(Takes(nn.Linear(4, 4), lambda layer, batch: layer(read(batch))), config("bf16"))
+    with pytest.raises(RuntimeError) as caught:
+        call(None, features=make(torch.ones(2, 4)))
+    assert f"Takes.forward got float32 in features{path} while" in str(caught.value)
+
+
+@pytest.mark.unit
+@WAYS
+def test_other_objects_arrive_as_they_are(enter: Callable[..., Any]) -> None:
+    model = Keeper()
+    call = enter(model, config("bf16", auto_cast=True))
+    given = SimpleNamespace(audio=torch.tensor(STEPS))
+    call(torch.ones(2, 4), given)
+    assert model.seen == [given]
+    assert given.audio.tolist() == STEPS
 
 
 def arriving(stage: int, dtype: str) -> list[list[float]]:

@@ -54,7 +54,7 @@ from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.sharded_model import has_lost_spill
 from zerotrain.runtime.zero.torch_calls import serve
-from zerotrain.runtime.zero.trees import replace_tensors
+from zerotrain.runtime.zero.trees import cast_float32
 
 
 class Engine(
@@ -144,11 +144,7 @@ class Engine(
         self.memory.enter("forward")
         self.look_at_batch(args, kwargs)
         if self._compute_dtype is not torch.float32 and self.config.precision.cast_inputs:
-            args, kwargs = replace_tensors(
-                (args, kwargs),
-                lambda tensor: tensor.dtype is torch.float32,
-                lambda tensors: [tensor.to(self._compute_dtype) for tensor in tensors],
-            )
+            args, kwargs = cast_float32((args, kwargs), self._compute_dtype)
         if self.module._compiled_call_impl is not None and not self.core.knows_compiler:
             raise RuntimeError(
                 "the model was compiled after initialize(), whose hooks torch.compile cannot trace; call "

@@ -16,7 +16,7 @@ from zerotrain.runtime.facade.arguments import ConfigSource
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, share_step_hooks
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.trees import replace_tensors
+from zerotrain.runtime.zero.trees import cast_float32
 
 Loss = TypeVar("Loss")
 
@@ -119,11 +119,7 @@ def shard(
 
         def narrow(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
             """Cast fp32 tensors among the arguments, as `Engine.__call__` does."""
-            wanted: tuple[Any, Any] = replace_tensors(
-                (args, kwargs),
-                lambda tensor: tensor.dtype is torch.float32,
-                lambda tensors: [tensor.to(dtype) for tensor in tensors],
-            )
+            wanted: tuple[Any, Any] = cast_float32((args, kwargs), dtype)
             return wanted
 
         model.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)

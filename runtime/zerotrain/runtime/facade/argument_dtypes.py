@@ -14,15 +14,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from zerotrain.contract.config import PrecisionConfig
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.hooks import COMPILER
 from zerotrain.runtime.zero.names import innermost
 from zerotrain.runtime.zero.sharded_model import ShardedModel, until_closed
+from zerotrain.runtime.zero.trees import float32_paths, has_float32
 
 _ABOUT_DTYPES = re.compile(r"dtype|(scalar|data|input|weight|bias|same) type|type promoting", re.IGNORECASE)
 _FLOATING = re.compile(r"float|half", re.IGNORECASE)
@@ -57,9 +56,7 @@ class ArgumentWatch:
         error = sys.exc_info()[1]
         if output is None and isinstance(error, RuntimeError | ValueError | TypeError):
             explain_argument_dtypes(error, module, args, kwargs, compute_dtype=self._compute_dtype)
-        leaves = pytree.tree_leaves((args, kwargs))
-        has_any = any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 for leaf in leaves)
-        names = list(float32_arguments(module, args, kwargs)) if has_any else []
+        names = list(float32_arguments(module, args, kwargs)) if has_float32((args, kwargs)) else []
         self._last = type(innermost(module)).__name__, names
 
     def explain_backward(self, error: BaseException) -> None:
@@ -114,10 +111,7 @@ def float32_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[
     containers, as in `batch['audio'][0]`."""
     named = [*zip(_positional_names(module, len(args)), args, strict=True), *kwargs.items()]
     for name, value in named:
-        leaves, _ = pytree.tree_flatten_with_path(value)
-        for path, leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32:
-                yield f"{name}{pytree.keystr(path)}"
+        yield from float32_paths(value, name)
 
 
 def _positional_names(module: nn.Module, count: int) -> list[str]:

@@ -43,7 +43,8 @@ PRECISION: tuple[Key, ...] = (
         kind=KeyKind.BOOL,
         default=False,
         needs="bf16.enabled",
-        effect="Cast fp32 arguments of the model to bf16, nested ones too; false = they arrive as they are. "
+        effect="Cast fp32 arguments of the model to bf16, those in lists, mappings and dataclasses too; "
+        "false = they arrive as they are. "
         "Not a key of DeepSpeed, which never casts them in bf16.",
     ),
     Key(
@@ -84,7 +85,8 @@ PRECISION: tuple[Key, ...] = (
         kind=KeyKind.BOOL,
         default=False,
         needs="fp16.enabled",
-        effect="Cast fp32 arguments of the model to fp16, nested ones too; false = they arrive as they are.",
+        effect="Cast fp32 arguments of the model to fp16, those in lists, mappings and dataclasses too; "
+        "false = they arrive as they are.",
     ),
     Key(
         path="fp16.loss_scale",
