@@ -20,11 +20,10 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.facade.accumulation import Accumulation
-from zerotrain.runtime.facade.argument_dtypes import watch_arguments
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.checkpoints import Checkpoints
 from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames
-from zerotrain.runtime.facade.dtype_errors import explain_dtype_error
+from zerotrain.runtime.facade.entries import Entries
 from zerotrain.runtime.facade.evaluation import Evaluation, for_evaluation, optimizer_of, trains_on_ranks
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.generation import SyncedGeneration
@@ -54,7 +53,6 @@ from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.sharded_model import has_lost_spill
 from zerotrain.runtime.zero.torch_calls import serve
-from zerotrain.runtime.zero.trees import cast_float32
 
 
 class Engine(
@@ -119,7 +117,6 @@ class Engine(
         self._stop_requested = False
         self._claimed: set[Path] = set()
         self.micro_steps = self.step_calls = 0
-        self._compute_dtype = TORCH_DTYPES[config.precision.compute_dtype]
         self.clock = StepClock(self.core.updates, comm)
         self.pipeline = StepPipeline(
             self.core, optimizer, comm=comm, config=config, clock=self.clock, updater=updater
@@ -130,21 +127,17 @@ class Engine(
         self.core.at_boundary = self.reduces_now
         self.relayout = Relayout(self.core, optimizer, plan)
         self.core.before_pass = self._before_pass
-        self._argument_watch = watch_arguments(self.core, config.precision)
-        self.core.on_forward_error = lambda error: explain_dtype_error(error, module, config)
         self._generation = SyncedGeneration(self.core)
+        self._entries = Entries(self.core, config)
         self.core.on_new_gradients = lambda: self.observer.training_pass()
         self._begin_inspection()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward pass. Cast fp32 tensors among the arguments to the compute precision where
-        `auto_cast` is set."""
+        """Run the model's forward pass."""
         self.check_open("a forward pass")
         began = self.clock.now()
         self.memory.enter("forward")
         self.look_at_batch(args, kwargs)
-        if self._compute_dtype is not torch.float32 and self.config.precision.cast_inputs:
-            args, kwargs = cast_float32((args, kwargs), self._compute_dtype)
         if self.module._compiled_call_impl is not None and not self.core.knows_compiler:
             raise RuntimeError(
                 "the model was compiled after initialize(), whose hooks torch.compile cannot trace; call "
@@ -184,8 +177,7 @@ class Engine(
             scaled = self._scaled(loss, divided=scale_wrt_gas, begins=begins)
             scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         except BaseException as error:
-            if self._argument_watch is not None:
-                self._argument_watch.explain_backward(error)
+            self._entries.explain_backward(error)
             self.comm.note_error(error)
             self.core.is_torn = True
             if not has_lost_spill(self.core):  # else this rank stops here, and the others learn of it
@@ -312,6 +304,7 @@ class Engine(
         finally:
             self.pipeline.executor.close()
             self.zero_optimizer.registry.tiers.close()
+            self._entries.detach()
             self._generation.detach()
             self.core.close()
             self.comm.close()

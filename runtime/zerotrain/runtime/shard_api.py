@@ -15,8 +15,6 @@ from zerotrain.runtime.engine import Engine, initialize
 from zerotrain.runtime.facade.arguments import ConfigSource
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, share_step_hooks
 from zerotrain.runtime.step import StepResult
-from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.trees import cast_float32
 
 Loss = TypeVar("Loss")
 
@@ -114,15 +112,6 @@ def shard(
         lr_scheduler=lr_scheduler,
         unit_modules=unit_modules,
     )
-    dtype = TORCH_DTYPES[engine.config.precision.compute_dtype]
-    if dtype is not torch.float32 and engine.config.precision.cast_inputs:
-
-        def narrow(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            """Cast fp32 tensors among the arguments, as `Engine.__call__` does."""
-            wanted: tuple[Any, Any] = cast_float32((args, kwargs), dtype)
-            return wanted
-
-        model.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
     if engine.is_evaluation_only:
         return model, cast(ShardedOptimizer, None)
     return model, ShardedOptimizer(engine)

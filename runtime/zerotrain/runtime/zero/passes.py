@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from zerotrain.runtime.zero.callers import is_running
 from zerotrain.runtime.zero.order import RecordedOrder
@@ -68,10 +69,15 @@ class Passes:
             return
         if sys.exc_info()[0] is None:  # else forward raised, maybe only on this rank: settle before backward
             self._core.updates.settle_units()
-        else:
-            self._core.on_forward_error(sys.exc_info()[1])
         self._goes_on = False
         self._core.live.end_forward(keep=keep)
+
+    def abandon(self, module: nn.Module) -> None:
+        """Leave the forward of a module that raised, if it is the entry."""
+        if self.entry is not None and self.entry.module is module:
+            self.entry = None
+            for boundary in self._core.boundaries.values():
+                boundary.calls.clear()
 
     def begin_backward(self) -> None:
         """Note that autograd is about to run."""

@@ -115,8 +115,11 @@ class ShardedModel:
         """Called when the first backward pass of a step begins; no collectives."""
         self.on_own_backward: Callable[[], None] = lambda: None
         """Called when the user's code, not the engine, calls `backward`; no collectives."""
-        self.on_forward_error: Callable[[BaseException | None], None] = lambda _error: None
-        """Called with what the outermost forward call raises, before the caller gets it; no collectives."""
+        self.on_entry: Callable[[Boundary, Any, Any], tuple[Any, Any]] = lambda _, args, kwargs: (
+            args,
+            kwargs,
+        )
+        """Called with the arguments of the outermost forward call; returns those to use. No collectives."""
         self.on_first_backward: Callable[[], None] | None = None
         """Called once, when the first backward pass begins; no collectives."""
         self.gradient_scale: Callable[[], float] = lambda: 1.0

@@ -1,0 +1,147 @@
+"""Arguments of any outermost call of a bf16 or fp16 model are cast by `auto_cast`, and dtype errors explain
+them: of the model, of a module of it, of a method that calls its modules, and of `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.ranks import run_ranks
+
+WIDTH = 40
+
+
+class Codec(nn.Module):
+    """A model that is also used in parts."""
+
+    def __init__(self, *, with_buffer: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first.register_buffer("scale", torch.ones(WIDTH))
+        self.with_buffer = with_buffer
+        self.seen: list[torch.dtype] = []
+        if with_buffer:
+            self.first.forward = self.scaled  # type: ignore[method-assign]
+
+    def scaled(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input * self.first.scale, self.first.weight)  # type: ignore[operator]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x))
+
+    def encode(self, features: torch.Tensor) -> Any:
+        return self.first(features)
+
+    def generate(self, features: torch.Tensor, steps: int = 1) -> Any:
+        """Use a weight before any module, as a generation loop may."""
+        with torch.no_grad():
+            self.seen.append(features.dtype)
+            return self(nn.functional.linear(features, self.second.weight))
+
+
+ENTRIES: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
+    "engine": (lambda engine, x: engine(x), "Codec.forward got float32 in x while"),
+    "model": (lambda engine, x: engine.module(x), "Codec.forward got float32 in x while"),
+    "module": (lambda engine, x: engine.module.first(x), "Linear.forward got float32 in input while"),
+    "second module": (lambda engine, x: engine.module.second(x), "Linear.forward got float32 in input while"),
+    "method": (lambda engine, x: engine.encode(x), "Linear.forward got float32 in input while"),
+    "generate": (lambda engine, x: engine.generate(x), "Codec.generate got float32 in features while"),
+    "by name": (
+        lambda engine, x: engine.module.generate(features=x, steps=2),
+        "Codec.generate got float32 in features while",
+    ),
+}
+
+
+def config(stage: int, dtype: str, **more: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        dtype: {"enabled": True, **more},
+    }
+
+
+def texts(stage: int, dtype: str, with_buffer: bool) -> dict[str, str]:
+    """Return the errors of every entry with an argument that does not fit, and train on afterwards."""
+    low = torch.bfloat16 if dtype == "bf16" else torch.float16
+    engine, *_ = zt.initialize(model=Codec(with_buffer=with_buffer), config=config(stage, dtype))
+    x = torch.ones(2, WIDTH, dtype=low if with_buffer else torch.float32)
+    found = {}
+    for name, (call, _) in ENTRIES.items():
+        try:
+            call(engine, x)
+        except (RuntimeError, ValueError) as error:
+            found[name] = str(error)
+    if not with_buffer:
+        engine.backward(engine.module.second(engine.encode(x.to(low))).float().square().mean())
+        engine.step()
+        engine.backward(engine(x.to(low)).float().square().mean())
+        engine.step()
+    engine.close()
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_error_names_the_arguments_of_the_outermost_call(stage: int, dtype: str) -> None:
+    for found in run_ranks(2, texts, stage, dtype, False):
+        assert list(found) == list(ENTRIES)
+        for name, (_, text) in ENTRIES.items():
+            assert text in found[name], name
+            assert f"{dtype}.auto_cast" in found[name]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 3])
+def test_an_error_of_any_outermost_call_names_kept_buffers(stage: int) -> None:
+    for found in run_ranks(2, texts, stage, "bf16", True):
+        assert set(found) == set(ENTRIES) - {"second module"}
+        for name, text in found.items():
+            assert "'first.scale' (float32)" in text, name
+            assert "data_types.buffer_dtype" in text
+
+
+def cast(stage: int) -> list[torch.dtype]:
+    """Return the dtypes of every entry's result and of the arguments of `generate`."""
+    engine, *_ = zt.initialize(model=Codec(), config=config(stage, "bf16", auto_cast=True))
+    x = torch.ones(2, WIDTH)
+    results = [call(engine, x).dtype for call, _ in ENTRIES.values()]
+    module = engine.module
+    engine.close()
+    assert "generate" not in vars(module)
+    return [*results, *module.seen]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 3])
+def test_auto_cast_casts_the_arguments_of_every_outermost_call(stage: int) -> None:
+    for dtypes in run_ranks(2, cast, stage):
+        assert set(dtypes) == {torch.bfloat16}
+        assert len(dtypes) == len(ENTRIES) + 2
+
+
+def hooks_within() -> list[int]:
+    """Return the number of forward hooks of a module before it was an entry and in the model afterwards."""
+    engine, *_ = zt.initialize(model=Codec(), config=config(3, "bf16"))
+    x = torch.ones(2, WIDTH, dtype=torch.bfloat16)
+    counts = [len(engine.module.first._forward_hooks)]
+    engine.encode(x)
+    engine(x)
+    counts.append(len(engine.module.first._forward_hooks))
+    engine.close()
+    return counts
+
+
+@pytest.mark.ranks
+def test_a_module_within_the_model_pays_nothing_for_it() -> None:
+    for before, after in run_ranks(2, hooks_within):
+        assert before == after
