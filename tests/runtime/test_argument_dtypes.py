@@ -116,7 +116,7 @@ class Record(dict[str, Any]):
 
 
 class Features(UserDict[str, Any]):
-    """What a processor of Hugging Face returns (`BatchEncoding`, `BatchFeature`)."""
+    """A mapping like those of Hugging Face's processors (`BatchEncoding`, `BatchFeature`)."""
 
 
 CONTAINERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {

@@ -75,7 +75,6 @@ READS: dict[str, Callable[[Any], Any]] = {
     "numpy's function": lambda p: numpy.asarray(p.grad),
     "list": lambda p: p.grad.tolist(),
     "address": lambda p: p.grad.data_ptr(),
-    "dlpack": lambda p: torch.from_dlpack(p.grad),
     "bool": lambda p: bool(p.grad[0, 0]),
     "clone": lambda p: p.grad.clone(),
     "isnan": lambda p: torch.isnan(p.grad).any(),
