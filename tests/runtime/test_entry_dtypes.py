@@ -72,7 +72,7 @@ def config(stage: int, dtype: str, **more: Any) -> dict[str, Any]:
 def texts(stage: int, dtype: str, with_buffer: bool) -> dict[str, str]:
     """Return the errors of every entry with an argument that does not fit, and train on afterwards."""
     low = torch.bfloat16 if dtype == "bf16" else torch.float16
-    engine, *_ = zt.initialize(model=Codec(with_buffer=with_buffer), config=config(stage, dtype))
+    engine: Any = zt.initialize(model=Codec(with_buffer=with_buffer), config=config(stage, dtype))[0]
     x = torch.ones(2, WIDTH, dtype=low if with_buffer else torch.float32)
     found = {}
     for name, (call, _) in ENTRIES.items():
@@ -112,7 +112,7 @@ def test_an_error_of_any_outermost_call_names_kept_buffers(stage: int) -> None:
 
 def cast(stage: int) -> list[torch.dtype]:
     """Return the dtypes of every entry's result and of the arguments of `generate`."""
-    engine, *_ = zt.initialize(model=Codec(), config=config(stage, "bf16", auto_cast=True))
+    engine: Any = zt.initialize(model=Codec(), config=config(stage, "bf16", auto_cast=True))[0]
     x = torch.ones(2, WIDTH)
     results = [call(engine, x).dtype for call, _ in ENTRIES.values()]
     module = engine.module
@@ -131,7 +131,7 @@ def test_auto_cast_casts_the_arguments_of_every_outermost_call(stage: int) -> No
 
 def hooks_within() -> list[int]:
     """Return the number of forward hooks of a module before it was an entry and in the model afterwards."""
-    engine, *_ = zt.initialize(model=Codec(), config=config(3, "bf16"))
+    engine: Any = zt.initialize(model=Codec(), config=config(3, "bf16"))[0]
     x = torch.ones(2, WIDTH, dtype=torch.bfloat16)
     counts = [len(engine.module.first._forward_hooks)]
     engine.encode(x)
