@@ -6,6 +6,7 @@ Other models in the process are not affected.
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import pickle
 import subprocess
@@ -375,3 +376,35 @@ def test_gradients_outside_of_modules(stage: int) -> None:
         optimizer.zero_grad()
     for norms in run_ranks(2, late, stage):
         assert norms == pytest.approx(expected, rel=1e-4)
+
+
+def saved_gradients(stage: int) -> list[tuple[int, Any, Any]]:
+    """Return size, reloaded value and deep copy of every gradient between `backward` and `step`."""
+    made, optimizer = zt.shard(model(), config(stage=stage))
+    made(inputs()).square().mean().backward()
+    found = []
+    for each in made.parameters():
+        assert each.grad is not None
+        assert each.grad.untyped_storage().nbytes() < 1 << 20  # else saving it ends the process
+        stored = io.BytesIO()
+        torch.save(each.grad, stored)
+        size = stored.tell()
+        stored.seek(0)
+        pickled = pickle.loads(pickle.dumps(each.grad))
+        assert torch.equal(pickled, each.grad)
+        found.append((size, torch.load(stored).numpy(), copy.deepcopy(each.grad).numpy()))
+    optimizer.engine.close()
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 1])
+def test_gradients_are_saved_and_copied_as_their_own_values(stage: int) -> None:
+    plain = model()
+    plain(inputs()).square().mean().backward()
+    for gradients in run_ranks(2, saved_gradients, stage):
+        for (size, stored, copied), each in zip(gradients, plain.parameters(), strict=True):
+            assert size < 100_000
+            assert each.grad is not None
+            torch.testing.assert_close(torch.from_numpy(stored), each.grad)
+            torch.testing.assert_close(torch.from_numpy(copied), each.grad)

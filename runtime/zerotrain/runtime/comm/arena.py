@@ -42,7 +42,7 @@ class Arena:
         self._holes: list[tuple[int, int]] = [(0, num_bytes)]  # (offset, bytes), by offset
 
     def zeros(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a 1-D tensor of zeros. Release it with `free`."""
+        """Return a 1-D tensor of zeros, whose storage is its own bytes. Release it with `free`."""
         wanted = max(numel * dtype.itemsize, 1)
         align = _HUGE if wanted >= _HUGE else mmap.PAGESIZE
         offset = self._carve(-(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE, align)
@@ -50,7 +50,9 @@ class Arena:
             # Only whole huge pages, so that the buffer takes no more memory than its bytes.
             with suppress(OSError):  # the kernel has no huge pages
                 self.pages.madvise(mmap.MADV_HUGEPAGE, offset, wanted // _HUGE * _HUGE)
-        return view_of(self._bytes, offset, numel, dtype)
+        # A view of the whole file would be pickled and copied with all of its address space.
+        whole = torch.frombuffer(self.pages, dtype=torch.uint8, count=wanted, offset=offset)
+        return view_of(whole, 0, numel, dtype)
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return `numel` elements at a byte offset."""
