@@ -170,6 +170,10 @@ def test_a_loader_for_other_data() -> None:
     data = TensorDataset(torch.arange(12))
     assert [len(batch) for (batch,) in engine.deepspeed_io(data)] == [2] * 6
     assert [len(batch) for (batch,) in engine.deepspeed_io(data, batch_size=4)] == [4] * 3
+    same = engine.deepspeed_io(
+        data, route="train", pin_memory=True, data_sampler=None, num_local_io_workers=0
+    )
+    assert [len(batch) for (batch,) in same] == [2] * 6
     engine.close()
 
 
@@ -190,6 +194,52 @@ def test_consolidated_weights_and_older_names(tmp_path: Path) -> None:
     assert engine.save_fp16_model(tmp_path) == tmp_path
     assert (tmp_path / "model.safetensors").is_file()
     engine.close()
+
+
+@pytest.mark.parametrize("name", ["save_16bit_model", "save_fp16_model"])
+def test_exports_take_deepspeeds_keywords(tmp_path: Path, name: str) -> None:
+    engine = engine_with()
+    assert getattr(engine, name)(save_dir=tmp_path, save_filename="pytorch_model.bin") == tmp_path
+    assert (tmp_path / "model.safetensors").is_file()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("deepspeed_io", {"route": "eval"}, "DistributedSampler"),
+        ("deepspeed_io", {"data_sampler": range(2)}, "DistributedSampler"),
+        ("deepspeed_io", {"num_local_io_workers": 2}, "num_workers"),
+        ("step", {"lr_kwargs": {"epoch": 3}}, "between steps"),
+        ("backward", {"release_loss": True}, "del loss"),
+    ],
+)
+def test_keywords_with_another_meaning_are_refused(name: str, given: dict[str, Any], words: str) -> None:
+    engine = engine_with()
+    positions = {"deepspeed_io": [TensorDataset(torch.arange(2))], "backward": [torch.ones(1)], "step": []}
+    ((keyword, value),) = given.items()
+    with pytest.raises(ValueError, match=rf"^{keyword} of {name}\(\) must be .*{words}") as caught:
+        getattr(engine, name)(*positions[name], **given)
+    assert f"got {value!r}" in str(caught.value)
+    engine.close()
+
+
+@pytest.mark.parametrize("precision", [{}, {"fp16": {"enabled": True, "initial_scale_power": 4}}])
+def test_the_optimizers_backward_does_not_divide_the_loss(precision: dict[str, Any]) -> None:
+    weights = []
+    for by_optimizer in (False, True):
+        engine = engine_with(gradient_accumulation_steps=2, **precision)
+        for batch in token_batches(2, size=1):
+            loss = engine(*batch)
+            if by_optimizer:
+                engine.optimizer.backward(loss / 2, retain_graph=False)
+            else:
+                engine.backward(loss, release_loss=False)
+            engine.step(lr_kwargs={})
+        weights.append([value.detach().clone() for value in engine.module.parameters()])
+        engine.close()
+    for expected, found in zip(*weights, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_fp32_weights_of_a_checkpoint(tmp_path: Path) -> None:

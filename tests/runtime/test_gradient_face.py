@@ -390,7 +390,7 @@ def saved_gradients(stage: int) -> list[tuple[int, Any, Any]]:
         torch.save(each.grad, stored)
         size = stored.tell()
         stored.seek(0)
-        pickled = pickle.loads(pickle.dumps(each.grad))
+        pickled = pickle.loads(pickle.dumps(each.grad))  # noqa: S301
         assert torch.equal(pickled, each.grad)
         found.append((size, torch.load(stored).numpy(), copy.deepcopy(each.grad).numpy()))
     optimizer.engine.close()

@@ -6,7 +6,7 @@ boundary).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,13 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.facade.accumulation import Accumulation
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.checkpoints import Checkpoints
-from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames
-from zerotrain.runtime.facade.entries import Entries
+from zerotrain.runtime.facade.deepspeed_names import (
+    OWN_LOSS,
+    OWN_SCHEDULE,
+    DeepSpeedNames,
+    refuse_unless_default,
+)
+from zerotrain.runtime.facade.dtype_errors import explain_dtype_error
 from zerotrain.runtime.facade.evaluation import Evaluation, for_evaluation, optimizer_of, trains_on_ranks
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.generation import SyncedGeneration
@@ -105,6 +110,7 @@ class Engine(
         self.optimizer = optimizer_of(self)
         optimizer.attach(self.core)
         optimizer.drop_gradients = self.zero_grad
+        optimizer.run_backward = partial(self.backward, scale_wrt_gas=False)
         serve(self.core)
         optimizer.read_loss_scale = self.loss_scale
         optimizer.read_skipped = lambda: self.last_step is not None and self.last_step.skipped
@@ -154,14 +160,20 @@ class Engine(
         return output
 
     def backward(
-        self, loss: torch.Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True
+        self,
+        loss: torch.Tensor,
+        *,
+        retain_graph: bool = False,
+        scale_wrt_gas: bool = True,
+        release_loss: bool = False,
     ) -> torch.Tensor:
         """Accumulate the gradients of a scalar loss, divided by the accumulation steps; return the loss.
 
         May be called several times before `step()`; `scale_wrt_gas=False` does not divide. When it raises,
         `step()` raises until `zero_grad()` is called, because a part of the gradients is already accumulated.
-        Raises ValueError for a loss that is not a scalar.
+        Raises ValueError for a loss that is not a scalar, and for `release_loss`.
         """
+        refuse_unless_default("backward()", "release_loss", release_loss, False, OWN_LOSS)
         self.check_open("backward()")
         self.check_trains("backward()")
         if loss.numel() != 1:
@@ -227,7 +239,7 @@ class Engine(
         steps = self.config.batch.gradient_accumulation_steps if divided else None
         return self.pipeline.division.divide(self.scale(loss), steps, begins=begins)
 
-    def step(self) -> StepResult:
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> StepResult:
         """End a micro-batch; at the accumulation boundary, clip, update and clear the gradients.
 
         Under `offload_optimizer.just_in_time` it returns when the clip factor is known. The units are then
@@ -236,8 +248,9 @@ class Engine(
 
         Raises CommError when the ranks have diverged (they issued different collectives), CheckpointError
         when a checkpoint in the background failed (the step itself is done then), RuntimeError after a
-        backward pass that raised, within `full_parameters` and after `close`.
+        backward pass that raised, within `full_parameters` and after `close`, ValueError for `lr_kwargs`.
         """
+        refuse_unless_default("step()", "lr_kwargs", lr_kwargs or None, None, OWN_SCHEDULE)
         self.check_open("step()")
         self.check_trains("step()")
         self.core.check_step()

@@ -19,6 +19,12 @@ from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.setup import build_loader
 
 DOCUMENT = "docs/deepspeed.md"
+TORCH_LOADER = (
+    "leave it out for a shuffled loader of one process, or iterate over a torch.utils.data.DataLoader with a "
+    "DistributedSampler(dataset, engine.world_size, engine.rank) and num_workers"
+)
+OWN_SCHEDULE = "leave it out: the schedule's step takes no arguments; set the groups' values between steps"
+OWN_LOSS = "leave it out: the loss belongs to the caller; del loss frees it"
 
 
 class DeepSpeedNames(EngineParts):
@@ -44,10 +50,23 @@ class DeepSpeedNames(EngineParts):
         dataset: Dataset[Any],
         batch_size: int | None = None,
         *,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_local_io_workers: int | None = None,
     ) -> EpochLoader:
         """Return a loader of micro-batches as `initialize(training_data=...)` makes it; `batch_size` None =
-        the micro batch size."""
+        the micro batch size.
+
+        `pin_memory` changes nothing. Raises ValueError for another `route` than "train", a sampler or
+        workers: a DataLoader of torch has those.
+        """
+        refuse_unless_default("deepspeed_io()", "route", route, "train", TORCH_LOADER)
+        refuse_unless_default("deepspeed_io()", "data_sampler", data_sampler, None, TORCH_LOADER)
+        refuse_unless_default(
+            "deepspeed_io()", "num_local_io_workers", num_local_io_workers or None, None, TORCH_LOADER
+        )
         batch = self.config.batch
         size = batch.micro_batch_size if batch_size is None else batch_size
         config = replace(self.config, batch=replace(batch, micro_batch_size=size))
@@ -56,10 +75,10 @@ class DeepSpeedNames(EngineParts):
         loader.steps_taken = lambda: self.step_calls  # a new iteration after a step begins a new epoch
         return loader
 
-    def save_fp16_model(self, directory: Path | str, save_filename: str | None = None) -> Path:
+    def save_fp16_model(self, save_dir: Path | str, save_filename: str | None = None) -> Path:
         """Call `save_16bit_model`, whose older name this is."""
         save = self.save_16bit_model  # type: ignore[attr-defined]  # Engine has it
-        folder: Path = save(directory, save_filename)
+        folder: Path = save(save_dir, save_filename)
         return folder
 
     def _zero3_consolidated_16bit_state_dict(
@@ -75,6 +94,15 @@ class DeepSpeedNames(EngineParts):
         raise RuntimeError(
             "engine.compile() is not possible: initialize() has put hooks into the model that torch.compile "
             "cannot trace; call torch.compile, or compile() of the model or its blocks, before initialize()"
+        )
+
+
+def refuse_unless_default(call: str, argument: str, value: object, default: object, way_out: str) -> None:
+    """Raise ValueError where an argument of DeepSpeed has another value than the one that this engine can
+    have."""
+    if value != default:
+        raise ValueError(
+            f"{argument} of {call} must be {default!r}; got {value!r}: {way_out}. See {DOCUMENT}"
         )
 
 

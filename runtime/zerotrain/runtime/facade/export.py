@@ -57,7 +57,7 @@ class Exports(EngineParts):
 
     def save_16bit_model(
         self,
-        directory: Path | str,
+        save_dir: Path | str,
         save_filename: str | None = None,
         exclude_frozen_parameters: bool = False,
         *,
@@ -72,7 +72,7 @@ class Exports(EngineParts):
         are kept.
 
         Args:
-            directory: made if need be; all ranks must see it.
+            save_dir: folder, made if need be; all ranks must see it.
             save_filename: name of the file when there is one; only `*.safetensors` is used, since others
                 (DeepSpeed's `pytorch_model.bin`) would be pickles.
             exclude_frozen_parameters: store only trained parameters; of a PEFT model also all adapters, as
@@ -90,8 +90,10 @@ class Exports(EngineParts):
         from zerotrain.runtime.weights.plan import parse_size
 
         self.check_open("save_16bit_model()")
-        folder = Path(directory).absolute()
-        self.meet_and_settle("save_16bit_model")
+        folder = Path(save_dir).absolute()
+        self.comm.meet("save_16bit_model")
+        self.synchronize()
+        self.core.writes.take_over()
         wanted = dtype or self._own_dtype()
         if wanted not in ("bf16", "fp16", "fp32"):
             raise ValueError(f'dtype must be "bf16", "fp16" or "fp32"; got {dtype!r}')
