@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from argparse import Namespace
-from copy import copy
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,11 +61,50 @@ def test_wrong_parameters_are_named() -> None:
         (iter(()), "empty"),
         ("abc", "got str"),
         ([model.weight], r"leaves out .*'bias'"),
+        ([("weight", 3), ("bias", 4)], "got list of tuple; pass model.parameters"),
+        ([{"lr": 0.1}], r"group 0 must have params; got \['lr'\]"),
+        ([{"params": [model.weight, "bias"]}], r"params of parameter group 0 .* got \['Parameter', 'str'\]"),
+        ([{"params": [model.weight, ("bias", model.bias)]}], r"got \['Parameter', 'tuple'\]"),
     )
-    for given, words in cases:
+    for parameters, words in cases:
         for optimizer in (None, torch.optim.AdamW):
+            given = copy.copy(parameters)
             with pytest.raises(GroupError, match=words):
-                zt.initialize(model=model, config=CONFIG, model_parameters=copy(given), optimizer=optimizer)
+                zt.initialize(model=model, config=CONFIG, model_parameters=given, optimizer=optimizer)
+
+
+def pairs_of(model: nn.Module, form: str) -> Any:
+    pairs = list(model.named_parameters())
+    grouped = [{"params": pairs[:1], "lr": 0.1}, {"params": (pair for pair in pairs[1:]), "lr": 0.2}]
+    return grouped if form == "groups" else iter(pairs) if form == "generator" else pairs
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("form", ["generator", "list", "groups"])
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD, torch.optim.RMSprop])
+def test_named_parameters_are_taken_as_torch_takes_them(tmp_path: Path, form: str, optimizer: Any) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(2, 2), torch.ones(1, 2)
+    plain = copy.deepcopy(model)
+    reference = (optimizer or torch.optim.SGD)(pairs_of(plain, form), lr=0.01)
+    plain(inputs).sum().backward()
+    reference.step()
+    settings: dict[str, Any] = {**CONFIG, "zero_allow_untested_optimizer": True}
+    if optimizer is None:
+        settings["optimizer"] = {"type": "SGD", "params": {"lr": 0.01}}
+    maker = None if optimizer is None else partial(optimizer, lr=0.01)
+    engine, made, *_ = zt.initialize(
+        model=model, config=settings, model_parameters=pairs_of(model, form), optimizer=maker
+    )
+    engine.backward(engine(inputs).sum())
+    engine.step()
+    engine.save_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path)
+    names = [group["param_names"] for group in made.param_groups]
+    assert names == [group["param_names"] for group in reference.param_groups]
+    for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+    engine.close()
 
 
 @pytest.mark.unit

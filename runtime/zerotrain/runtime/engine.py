@@ -336,7 +336,8 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
             `init_context`. It moves to this rank's device.
         optimizer, lr_scheduler: torch's, or functions that make them; None = as configured. Where neither
             gives a schedule, the fourth value is None and every group keeps its rate.
-        model_parameters: parameters or parameter groups as for a torch optimizer; None = all trainable ones.
+        model_parameters: parameters, (name, parameter) pairs or parameter groups as for a torch optimizer;
+            None = all trainable ones.
         training_data: a map-style or iterable data set; the loader gives each rank its part in micro-batches,
             in a new order in every epoch. None = no loader.
         distributed_port: port of the rendezvous, where the environment sets no MASTER_PORT.

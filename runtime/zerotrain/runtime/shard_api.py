@@ -5,7 +5,7 @@ It serves users with a loop of their own: `loss.backward(); optimizer.step(); op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from zerotrain.runtime.engine import Engine, initialize
 from zerotrain.runtime.facade.arguments import ConfigSource
+from zerotrain.runtime.optim.groups import ModelParameters
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, share_step_hooks
 from zerotrain.runtime.step import StepResult
 
@@ -93,7 +94,7 @@ def shard(
     model: nn.Module,
     config: ConfigSource,
     *,
-    model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None = None,
+    model_parameters: ModelParameters | None = None,
     lr_scheduler: Any = None,
     unit_modules: Sequence[str | type[nn.Module]] | None = None,
 ) -> tuple[nn.Module, ShardedOptimizer]:

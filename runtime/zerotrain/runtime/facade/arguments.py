@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from zerotrain.contract.config import ConfigError, EngineConfig
+from zerotrain.runtime.optim.groups import ModelParameters
 
 DEFAULT_PORT = 29500
 
@@ -33,7 +34,7 @@ class Arguments:
     args: Any = None
     model: nn.Module | None = None
     optimizer: torch.optim.Optimizer | Callable[..., Any] | None = None
-    model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None = None
+    model_parameters: ModelParameters | None = None
     training_data: Dataset[Any] | None = None
     lr_scheduler: Any = None
     distributed_port: int = DEFAULT_PORT

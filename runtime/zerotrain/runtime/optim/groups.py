@@ -15,6 +15,14 @@ from zerotrain.runtime.zero.names import named_parameters
 
 GROUP_KEYS = ("lr", "weight_decay", "betas", "eps", "momentum")
 
+ModelParameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]] | Iterable[Mapping[str, Any]]
+
+PARAM_NAMES = "param_names"
+"""Key of a group under which torch keeps the names of (name, parameter) pairs."""
+
+LABELS = ("name", PARAM_NAMES)
+"""Keys of a group that belong to the script and change nothing."""
+
 
 class GroupError(ValueError):
     """Error of parameter groups that do not cover the model's trainable parameters exactly once."""
@@ -23,7 +31,7 @@ class GroupError(ValueError):
 def build_groups(
     model: nn.Module,
     config: OptimizerConfig,
-    model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None,
+    model_parameters: ModelParameters | None,
     *,
     is_foreign: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -54,7 +62,7 @@ def build_groups(
 
 
 def listed(
-    model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None,
+    model_parameters: ModelParameters | None,
 ) -> list[Any] | None:
     """Return `model_parameters` as a list, None for all trainable parameters. Raises GroupError where it is
     empty or holds no parameters at all."""
@@ -66,11 +74,23 @@ def listed(
             "model_parameters is empty (a generator that was read before?); pass a list, or None for all "
             "trainable parameters"
         )
-    if not all(isinstance(each, (torch.Tensor, Mapping)) for each in given):
+    wrong = [each for each in given if not (isinstance(each, (torch.Tensor, Mapping)) or _is_named(each))]
+    if wrong:
         raise GroupError(
-            f"model_parameters must hold parameters or groups of them; got {type(model_parameters).__name__}"
+            "model_parameters must hold parameters, (name, parameter) pairs or groups of them; got "
+            f"{type(model_parameters).__name__} of {type(wrong[0]).__name__}; pass model.parameters()"
         )
-    return given
+    return [_checked(each, index) if isinstance(each, Mapping) else each for index, each in enumerate(given)]
+
+
+def _is_named(each: object) -> bool:
+    """Return whether this is a pair as `named_parameters` yields it."""
+    return (
+        isinstance(each, tuple)
+        and len(each) == 2
+        and isinstance(each[0], str)
+        and isinstance(each[1], torch.Tensor)
+    )
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -88,18 +108,44 @@ def append_group(
     is_foreign: bool = False,
 ) -> None:
     """Complete a group by the configuration's values and add it. Raises GroupError as `build_groups`."""
-    index, params = len(groups), group["params"]
-    params = [params] if isinstance(params, nn.Parameter) else list(params)
+    index = len(groups)
+    params, labels = _members(group, index)
     if not is_foreign:
         _check_options(group, index)
     for parameter in params:
         _assign(parameter, index, names, index_of)
     defaults = {key: getattr(config, key) for key in GROUP_KEYS}
-    groups.append({**defaults, **{k: v for k, v in group.items() if k != "params"}, "params": params})
+    groups.append(
+        {**defaults, **{k: v for k, v in group.items() if k != "params"}, "params": params, **labels}
+    )
+
+
+def _checked(group: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return the group with its parameters in lists, for torch's optimizers too."""
+    params, labels = _members(group, index)
+    return {**group, **labels, "params": params}
+
+
+def _members(group: Mapping[str, Any], index: int) -> tuple[list[nn.Parameter], dict[str, list[str]]]:
+    """Return the parameters of a group and, where they are given as pairs, torch's `param_names` of it."""
+    if "params" not in group:
+        raise GroupError(f"parameter group {index} must have params; got {sorted(group)}; add its parameters")
+    given = group["params"]
+    params = [given] if isinstance(given, torch.Tensor) else list(given)
+    named = [each for each in params if _is_named(each)]
+    wrong = [each for each in params if not (isinstance(each, torch.Tensor) or _is_named(each))]
+    if wrong or (named and len(named) < len(params)):
+        raise GroupError(
+            f"params of parameter group {index} must hold parameters, or only (name, parameter) pairs; got "
+            f"{sorted({type(each).__name__ for each in params})}; pass for example model.parameters()"
+        )
+    if not named:
+        return params, {}
+    return [parameter for _, parameter in named], {PARAM_NAMES: [name for name, _ in named]}
 
 
 def _check_options(group: Mapping[str, Any], index: int) -> None:
-    unknown = sorted(set(group) - {*GROUP_KEYS, "params", "name"})
+    unknown = sorted(set(group) - {*GROUP_KEYS, *LABELS, "params"})
     if unknown:
         raise GroupError(
             f"parameter group {index} sets {unknown}; a group can set {list(GROUP_KEYS)} and name"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +15,10 @@ from zerotrain.runtime.optim.foreign import ForeignRule
 from zerotrain.runtime.optim.fused import fused_rule
 from zerotrain.runtime.optim.groups import (
     GROUP_KEYS,
+    LABELS,
+    PARAM_NAMES,
     GroupError,
+    ModelParameters,
     append_group,
     build_groups,
     group_hyper,
@@ -93,7 +96,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         layout: ModelLayout,
         config: OptimizerConfig,
         *,
-        model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None = None,
+        model_parameters: ModelParameters | None = None,
         prototype: torch.optim.Optimizer | None = None,
         is_torchs: bool = False,
     ) -> None:
@@ -217,7 +220,8 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             "num_updates": self.num_updates,
             "groups": [
                 to_plain(
-                    {key: value for key, value in group.items() if key != "params"}, f"param_groups[{index}]"
+                    {key: value for key, value in group.items() if key not in ("params", PARAM_NAMES)},
+                    f"param_groups[{index}]",
                 )
                 for index, group in enumerate(self.param_groups)
             ],
@@ -240,7 +244,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         for mine, saved, then, now in zip(self.param_groups, groups, before, self._configured, strict=True):
             edited = {key for key, value in now.items() if key in then and then[key] != value}
             restored = {key: from_plain(value, mine.get(key)) for key, value in saved.items()}
-            edited |= {"name"} & mine.keys()  # a label belongs to the script, and moves with its members
+            edited |= {*LABELS} & mine.keys()  # a label belongs to the script, and moves with its members
             mine.update({key: value for key, value in restored.items() if key not in edited})
         self.registry.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
         if isinstance(self.rule, CountingRule) and "rule" in scalars:

@@ -8,7 +8,7 @@ effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,15 +16,13 @@ from torch import nn
 
 from zerotrain.contract.config import ConfigError, EngineConfig, OptimizerConfig
 from zerotrain.runtime.optim.foreign import ForeignRule, refuse_whole_tensor
-from zerotrain.runtime.optim.groups import GroupError, listed
+from zerotrain.runtime.optim.groups import GroupError, ModelParameters, listed
 from zerotrain.runtime.optim.named import NamedOptimizer
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import LrSchedule, Schedule
 from zerotrain.runtime.optim.torch_face import refuse_step, share_step_hooks
 from zerotrain.runtime.optim.user_schedule import TorchSchedule
 from zerotrain.runtime.zero.layout import ModelLayout
-
-Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
 
 _OWN = {
     torch.optim.AdamW: ("AdamW", ("amsgrad",)),
@@ -41,7 +39,7 @@ def make_optimizer(
     config: EngineConfig,
     *,
     optimizer: Any = None,
-    model_parameters: Parameters | None = None,
+    model_parameters: ModelParameters | None = None,
 ) -> ZeroOptimizer:
     """Return the engine's optimizer.
 
@@ -99,7 +97,7 @@ def _configured_maker(maker: Any, config: OptimizerConfig) -> Callable[[Any], An
     return make
 
 
-def _made(maker: Any, model: nn.Module, parameters: Parameters | None) -> torch.optim.Optimizer:
+def _made(maker: Any, model: nn.Module, parameters: ModelParameters | None) -> torch.optim.Optimizer:
     made = maker(
         listed(parameters) or [parameter for parameter in model.parameters() if parameter.requires_grad]
     )
