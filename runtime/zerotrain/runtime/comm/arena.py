@@ -39,6 +39,10 @@ class Arena:
         with suppress(OSError):  # without it `has_copies` returns True
             _page_flags()  # early: a process that is undumpable later cannot open it
         self._sizes: dict[int, int] = {}
+        self._buffers: dict[int, torch.Tensor] = {}
+        """Buffers in use, by offset. Kept, as a thread of torch that drops the last reference to one at the
+        end of the process would need the interpreter."""
+
         self._holes: list[tuple[int, int]] = [(0, num_bytes)]  # (offset, bytes), by offset
 
     def zeros(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -51,8 +55,9 @@ class Arena:
             with suppress(OSError):  # the kernel has no huge pages
                 self.pages.madvise(mmap.MADV_HUGEPAGE, offset, wanted // _HUGE * _HUGE)
         # A view of the whole file would be pickled and copied with all of its address space.
-        whole = torch.frombuffer(self.pages, dtype=torch.uint8, count=wanted, offset=offset)
-        return view_of(whole, 0, numel, dtype)
+        buffer = torch.frombuffer(self.pages, dtype=torch.uint8, count=wanted, offset=offset)
+        self._buffers[offset] = buffer
+        return view_of(buffer, 0, numel, dtype)
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return `numel` elements at a byte offset."""
@@ -63,6 +68,7 @@ class Arena:
         offset = tensor.data_ptr() - self._base
         assert offset in self._sizes  # came from `zeros`
         size = self._sizes.pop(offset)
+        del self._buffers[offset]
         self._punch(offset, size)
         self._holes.append((offset, size))
         self._holes.sort()
