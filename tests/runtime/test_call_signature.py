@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from argparse import Namespace
 from functools import partial
@@ -46,6 +47,7 @@ def test_positions_and_older_names() -> None:
         ({"config": CONFIG, "mesh_param": (1, 2)}, ConfigError, "sequence parallelism"),
         ({"config": CONFIG, "dist_init_required": False}, ValueError, "dist_init_required"),
         ({"config": CONFIG, "model": "bert"}, TypeError, "nn.Module"),
+        ({"config": CONFIG, "model": Namespace(module=nn.Linear(2, 2))}, TypeError, "pass its module"),
         ({"config": CONFIG, "modle": None}, TypeError, "modle"),
     ],
 )
@@ -105,6 +107,36 @@ def test_named_parameters_are_taken_as_torch_takes_them(tmp_path: Path, form: st
     for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found, expected)
     engine.close()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_engine_is_neither_copied_nor_pickled(make: Any) -> None:
+    engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
+    with pytest.raises(TypeError, match=r"must not be copied or pickled.*save_checkpoint"):
+        make(engine)
+    engine.close()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("given", [None, torch.optim.AdamW])
+def test_edits_of_groups_without_effect_are_named(given: Any) -> None:
+    engine, optimizer, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG, optimizer=given)
+    group = optimizer.param_groups[0]
+    for key, value in (("amsgrad", True), ("maximize", True)):
+        group[key] = value
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        with pytest.raises(GroupError, match=rf"param_groups\[0\]\['{key}'\] must stay False .* got True"):
+            engine.step()
+        group[key] = False
+        engine.step()
+    group["scale_of_the_script"] = 2.0
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    optimizer.param_groups.clear()
+    with pytest.raises(GroupError, match=r"param_groups must hold the 1 groups .* got 0"):
+        engine.step()
 
 
 @pytest.mark.unit

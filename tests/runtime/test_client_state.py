@@ -114,6 +114,7 @@ REFUSED: list[tuple[Any, str]] = [
     (Colour.RED, r"client_state\.x is of type .*Colour.*save its value"),
     ({Level.LOW: 1}, r"the key .* of client_state\.x is of type .*Level"),
     (nn.Linear(1, 1), r"client_state\.x is of type torch.*Linear.*save its state_dict"),
+    (nn.Parameter(torch.ones(2)), r"client_state\.x is of type .*Parameter.*save its detach"),
     (torch.zeros(2).to_sparse(), r"client_state\.x is of type torch\.Tensor.*only dense"),
     (np.array(["a"]), r"client_state\.x is of type numpy\.ndarray"),
     (np.datetime64("2020-01-01"), r"client_state\.x is of type numpy\.datetime64"),

@@ -202,6 +202,7 @@ class WithoutLength(Dataset[int]):
         ((number for number in range(4)), "got generator"),
         (WithoutLength(), "got WithoutLength"),
         (DataLoader([1, 2]), "got DataLoader"),  # type: ignore[arg-type]
+        ({"train": [1, 2]}, r"got dict with the keys \['train'\]: pass one of its values"),
         ([], "has 0 samples, but needs at least one"),
     ],
 )

@@ -254,6 +254,7 @@ class Engine(
         self.check_open("step()")
         self.check_trains("step()")
         self.core.check_step()
+        self.zero_optimizer.check_groups()
         if self.is_gradient_accumulation_boundary() and not self._in_no_sync:
             self._before_update()
         if not self.end_micro_batch():

@@ -90,6 +90,8 @@ class _Packer:
             return self._numpy_scalar(value, path)
         if value is None or isinstance(value, (bool, int, float, complex, str)):
             return _scalar(value)
+        if isinstance(value, torch.nn.Parameter):
+            raise self._refused(value, path, "save its detach(), or let the model hold it")
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return self._tensor(value, path)
         if type(value) in (bytes, bytearray, io.BytesIO):

@@ -243,6 +243,11 @@ def _check_size(data: Any, *, world_size: int, micro: int, drop_last: bool) -> N
             f"torch.utils.data.IterableDataset; got {type(data).__name__}. The engine makes the loader: pass "
             "what it is to read, or leave training_data out and iterate over your own loader"
         )
+    if isinstance(data, Mapping) and 0 not in data:
+        raise TypeError(
+            f"training_data must be indexed by numbers from 0 on; got {type(data).__name__} with the keys "
+            f"{list(data)[:5]}: pass one of its values, such as training_data['train'], or a list"
+        )
     size = len(data)
     needed = world_size * micro if drop_last else 1
     if size < needed:

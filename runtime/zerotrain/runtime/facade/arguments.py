@@ -48,7 +48,9 @@ class Arguments:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module; got {type(self.model).__name__}")
+            inner = isinstance(getattr(self.model, "module", None), nn.Module)
+            hint = "; pass its module, after close() where it is an engine" if inner else ""
+            raise TypeError(f"model must be a torch.nn.Module; got {type(self.model).__name__}{hint}")
         if self.mesh_param is not None:
             raise ConfigError(
                 "mesh_param",

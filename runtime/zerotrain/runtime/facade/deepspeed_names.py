@@ -89,6 +89,13 @@ class DeepSpeedNames(EngineParts):
         state: dict[str, torch.Tensor] = gather(exclude_frozen_parameters=exclude_frozen_parameters)
         return state if self.rank == 0 else None
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise for copies and pickles: the engine holds process groups and memory that ranks share."""
+        raise TypeError(
+            "an engine must not be copied or pickled, as it holds process groups and memory of all ranks; "
+            "call save_checkpoint, or copy what module_state_dict() returns"
+        )
+
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Raise: the model's hooks are in place, and torch.compile cannot trace them."""
         raise RuntimeError(

@@ -20,6 +20,9 @@ ModelParameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]] | 
 PARAM_NAMES = "param_names"
 """Key of a group under which torch keeps the names of (name, parameter) pairs."""
 
+FIXED_OPTIONS = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weight_decay", "differentiable")
+"""Options of torch's groups that the engine's own updates take at `initialize` only."""
+
 LABELS = ("name", PARAM_NAMES)
 """Keys of a group that belong to the script and change nothing."""
 
@@ -160,6 +163,29 @@ def _assign(parameter: nn.Parameter, index: int, names: Mapping[int, str], index
     fqn = names[id(parameter)]
     if index_of.setdefault(fqn, index) != index:
         raise GroupError(f"parameter {fqn!r} is in groups {index_of[fqn]} and {index}; keep one")
+
+
+def fixed_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the group's options that must stay as they are; absent and switched off are the same."""
+    return {key: value for key in FIXED_OPTIONS if (value := group.get(key))}
+
+
+def check_edits(groups: Sequence[Mapping[str, Any]], fixed: Sequence[Mapping[str, Any]]) -> None:
+    """Raise GroupError where groups were removed or added in place, or an edited option has no effect."""
+    if len(groups) != len(fixed):
+        raise GroupError(
+            f"param_groups must hold the {len(fixed)} groups of initialize and add_param_group; got "
+            f"{len(groups)}: edit the values of groups, or set requires_grad to False to stop training some"
+        )
+    for index, (group, before) in enumerate(zip(groups, fixed, strict=True)):
+        now = fixed_options(group)
+        changed = [key for key in FIXED_OPTIONS if now.get(key) != before.get(key)]
+        if changed:
+            raise GroupError(
+                f"param_groups[{index}][{changed[0]!r}] must stay {before.get(changed[0], False)!r} after "
+                f"initialize; got {group.get(changed[0])!r}, which has no effect: set it in the optimizer "
+                "that is passed to initialize"
+            )
 
 
 def group_hyper(group: Mapping[str, Any]) -> Hyper:

@@ -21,6 +21,8 @@ from zerotrain.runtime.optim.groups import (
     ModelParameters,
     append_group,
     build_groups,
+    check_edits,
+    fixed_options,
     group_hyper,
     names_of,
 )
@@ -113,6 +115,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.rule = ForeignRule(prototype, self.param_groups) if prototype is not None else rule_for(config)
         # Copied before a schedule writes `lr`: a resume must tell the user's edits from changes by a run.
         self._configured = [_json_values(group) for group in self.param_groups]
+        self._fixed = [fixed_options(group) for group in self.param_groups]
         self.num_updates = 0
         """Number of steps that changed the weights; skipped ones do not count."""
         self.layout = layout
@@ -165,6 +168,12 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             )
         append_group(self.param_groups, self.registry.group_of, group, names=self._names, config=self._config)
         self._configured.append(_json_values(self.param_groups[-1]))
+        self._fixed.append(fixed_options(self.param_groups[-1]))
+
+    def check_groups(self) -> None:
+        """Raise GroupError for edits of the groups that the next step could not follow."""
+        if not isinstance(self.rule, ForeignRule):  # which reads all options at every step
+            check_edits(self.param_groups, self._fixed)
 
     def begin_update(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> Update | JointUpdate:
         """Return the next step's update of these units, in forward order, with the present hyperparameters.
@@ -246,6 +255,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             restored = {key: from_plain(value, mine.get(key)) for key, value in saved.items()}
             edited |= {*LABELS} & mine.keys()  # a label belongs to the script, and moves with its members
             mine.update({key: value for key, value in restored.items() if key not in edited})
+        self._fixed = [fixed_options(group) for group in self.param_groups]
         self.registry.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
         if isinstance(self.rule, CountingRule) and "rule" in scalars:
             self.rule.load_scalars(regrouped(scalars["rule"], order))
