@@ -28,7 +28,7 @@ from zerotrain.runtime.facade.deepspeed_names import (
     DeepSpeedNames,
     refuse_unless_default,
 )
-from zerotrain.runtime.facade.dtype_errors import explain_dtype_error
+from zerotrain.runtime.facade.entries import Entries
 from zerotrain.runtime.facade.evaluation import Evaluation, for_evaluation, optimizer_of, trains_on_ranks
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.generation import SyncedGeneration

@@ -91,9 +91,7 @@ class Exports(EngineParts):
 
         self.check_open("save_16bit_model()")
         folder = Path(save_dir).absolute()
-        self.comm.meet("save_16bit_model")
-        self.synchronize()
-        self.core.writes.take_over()
+        self.meet_and_settle("save_16bit_model")
         wanted = dtype or self._own_dtype()
         if wanted not in ("bf16", "fp16", "fp32"):
             raise ValueError(f'dtype must be "bf16", "fp16" or "fp32"; got {dtype!r}')

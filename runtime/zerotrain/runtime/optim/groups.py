@@ -134,7 +134,7 @@ def _members(group: Mapping[str, Any], index: int) -> tuple[list[nn.Parameter], 
     if "params" not in group:
         raise GroupError(f"parameter group {index} must have params; got {sorted(group)}; add its parameters")
     given = group["params"]
-    params = [given] if isinstance(given, torch.Tensor) else list(given)
+    params: list[Any] = [given] if isinstance(given, torch.Tensor) else list(given)
     named = [each for each in params if _is_named(each)]
     wrong = [each for each in params if not (isinstance(each, torch.Tensor) or _is_named(each))]
     if wrong or (named and len(named) < len(params)):
