@@ -133,6 +133,9 @@ class Engine(
         self.core.at_boundary = self.reduces_now
         self.relayout = Relayout(self.core, optimizer, plan)
         self.core.before_pass = self._before_pass
+        self.core.takes_gradients = self.relayout.note_backward
+        self._argument_watch = watch_arguments(self.core, config.precision)
+        self.core.on_forward_error = lambda error: explain_dtype_error(error, module, config)
         self._generation = SyncedGeneration(self.core)
         self._entries = Entries(self.core, config)
         self.core.on_new_gradients = lambda: self.observer.training_pass()
@@ -227,7 +230,7 @@ class Engine(
     def _before_pass(self) -> None:
         if self.module.training:  # else it may be an evaluation
             self.observer.training_pass()
-        self.relayout.follow()
+        self.relayout.before_pass()
 
     def _autocast(self) -> AbstractContextManager[object]:
         name = self.config.precision.autocast_dtype
@@ -259,8 +262,7 @@ class Engine(
             self._before_update()
         if not self.end_micro_batch():
             return StepResult(step=self.global_steps, at_boundary=False)
-        if not self.core.passes.is_checked:
-            self.relayout.follow(at_step=True)
+        self.relayout.before_step(is_checked=self.core.passes.is_checked)
         self.memory.enter("step")
         self._has_scaled = False
         self.global_steps += 1

@@ -1,14 +1,20 @@
-"""Rebuilding of units when the user freezes or unfreezes parameters between steps.
+"""Rebuilding of units when the user freezes or unfreezes parameters.
 
-The engine calls it when a forward pass begins after a step, and in the step where it saw no forward pass
-(modules without hooks were called). Parameters that were trained before keep master weight and optimizer
-states bit for bit; a parameter that begins to be trained has zero states, as in torch.
+[Note: when a change counts] A parameter that begins to be trained gets a place for its gradient when a
+forward pass begins. A frozen one loses its place, with master weight and optimizer states, in the step: if it
+is frozen then and was frozen in every backward pass of the step, so that torch would have no gradient for it
+either. So parameters may be frozen for some passes (a discriminator while the generator is updated, adapters
+while the base model gives reference outputs) and lose nothing.
+
+Parameters that stay trained keep master weight and optimizer states bit for bit; one that begins to be
+trained has zero states, as in torch.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -37,18 +43,32 @@ class Relayout:
         self._units: list[Unit] = []
         self._known: set[int] = set()
         """`id` of each parameter of `_units`."""
+        self._idle: set[str] = set()
+        """Trained parameters that were frozen in every backward pass since the last step."""
 
-    def changed(self) -> list[str]:
-        """Return the parameters that were frozen or unfrozen since the units were made; no communication."""
-        found: list[str] = []
+    def changed(self, *, trained: bool) -> dict[str, nn.Parameter]:
+        """Return the parameters of trained units that are frozen now, or of frozen units that are trained
+        now; no communication."""
+        found: dict[str, nn.Parameter] = {}
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self._core.units:
-                trained = unit.layout.trainable
+                if unit.layout.trainable is not trained:
+                    continue
                 now = list(map(_REQUIRES_GRAD, unit.parameters))
                 if (not trained) in now:
-                    pairs = zip(unit.layout.segments, now, strict=True)
-                    found += [segment.fqn for segment, each in pairs if each is not trained]
+                    rows = zip(unit.layout.segments, unit.parameters, now, strict=True)
+                    found.update((segment.fqn, each) for segment, each, on in rows if on is not trained)
         return found
+
+    def note_backward(self) -> bool:
+        """Note, as a backward pass begins, which parameters it gives no gradient because they are frozen;
+        return whether it gives any. No communication."""
+        is_first = not self._core.has_gradients
+        if not (is_first or self._idle):
+            return True
+        frozen = self.changed(trained=True)
+        self._idle = set(frozen) if is_first else self._idle & set(frozen)
+        return len(frozen) < sum(len(part.unit.parameters) for part in self._core.gradients.values())
 
     def moved(self) -> list[str]:
         """Return the parameters of the model that belong to no unit or lie outside its memory; no
@@ -74,14 +94,40 @@ class Relayout:
                     found.append(name)
         return found
 
-    def follow(self, *, at_step: bool = False) -> None:
-        """Rebuild the units of parameters that changed, if any did. Collective if so. `at_step`: gradients of
-        the step may exist already, and are kept.
+    def before_pass(self) -> None:
+        """Give places to the parameters that begin to be trained. Collective if there are some.
 
         Raises CommError when the ranks changed different parameters, GroupError when a parameter that is
-        trained now is in no parameter group, LayoutError when nothing is left to train or a parameter is not
-        where the engine trains it.
+        trained now is in no parameter group, LayoutError when a parameter is not where the engine trains it.
         """
+        self._check_places()
+        if begun := self.changed(trained=False):
+            self._follow(begun, keeps=self.changed(trained=True).values(), at_step=False)
+
+    def before_step(self, *, is_checked: bool) -> None:
+        """Drop the states of parameters that are frozen and have no gradient. Collective if there are some.
+        Gradients of the step are kept. `is_checked`: `before_pass` was called since the last step.
+
+        Raises LayoutError when nothing is left to train, and what `before_pass` raises.
+        """
+        core, changed = self._core, {}
+        if not is_checked:
+            self._check_places()
+            changed = self.changed(trained=False)
+        frozen: Mapping[str, nn.Parameter] = {}
+        if self._idle or not core.has_gradients:
+            frozen = self.changed(trained=True)
+        keeps = []
+        for name, parameter in frozen.items():
+            if core.has_gradients and name not in self._idle:
+                keeps.append(parameter)
+            else:
+                changed[name] = parameter
+        if changed:
+            self._follow(changed, keeps=keeps, at_step=True)
+
+    def _check_places(self) -> None:
+        """Raise LayoutError where a parameter is not where the engine trains it."""
         if away := self.moved():
             raise LayoutError(
                 f"parameters {away[:5]} were replaced or moved after initialize (by an assignment, .to(), "
@@ -89,9 +135,13 @@ class Relayout:
                 "over; convert and replace before initialize, and write values in place within "
                 "full_parameters(model, write=True)"
             )
-        changed = self.changed()
-        if not changed:
-            return
+
+    def _follow(
+        self, parameters: Mapping[str, nn.Parameter], *, keeps: Iterable[nn.Parameter], at_step: bool
+    ) -> None:
+        """Rebuild the units of parameters that changed; `keeps` are frozen now and stay in trained units.
+        `at_step`: gradients of the step may exist already, and are kept."""
+        changed = list(parameters)
         if not self._core.gradients:
             raise LayoutError(
                 f"parameters {changed[:5]} were unfrozen, but every parameter was frozen when initialize "
@@ -99,11 +149,17 @@ class Relayout:
                 "set requires_grad on what should be trained before initialize (after close() of this engine)"
             )
         self._core.updates.settle_all()  # also those of now frozen units: the step came before
-        if self._agree(changed):
-            self._core.writes.settle()  # no pass is running any more
-        layout = self._plan()
+        self._agree(changed)
+        self._core.writes.take_over()  # no pass is running any more
+        with _trained(keeps):
+            layout = self._plan()
         if not any(unit.trainable for unit in layout.units):
-            raise LayoutError("every parameter is frozen; set requires_grad on what should be trained")
+            raise LayoutError(
+                "step() is not possible: every parameter is frozen, so nothing is left to train; set "
+                "requires_grad on what should be trained before the forward pass, leave step() out while "
+                "everything is frozen, or, for evaluation only, close() this engine and initialize the "
+                "frozen model"
+            )
         self._optimizer.follow_freezing()
         self._optimizer.registry.admit(
             segment.fqn for unit in layout.units if unit.trainable for segment in unit.segments
@@ -143,7 +199,7 @@ class Relayout:
         self._optimizer.layout = layout
         registry.tiers.plan(layout, replicated=not core.options.placement.states_sharded)
         for module in dict.fromkeys([unit.layout.module for unit in stale]):
-            parts = Repartition(core.comm)
+            parts = Repartition(core.comm, averages=core.options.averages)
             leaving = [unit for unit in stale if unit.layout.module == module]
             for unit in leaving:
                 parts.add(unit, registry.states.get(unit.name))
@@ -173,6 +229,20 @@ class Relayout:
 # Every step looks at every parameter, so torch's getters are called without a Python frame.
 _REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
 _DATA_PTR = torch.Tensor.data_ptr
+
+
+@contextmanager
+def _trained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Set `requires_grad` of frozen parameters within the context."""
+    frozen = list(parameters)
+    with torch._C.DisableTorchFunctionSubclass():
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
 
 
 def _elsewhere(unit: Unit) -> list[str]:

@@ -25,8 +25,10 @@ class Repartition:
     Gives new units their initial values (`InitialValues`): the saved master if there is one, else the weight.
     """
 
-    def __init__(self, comm: Comm) -> None:
+    def __init__(self, comm: Comm, *, averages: bool = True) -> None:
+        """`averages`: the step averages the gradients of the ranks; False = it sums them."""
         self._comm = comm
+        self._averages = averages
         self._weights: dict[str, torch.Tensor] = {}
         self._streams: dict[tuple[str, str], torch.Tensor] = {}
         self._gradients: dict[str, torch.Tensor] = {}
@@ -67,8 +69,10 @@ class Repartition:
             own = gradients.own_part
             full = flat_zeros(unit.layout.padded_numel, dtype=own.dtype, device=own.device)
             self._comm.all_gather(full, own, label=unit.name).wait()
+        is_summed = gradients.is_reduced and not placement.grads_sharded and not self._averages
         for segment in unit.layout.segments:
-            self._gradients[segment.fqn] = full[segment.start : segment.stop].clone()
+            values = full[segment.start : segment.stop].clone()
+            self._gradients[segment.fqn] = values / self._comm.world_size if is_summed else values
 
     @torch.no_grad()
     def interval(
@@ -113,7 +117,8 @@ class Repartition:
     def restore_gradients(self, gradients: UnitGradients) -> None:
         """Add what `add_gradients` copied of a new unit's parameters. Local.
 
-        If ranks keep whole gradients, a mean counts as every rank's own sum, and the step averages it.
+        If ranks keep whole gradients, a mean counts as every rank's own sum, and the step averages it (or
+        sums it, where `add_gradients` divided a sum by the number of ranks).
         """
         unit, sums = gradients.unit, gradients.accumulator
         low = unit.start if unit.placement.grads_sharded else 0

@@ -130,6 +130,9 @@ class ShardedModel:
         """Whether the hooks are made so that torch.compile does not trace them."""
         self.before_pass: Callable[[], None] = lambda: None
         """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
+        self.takes_gradients: Callable[[], bool] = lambda: True
+        """Called when a backward pass begins; returns whether a parameter gets a gradient from it. False =
+        all are frozen, and only inputs get one. No collectives."""
         self.options, self.model = options, model
         self.traffic = Traffic(comm, self.ledger, options.plus)
         self.reducer = _make_reducer(options, comm, self.ledger)
@@ -290,8 +293,6 @@ class ShardedModel:
         if window.is_open:
             return
         if not self.in_backward:
-            if self._ends_backward_itself:
-                self.on_own_backward()
             self._start_pass()
             if self._ends_backward_itself:
                 engine: Any = torch.autograd.Variable._execution_engine
@@ -346,15 +347,18 @@ class ShardedModel:
         self.live.free(self.units, everything=True)
 
     def _start_pass(self) -> None:
+        takes = bool(self.gradients) and self.takes_gradients()
+        if takes and self._ends_backward_itself:
+            self.on_own_backward()
         self.updates.settle_units()  # autograd writes into their gradients
         if self.on_first_backward is not None:
             self.on_first_backward()
             self.on_first_backward = None
         self.passes.begin_backward()
-        if not self.has_gradients:
+        if takes and not self.has_gradients:
             self.on_new_gradients()
-        self.in_backward, self.has_gradients = True, bool(self.gradients)
-        self.reducer.begin(at_boundary=self.at_boundary())
+        self.in_backward, self.has_gradients = True, self.has_gradients or takes
+        self.reducer.begin(at_boundary=takes and self.at_boundary())
         self._backward_order.begin()
 
     # --- shared
