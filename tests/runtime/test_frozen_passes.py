@@ -158,19 +158,18 @@ def accumulated(stage: int, reduce_op: str) -> tuple[dict[str, Any], dict[str, A
     engine, *_ = zt.initialize(model=model, config=settings)
     optimizer = torch.optim.SGD(reference.parameters(), LR, momentum=0.9)
     frozen = [(1, 0), (0, 1), (1, 1), (0, 0), (0, 0), (1, 0)]
-    """Whether the first layer is frozen in each micro-batch of each step, and when the step is taken."""
+    """Whether the first weight is frozen in each micro-batch of each step, and when the step is taken."""
     for step, parts in enumerate(frozen):
         for micro, is_frozen in enumerate(parts):
             for each in (model, reference):
-                each[0].requires_grad_(not is_frozen)
+                each[0].weight.requires_grad_(not is_frozen)
             engine.backward(engine(inputs(2 * step + micro, rank)).square().mean())
             engine.step()
             for other in range(world_size):
                 loss = reference(inputs(2 * step + micro, other)).square().mean()
                 (loss / 2 / (1 if is_sum else world_size)).backward()
         if parts == (1, 1):
-            for parameter in reference[0].parameters():
-                optimizer.state.pop(parameter)
+            optimizer.state.pop(reference[0].weight)
         optimizer.step()
         optimizer.zero_grad()
     with zt.full_parameters(model):
