@@ -216,7 +216,11 @@ def test_exports_take_deepspeeds_keywords(tmp_path: Path, name: str) -> None:
 )
 def test_keywords_with_another_meaning_are_refused(name: str, given: dict[str, Any], words: str) -> None:
     engine = engine_with()
-    positions: dict[str, list[Any]] = {"deepspeed_io": [TensorDataset(torch.arange(2))], "backward": [torch.ones(1)], "step": []}
+    positions: dict[str, list[Any]] = {
+        "deepspeed_io": [TensorDataset(torch.arange(2))],
+        "backward": [torch.ones(1)],
+        "step": [],
+    }
     ((keyword, value),) = given.items()
     with pytest.raises(ValueError, match=rf"^{keyword} of {name}\(\) must be .*{words}") as caught:
         getattr(engine, name)(*positions[name], **given)

@@ -134,8 +134,6 @@ class Engine(
         self.relayout = Relayout(self.core, optimizer, plan)
         self.core.before_pass = self._before_pass
         self.core.takes_gradients = self.relayout.note_backward
-        self._argument_watch = watch_arguments(self.core, config.precision)
-        self.core.on_forward_error = lambda error: explain_dtype_error(error, module, config)
         self._generation = SyncedGeneration(self.core)
         self._entries = Entries(self.core, config)
         self.core.on_new_gradients = lambda: self.observer.training_pass()

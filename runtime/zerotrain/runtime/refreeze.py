@@ -149,8 +149,8 @@ class Relayout:
                 "set requires_grad on what should be trained before initialize (after close() of this engine)"
             )
         self._core.updates.settle_all()  # also those of now frozen units: the step came before
-        self._agree(changed)
-        self._core.writes.take_over()  # no pass is running any more
+        if self._agree(changed):
+            self._core.writes.settle()  # no pass is running any more
         with _trained(keeps):
             layout = self._plan()
         if not any(unit.trainable for unit in layout.units):
