@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -61,7 +61,8 @@ def against_reference(model: Any, x: torch.Tensor, *parts: nn.Module) -> torch.T
     for part in parts:
         part.requires_grad_(True)
     net.adapts = True
-    return (model(x) - reference - 1).square().mean()
+    loss: torch.Tensor = (model(x) - reference - 1).square().mean()
+    return loss
 
 
 def adapter_frozen(model: Any, step: int, rank: int) -> torch.Tensor:
@@ -107,15 +108,17 @@ def gan(stage: int) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = config(stage, optimizer={"type": "Adam", "params": {"lr": LR, "eps": EPS}})
     models, plains = (net(0), net(1)), (net(0), net(1))
     engines = [zt.initialize(model=model, config=settings)[0] for model in models]
-    gan_steps(*engines, list(models[1].parameters()), engine_update)
-    optimizers = {model: torch.optim.Adam(model.parameters(), LR, eps=EPS) for model in plains}
+    gan_steps(engines[0], engines[1], list(models[1].parameters()), engine_update)
+    optimizers: dict[nn.Module, torch.optim.Adam] = {
+        model: torch.optim.Adam(model.parameters(), LR, eps=EPS) for model in plains
+    }
 
     def plain_update(model: nn.Module, losses: list[torch.Tensor]) -> None:
         optimizers[model].zero_grad()
         sum(losses, torch.zeros(())).div(len(losses)).backward()  # type: ignore[no-untyped-call]
         optimizers[model].step()
 
-    gan_steps(*plains, list(plains[1].parameters()), plain_update)
+    gan_steps(plains[0], plains[1], list(plains[1].parameters()), plain_update)
     with zt.full_parameters(models[1]):
         found = whole_parameters(models[1])
     for engine in engines:
@@ -169,7 +172,7 @@ def accumulated(stage: int, reduce_op: str) -> tuple[dict[str, Any], dict[str, A
                 loss = reference(inputs(2 * step + micro, other)).square().mean()
                 (loss / 2 / (1 if is_sum else world_size)).backward()
         if parts == (1, 1):
-            optimizer.state.pop(reference[0].weight)
+            optimizer.state.pop(next(reference.parameters()))
         optimizer.step()
         optimizer.zero_grad()
     with zt.full_parameters(model):
@@ -192,17 +195,18 @@ def test_only_a_parameter_without_gradient_that_is_frozen_at_the_step_is_dropped
 def unfrozen_meanwhile(stage: int) -> None:
     """Begin to train the base in a pass in which the adapter is frozen."""
     model = Net()
+    adapter, base = cast("nn.Parameter", model.adapter.weight), cast("nn.Parameter", model.base.weight)
     engine, *_ = zt.initialize(model=model, config=config(stage))
     engine.backward(adapter_frozen(engine, 0, world()[0]))
     engine.step()
-    before = zt.get_full_optimizer_state(model.adapter.weight, "exp_avg").clone()
+    before = zt.get_full_optimizer_state(adapter, "exp_avg").clone()
     assert before.abs().max() > 0
     model.base.requires_grad_(True)
     model.adapter.requires_grad_(False)
     engine(inputs(1, 0))
     assert not model.adapter.weight.requires_grad
-    assert torch.equal(zt.get_full_optimizer_state(model.adapter.weight, "exp_avg"), before)
-    assert not zt.get_full_optimizer_state(model.base.weight, "exp_avg").any()
+    assert torch.equal(zt.get_full_optimizer_state(adapter, "exp_avg"), before)
+    assert not zt.get_full_optimizer_state(base, "exp_avg").any()
     engine.close()
 
 
