@@ -63,13 +63,13 @@ def write(model: Net, *ranks: int) -> None:
         model.get_parameter(BIAS).fill_(0.125)
 
 
-def refreeze(engine: Engine) -> None:
-    """Change what is trained, which rebuilds units from what the ranks hold."""
-    engine.module.get_parameter("head.bias").requires_grad_(False)
+def unfreeze(engine: Engine) -> None:
+    """Begin to train a frozen parameter, which rebuilds units from what the ranks hold."""
+    engine.module.get_parameter("head.bias").requires_grad_(True)
     try:
         engine(torch.arange(10).view(2, 5))
     finally:
-        engine.module.get_parameter("head.bias").requires_grad_(True)
+        engine.module.get_parameter("head.bias").requires_grad_(False)
 
 
 def set_another(engine: Engine) -> None:
@@ -89,7 +89,7 @@ def calls(folder: Path) -> dict[str, Callable[[Engine], object]]:
         "a load that may keep values": lambda engine: engine.load_checkpoint(
             folder, load_module_strict=False
         ),
-        "freezing": refreeze,
+        "unfreezing": unfreeze,
     }
 
 
@@ -100,6 +100,8 @@ def at_every_stage(check: Callable[[int, str], list[str]], precision: str) -> di
 def refusals(stage: int, precision: str) -> list[str]:
     """Return the calls that said nothing of a write on rank 1 alone, and whether a load overwrites it."""
     model, engine = engine_at(stage, precision, 0.01)
+    train(engine)
+    model.get_parameter("head.bias").requires_grad_(False)
     train(engine)
     silent = []
     with shared_folder(engine) as folder:
