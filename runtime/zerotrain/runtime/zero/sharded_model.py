@@ -115,10 +115,7 @@ class ShardedModel:
         """Called when the first backward pass of a step begins; no collectives."""
         self.on_own_backward: Callable[[], None] = lambda: None
         """Called when the user's code, not the engine, calls `backward`; no collectives."""
-        self.on_entry: Callable[[Boundary, Any, Any], tuple[Any, Any]] = lambda _, args, kwargs: (
-            args,
-            kwargs,
-        )
+        self.on_entry: Callable[[Boundary, Any, Any], tuple[Any, Any]] = _as_given
         """Called with the arguments of the outermost forward call; returns those to use. No collectives."""
         self.on_first_backward: Callable[[], None] | None = None
         """Called once, when the first backward pass begins; no collectives."""
@@ -131,8 +128,7 @@ class ShardedModel:
         self.before_pass: Callable[[], None] = lambda: None
         """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
         self.takes_gradients: Callable[[], bool] = lambda: True
-        """Called when a backward pass begins; returns whether a parameter gets a gradient from it. False =
-        all are frozen, and only inputs get one. No collectives."""
+        """Called when a backward pass begins; returns whether it gives any parameter a gradient. Local."""
         self.options, self.model = options, model
         self.traffic = Traffic(comm, self.ledger, options.plus)
         self.reducer = _make_reducer(options, comm, self.ledger)
@@ -423,3 +419,7 @@ def publication_order(core: ShardedModel) -> list[Unit]:
     """Return the trainable units in the agreed order of forward, which is the reverse of that of
     reductions."""
     return [gradients.unit for gradients in reversed(core.reducer.order)]
+
+
+def _as_given(_: Boundary, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return args, kwargs
