@@ -63,8 +63,8 @@ def offenders(path: str, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("def what_was_told(): ...", "what_was_told"),
-        ("async def told(): ...", "told"),
+        ("def open_vault(): ...", "open_vault"),
+        ("async def heed_signal(): ...", "heed_signal"),
         ("class SpillVault: ...", "SpillVault"),
         ("class HTTPLane: ...", "HTTPLane"),
         ("def f(room): ...", "room"),
@@ -85,7 +85,7 @@ def test_a_planted_word_is_found(source: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["def returned(): ...", "'told'", "x = 'room'  # in turn", "planes = rooms", "class Chambermute: ..."],
+    ["def returned(): ...", "'told'", "x = 'room'  # in turn", "planes = rooms", "class Permuted: ..."],
 )
 def test_longer_words_and_texts_are_no_offence(source: str) -> None:
     assert offenders("tests/planted.py", source) == []

@@ -54,7 +54,9 @@ def test_the_schema_takes_all_that_earlier_releases_stored() -> None:
         (".status.attempt", None, "is gone"),
     ],
 )
-def test_a_narrower_schema_is_noticed(path: str, change: Json | None, obstacle_text: str) -> None:
+def test_a_schema_that_takes_less_than_before_is_reported(
+    path: str, change: Json | None, obstacle_text: str
+) -> None:
     old = from_text(as_text(openapi_schema()))
     new = {key: dict(value) for key, value in old.items()}
     if change is None:

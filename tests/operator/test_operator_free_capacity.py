@@ -1,5 +1,5 @@
-"""The hint on free resources: allocatable minus requests of one reading; nothing where that cannot be
-told.
+"""The hint on free resources: allocatable minus requests of one reading; nothing where that is
+not known.
 """
 
 from __future__ import annotations

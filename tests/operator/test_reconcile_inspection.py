@@ -185,7 +185,7 @@ def test_ranks_that_have_ended_say_nothing_of_how_long_the_others_may_stand_stil
     assert list(inspect(workers(saved, ended(1)), attempt=1, at=NOW).paces), "all have: their launcher hangs"
 
 
-def test_the_fewest_steps_decide_on_warm_up_and_the_slowest_first_step_counts() -> None:
+def test_warm_up_lasts_until_every_rank_has_made_enough_steps() -> None:
     motions = [
         Motion(idle_seconds=1, silent_seconds=1, steps_seen=steps_seen, first_step_seconds=first_s)
         for steps_seen, first_s in ((10, 30), (9, 44), (10, None), (10, math.inf))

@@ -273,7 +273,7 @@ class Controller:
         observed = self.job_states.observe(key.namespace, uid, self.store)
         if (older := older_in_shortage(self.jobs, job)) is not None:
             observed = replace(observed, older_in_shortage=older)
-        if in_line := observed.problem is None and self.starts.is_in_line(key):
+        if is_queued := observed.problem is None and self.starts.is_in_line(key):
             observed = replace(observed, in_start_queue=True)
         try:
             plan = reconcile(job, observed, self.clock(), known, known_plan)
@@ -285,7 +285,7 @@ class Controller:
                 return
         if not self.starts.enter(key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
             self._wake(key, plan, at_least_s=LINE_RECHECK_S)  # a deadline also ends a job that waits in line
-            if observed.problem is None and not in_line and self.starts.is_in_line(key):
+            if observed.problem is None and not is_queued and self.starts.is_in_line(key):
                 self.queue.add(key)  # to show it in the status
             return
         before = known.read_status(job)

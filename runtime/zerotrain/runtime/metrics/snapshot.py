@@ -73,7 +73,7 @@ def _restore_family(family: Mapping[str, Any]) -> Metric:
         raise ValueError(f"{name} is a {own}; got a {kind}")
     # A rank has one set of fixed facts. Rules multiply by it: a second one would make them fail for all jobs.
     if own == "info" and len(family["samples"]) > 1:
-        raise ValueError(f"{name} is told once by a rank; got {len(family['samples'])} samples")
+        raise ValueError(f"{name} must be reported once by a rank; got {len(family['samples'])} samples")
     metric = Metric(name, text, kind, unit)
     metric.samples = [_unpack(sample, metric) for sample in family["samples"]]
     return metric

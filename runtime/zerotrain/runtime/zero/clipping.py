@@ -93,13 +93,13 @@ def settle(core: ShardedModel, what: str) -> bool:
     return True
 
 
-def summed_norm_powers(
+def total_of_powers(
     core: ShardedModel, slots: Sequence[GradientSlot], norm_type: float, *, what: str
 ) -> float:
     """Return the sum over all ranks of |g| ** norm_type, for inf the largest |g|; without the loss scale.
     Collective."""
     parts = [part for slot in slots if (part := slot.counted(core)).numel()]
-    mine = _combined(_norm_powers(parts, norm_type), norm_type)
+    mine = _combined(_sums_of_powers(parts, norm_type), norm_type)
     total = _combined([row[0] for row in core.comm.gather_record([mine], label=what)], norm_type)
     if (parallel := core.comm.model_parallel) is not None:
         total = _combined([row[0] for row in parallel.combine([total], core.comm.device)], norm_type)
@@ -108,7 +108,7 @@ def summed_norm_powers(
 
 
 def norm_of(powers: Sequence[float], norm_type: float) -> float:
-    """Return the norm over all parts, from their `summed_norm_powers`."""
+    """Return the norm over all parts, from their `total_of_powers`."""
     total = _combined(powers, norm_type)
     if math.isinf(norm_type) or not math.isfinite(total):
         return total
@@ -167,7 +167,7 @@ def total_norm(
     order = check_norm_type(norm_type)
     # Settle every engine before the first norm: the ranks must agree on the order of collectives.
     present = [(core, slots) for core, slots in owned.items() if settle(core, what)]
-    powers = [summed_norm_powers(core, slots, order, what=what) for core, slots in present]
+    powers = [total_of_powers(core, slots, order, what=what) for core, slots in present]
     rest = others()
     norm = norm_of([*powers, rest if math.isinf(order) else rest**order], order)
     if error_if_nonfinite and not math.isfinite(norm):
@@ -195,7 +195,7 @@ def unscale(owned: Owned, factor: float, *, what: str) -> bool:
     for core, slots in owned.items():
         if not settle(core, what):
             continue
-        sizes = _norm_powers([part for slot in slots if (part := slot.own()).numel()], math.inf)
+        sizes = _sums_of_powers([part for slot in slots if (part := slot.own()).numel()], math.inf)
         mine = float(not all(map(math.isfinite, sizes)))
         rows = core.comm.gather_record([mine], label=what)
         if (parallel := core.comm.model_parallel) is not None:
@@ -221,7 +221,8 @@ def _slots_in(core: ShardedModel) -> dict[int, GradientSlot]:
 
 
 @torch.no_grad()
-def _norm_powers(parts: Sequence[torch.Tensor], norm_type: float) -> list[float]:
+def _sums_of_powers(parts: Sequence[torch.Tensor], norm_type: float) -> list[float]:
+    """Return the sum of |g| ** norm_type of each part, for inf its largest |g|."""
     if norm_type == 2.0:
         return sums_of_squares(parts)
     if math.isinf(norm_type):
