@@ -106,7 +106,7 @@ def test_killed_rank_is_recovered_from(tmp_path: Path) -> None:
         os.kill(ranks[1], signal.SIGKILL)
         (tmp_path / "run" / "checkpoints" / "tiny" / "go").touch()
         code, output = command.finish()
-    assert code == 0
+    assert code == 0, output
     assert "ended with 137" in output
     assert "attempts:   2" in output
     assert not any(alive(pid) for pid in ranks)
@@ -118,7 +118,7 @@ def test_killed_launcher_is_recovered_from(tmp_path: Path) -> None:
         command.wait_for_step(3)
         os.kill(launcher, signal.SIGKILL)
         code, output = command.finish()
-    assert code == 0
+    assert code == 0, output
     assert "attempt 1 ended with 137" in output
     assert "attempts:   2" in output
     assert not any(alive(pid) for pid in ranks)

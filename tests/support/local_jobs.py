@@ -28,7 +28,10 @@ stop = []
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 
 def save():
-    saved.write_text(str(step))
+    # A killed rank must not leave half a file behind.
+    unfinished = folder / f"unfinished-{RANK}"
+    unfinished.write_text(str(step))
+    unfinished.replace(saved)
     done = CheckpointProgress(step=step, path=str(folder), time=time.time())
     channel.publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=step, total_steps=STEPS,
                              loss=5.0 - step / 10, checkpoint=done, tokens_per_second=100.0))
@@ -119,7 +122,7 @@ class RunningCommand:
         """Wait until both ranks have saved the step."""
         folder = self.run_dir / "checkpoints" / "tiny"
         eventually(
-            lambda: all(int((folder / f"rank-{rank}").read_text() or 0) >= step for rank in (0, 1)),
+            lambda: all(int((folder / f"rank-{rank}").read_text()) >= step for rank in (0, 1)),
             what=f"step {step}",
         )
 
