@@ -162,8 +162,8 @@ def diverge(transport: str) -> str:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_in_different_collectives_are_named_early(transport: str) -> None:
     for rank, message in enumerate(run_ranks(2, diverge, transport)):
-        # The rank that raises first leaves; the other one may report that instead.
-        assert "and cannot end: as collective 2" in message or "another rank ended" in message, message
+        # The rank that raises first leaves; the other one may report that, or what the first one found.
+        assert "as collective 2" in message or "another rank ended" in message, message
         assert f"on rank {rank}" in message
 
 

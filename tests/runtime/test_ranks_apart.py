@@ -191,12 +191,15 @@ def end_in_its_way(way: str) -> str:
     [
         ("raises", "rank 1 raised KeyError: 'no such file'"),
         ("closes", "rank 1 closed its engine"),
-        ("fails in forward", "rank 1 closed its engine (its last error: RuntimeError: mat1 and mat2 shapes"),
+        ("fails in forward", "mat1 and mat2 shapes cannot be multiplied"),
     ],
 )
 def test_a_rank_that_comes_no_more(way: str, expected: str, transport: str) -> None:
     with use_transport(transport):
-        assert expected in run_ranks(2, end_in_its_way, way)[0]
+        message = run_ranks(2, end_in_its_way, way)[0]
+    assert expected in message
+    if way == "fails in forward":
+        assert "rank 1 closed its engine (its last error: RuntimeError: " in message
 
 
 PROGRAM = """
