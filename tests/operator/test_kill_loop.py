@@ -28,7 +28,7 @@ from zerotrain.operator.api.status import Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.failure_policy.budgets import hold_off_s
-from zerotrain.operator.reconcile.budgets import KEPT_HANGS, charge, history_of
+from zerotrain.operator.reconcile.attempt_end import KEPT_HANGS, charge, history_of
 from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
 from zerotrain.operator.reconcile.inspection import Inspection, RankPace
 

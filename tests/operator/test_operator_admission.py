@@ -22,7 +22,8 @@ from zerotrain.operator.cluster.kueue import (
     queue_view,
 )
 from zerotrain.operator.cluster.priorities import Priorities
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
+from zerotrain.operator.reconcile.observe import ClusterApis, QueueView
+from zerotrain.operator.reconcile.plan import QueueStep
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 UID = job()["metadata"]["uid"]

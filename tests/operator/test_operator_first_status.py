@@ -16,7 +16,7 @@ from zerotrain.operator.controller import controller as module
 from zerotrain.operator.controller.controller import Controller
 from zerotrain.operator.controller.pacing import Pace
 from zerotrain.operator.reconcile import Plan, reconcile
-from zerotrain.operator.reconcile.queues import ClusterApis
+from zerotrain.operator.reconcile.observe import ClusterApis
 
 pytestmark = pytest.mark.ranks
 

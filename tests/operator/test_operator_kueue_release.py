@@ -12,7 +12,7 @@ from tests.operator.test_operator_admission import conditions
 from tests.operator.test_operator_executor import job
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.kueue import StatusChange, WorkloadClient, advanced
-from zerotrain.operator.reconcile.queues import QueueStep
+from zerotrain.operator.reconcile.plan import QueueStep
 from zerotrain.operator.resources.kueue import workload_name
 
 

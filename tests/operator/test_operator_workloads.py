@@ -18,7 +18,7 @@ from zerotrain.operator.cluster.errors import Forbidden, NotFound
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.kueue import MAX_PAUSE_S, WorkloadWatch, workload_watches
 from zerotrain.operator.cluster.store import JobKey, PodStore
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
+from zerotrain.operator.reconcile.observe import ClusterApis, QueueView
 
 pytestmark = pytest.mark.ranks
 

@@ -11,8 +11,8 @@ import pytest
 from tests.operator.reconcile_builders import NOW, job, ready, seen, status
 from zerotrain.operator.cluster.job_metrics import values_of
 from zerotrain.operator.reconcile import Plan, reconcile
-from zerotrain.operator.reconcile.plan import AskQueue
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
+from zerotrain.operator.reconcile.observe import ClusterApis, QueueView
+from zerotrain.operator.reconcile.plan import AskQueue, QueueStep
 
 pytestmark = pytest.mark.unit
 

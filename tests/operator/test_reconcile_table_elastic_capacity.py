@@ -36,7 +36,7 @@ from tests.operator.test_reconcile_table_elastic import (
 )
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
 from zerotrain.operator.reconcile import DeleteWorkers, Problem
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
+from zerotrain.operator.reconcile.observe import ClusterApis, QueueView
 
 pytestmark = pytest.mark.unit
 

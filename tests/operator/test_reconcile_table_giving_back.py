@@ -30,8 +30,7 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, PodView, Problem
-from zerotrain.operator.reconcile.limits import START_LIMITS, StartLimits
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
+from zerotrain.operator.reconcile.observe import START_LIMITS, ClusterApis, QueueView, StartLimits
 
 pytestmark = pytest.mark.unit
 

@@ -14,7 +14,8 @@ from tests.operator.reconcile_builders import NOW, Row, Want, check, seen, stamp
 from tests.operator.test_reconcile_table_queueing import CREATE, case, held
 from tests.operator.test_reconcile_table_queues import ADMITTED, IN_QUEUE, KUEUE, ask, queued
 from zerotrain.operator.cluster.kueue import queue_view
-from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.reconcile.observe import QueueView
+from zerotrain.operator.reconcile.plan import QueueStep
 
 pytestmark = pytest.mark.unit
 

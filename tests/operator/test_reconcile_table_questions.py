@@ -18,7 +18,8 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.reconcile import AskQueue
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
+from zerotrain.operator.reconcile.observe import ClusterApis, QueueView
+from zerotrain.operator.reconcile.plan import QueueStep
 
 pytestmark = pytest.mark.unit
 

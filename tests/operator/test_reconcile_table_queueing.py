@@ -22,7 +22,7 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.reconcile import CreateWorkers, DiscoverApis, Observed, reconcile
-from zerotrain.operator.reconcile.queues import ClusterApis
+from zerotrain.operator.reconcile.observe import ClusterApis
 
 pytestmark = pytest.mark.unit
 

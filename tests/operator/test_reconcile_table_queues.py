@@ -36,7 +36,8 @@ from zerotrain.operator.reconcile import (
     RequestYield,
     reconcile,
 )
-from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.reconcile.observe import QueueView
+from zerotrain.operator.reconcile.plan import QueueStep
 from zerotrain.operator.resources.kueue import made_from
 
 pytestmark = pytest.mark.unit

@@ -26,7 +26,7 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.reconcile import CreateWorkers
-from zerotrain.operator.reconcile.queues import ClusterApis
+from zerotrain.operator.reconcile.observe import ClusterApis
 
 pytestmark = pytest.mark.unit
 

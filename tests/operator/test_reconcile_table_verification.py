@@ -34,7 +34,8 @@ from zerotrain.operator.reconcile import (
     Problem,
     reconcile,
 )
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
+from zerotrain.operator.reconcile.observe import ClusterApis, QueueView
+from zerotrain.operator.reconcile.plan import QueueStep
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from zerotrain.operator.cluster.api import Api, Request
 from zerotrain.operator.cluster.errors import NotFound
-from zerotrain.operator.reconcile.queues import ClusterApis
+from zerotrain.operator.reconcile.observe import ClusterApis
 from zerotrain.operator.resources.gang import GROUPS, RESOURCE, VERSIONS
 from zerotrain.operator.resources.kueue import KUEUE_GROUP, KUEUE_VERSIONS
 

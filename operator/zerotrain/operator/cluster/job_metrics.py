@@ -22,8 +22,8 @@ from zerotrain.contract.metrics.sizing import MAX_FAILURE_KINDS, samples_of_a_jo
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.series_bounds import OTHER, Chosen, choose
 from zerotrain.operator.cluster.store import JobKey
-from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.hangs import DEFAULT_FACTOR, MAX_LIMIT_S, HangLimits
+from zerotrain.operator.reconcile.pod_reader import parse_time
 
 log = logging.getLogger(__name__)
 

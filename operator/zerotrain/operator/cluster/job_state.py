@@ -24,8 +24,7 @@ from zerotrain.operator.reconcile import (
     YieldState,
 )
 from zerotrain.operator.reconcile.inspection import Inspection
-from zerotrain.operator.reconcile.limits import StartLimits
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
+from zerotrain.operator.reconcile.observe import ClusterApis, QueueView, StartLimits
 
 MOST_MODELS = 256
 """Number of jobs whose parsed models are kept: those that have pass after pass. The models of all other jobs

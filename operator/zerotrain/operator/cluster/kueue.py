@@ -31,8 +31,9 @@ from zerotrain.operator.cluster.paging import Listing
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
-from zerotrain.operator.reconcile.queues import QueueStep, QueueView
-from zerotrain.operator.reconcile.summaries import summarize
+from zerotrain.operator.reconcile.observe import QueueView
+from zerotrain.operator.reconcile.plan import QueueStep
+from zerotrain.operator.reconcile.pod_reader import summarize
 from zerotrain.operator.resources.kueue import (
     TOPOLOGY_GATE,
     excluded_by,

@@ -14,8 +14,8 @@ from typing import Any
 from zerotrain.contract.text import word
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.reconcile import NodeTaint, NodeView, PodView
-from zerotrain.operator.reconcile.clock import parse_time
-from zerotrain.operator.reconcile.drains import LEAVING_TAINTS
+from zerotrain.operator.reconcile.avoided_nodes import LEAVING_TAINTS
+from zerotrain.operator.reconcile.pod_reader import parse_time
 
 PATH = "/api/v1/nodes"
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from zerotrain.contract.channel_token import MIN_KEY_BYTES
 from zerotrain.operator.cluster.api import ApiLimits
 from zerotrain.operator.cluster.channel import ChannelKind
-from zerotrain.operator.reconcile.limits import StartLimits
+from zerotrain.operator.reconcile.observe import StartLimits
 from zerotrain.operator.resources import ResourceOptions
 
 PREFIX = "ZEROTRAIN_OPERATOR_"

@@ -7,8 +7,6 @@ from .observe import (
     Capacity,
     LogView,
     Observed,
-    PodState,
-    PodView,
     Problem,
     Protection,
     StacksView,
@@ -38,9 +36,10 @@ from .plan import (
     SaveLog,
     StackSource,
     UnprotectWorkers,
+    can_wait,
 )
-from .pods import job_uid_of, pod_view, worker_of
-from .writes import can_wait
+from .pod_reader import job_uid_of, pod_view, worker_of
+from .pods import PodState, PodView
 
 __all__ = [
     "NOTHING",

@@ -1,4 +1,7 @@
-"""The end of an attempt or of the job: the record in status, the charge to a budget, the one event."""
+"""The end of an attempt or of the job: the record in status, the charge to a budget, the one event.
+
+The restart counters in status are totals for users, and the recent restarts for the sliding window.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,21 @@ from datetime import datetime, timedelta
 
 from zerotrain.operator.api import Phase, RestartCause, YieldReason, YieldRequest
 from zerotrain.operator.api.failures import FailureAction
-from zerotrain.operator.api.status import Restart
+from zerotrain.operator.api.status import MAX_RECENT_RESTARTS, Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import (
     Budget,
     Decision,
     Evidence,
     FailureClass,
+    PastRestart,
     RetryDecision,
     RuleMatch,
     decide,
     rule_match_of,
+    still_counts,
 )
-from zerotrain.operator.reconcile import egress, exclusions, records, sizing
+from zerotrain.operator.reconcile import admission, avoided_nodes, next_size, records
 from zerotrain.operator.reconcile.attempts import (
     MOVED,
     OVER,
@@ -30,10 +35,16 @@ from zerotrain.operator.reconcile.attempts import (
     Worker,
     WorkerState,
 )
-from zerotrain.operator.reconcile.budgets import charge, history_of
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.progress import newest_step, trained_nothing, unsaved_steps
+
+KEPT_HANGS = 7
+"""Number of newest restarts after hangs that are never forgotten.
+
+They double the hold-off, which reaches its maximum with this number, and they double the hang limits, one of
+which may be longer than the window.
+"""
 
 
 def complete(draft: Draft, note: str = "") -> None:
@@ -100,7 +111,7 @@ def after_failure(draft: Draft, failure: Failure) -> None:
     rule_match = _rule_match(draft, failure)
     decision = _decide(draft, failure.failure_class, rule_match)
     message = records.describe(draft, failure)
-    if (way_out := egress.hint(draft, records.facts_of(draft, failure).texts)) is not None:
+    if (way_out := admission.egress_hint(draft, records.facts_of(draft, failure).texts)) is not None:
         message = f"{message}; {way_out}"
     cause = failure.failure_class.cause if decision.restart else None
     records.record(draft, failure, cause=cause, rule_match=rule_match, action=decision.action)
@@ -185,14 +196,14 @@ def after_move(draft: Draft, request: YieldRequest) -> None:
 def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[str, ...]:
     """Do what the action requires besides the restart, and return its description."""
     if action is FailureAction.SHRINK_AND_RESTART:
-        why_not = sizing.shrink(draft, str(failure.failure_class.reason))
+        why_not = next_size.shrink(draft, str(failure.failure_class.reason))
         return (f"the number of workers stays: {why_not}",) if why_not is not None else ()
     if action is not FailureAction.REPLACE_NODE_AND_RESTART:
         return ()
     node = failure.worker.pod.node if failure.worker.pod is not None else None
     if node is None:
         return ("there is no node to replace",)
-    entry = exclusions.exclude(draft, node, str(failure.failure_class.reason))
+    entry = avoided_nodes.exclude(draft, node, str(failure.failure_class.reason))
     return (f"the job avoids node {node} until {entry.until:%Y-%m-%d %H:%M:%S} UTC",)
 
 
@@ -246,3 +257,31 @@ def _announce(draft: Draft, reason: Reason, message: str, decision: Decision, *,
     draft.emit(
         reason, f"{message}; attempt {draft.status.attempt + 1} continues {source}{when}", warning=warning
     )
+
+
+def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
+    """Return the recent restarts in the form that the failure policy takes, oldest first."""
+    return tuple(
+        PastRestart(
+            time=item.time, cause=item.cause, reason=item.reason, step=item.step, charged=item.charged
+        )
+        for item in restarts.recent
+    )
+
+
+def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetime) -> Restarts:
+    """Add one restart and remove those that no longer count.
+
+    Restarts that are allowed once per job are kept for good, because removing them would allow a second one.
+    The newest restarts after hangs are kept as well.
+    """
+    counted = still_counts(history_of(restarts), budget, step=restart.step, now=now)
+    hangs = [item for item in restarts.recent if item.reason == Reason.HANG][-KEPT_HANGS:]
+    kept = tuple(
+        item
+        for item, counts in zip(restarts.recent, counted, strict=True)
+        if counts or item.reason == Reason.SPILL_INTEGRITY or item in hangs
+    )
+    field = restart.cause.value if restart.charged else "uncharged"
+    count = {field: getattr(restarts, field) + 1, "total": restarts.total + 1}
+    return restarts.model_copy(update={**count, "recent": (*kept, restart)[-MAX_RECENT_RESTARTS:]})

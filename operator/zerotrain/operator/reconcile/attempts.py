@@ -24,7 +24,8 @@ from zerotrain.operator.failure_policy import (
     classify,
 )
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
-from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
+from zerotrain.operator.reconcile.observe import Observed
+from zerotrain.operator.reconcile.pods import PodState, PodView
 
 
 class WorkerState(Enum):

@@ -15,17 +15,14 @@ from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
-from zerotrain.operator.reconcile import hangs, privileges, refusals, stuck
+from zerotrain.operator.reconcile import admission, hangs, start_up, teardown
 from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
-from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, stored
-from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.draft import ACTIVE, FINISHED, MAX_TEXT, Draft, stored
+from zerotrain.operator.reconcile.pods import PodView
 from zerotrain.operator.reconcile.progress import origin_of, trained_nothing, unsaved_steps
 
-ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
-FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
 _ASKED = frozenset({Phase.SUSPENDING, Phase.YIELDING})
 """Phases in which the ranks were asked to write a checkpoint and stop."""
-
 
 _ENDING = frozenset(
     {Phase.RESTARTING, Phase.YIELDING, Phase.SUSPENDING, Phase.SUSPENDED, Phase.QUEUED, Phase.STALLED}
@@ -136,7 +133,7 @@ def _ready(facts: Facts) -> Finding:
 def _reconciling(facts: Facts) -> Finding:
     at_rest = {*FINISHED, Phase.SUSPENDED, Phase.STALLED, Phase.RUNNING}
     activity = _activity(facts)
-    if refusals.lasting(facts.draft) is not None:
+    if start_up.lasting_rejection(facts.draft) is not None:
         return Finding(False, activity.reason, activity.message)
     return Finding(facts.phase not in at_rest, activity.reason, activity.message)
 
@@ -148,7 +145,7 @@ def _activity(facts: Facts) -> Finding:
         return Finding(None, problem.reason, problem.message)
     if facts.draft.observed.in_start_queue and facts.phase in _STANDING and status.given_back is None:
         return Finding(None, Reason.CREATING_PODS, IN_START_QUEUE)
-    if facts.phase in _ENDING and (held := stuck.first_held(facts.draft)) is not None:
+    if facts.phase in _ENDING and (held := teardown.first_held(facts.draft)) is not None:
         return Finding(None, Reason.POD_HELD, held)
     match facts.phase:
         case Phase.PENDING | Phase.STARTING:
@@ -190,14 +187,14 @@ def _start_up(facts: Facts) -> Finding:
     waiting = _first(view, lambda pod: pod.waiting)
     if waiting is not None:
         return Finding(None, Reason.CONTAINER_WAITING, waiting)
-    late = _first(view, lambda pod: stuck.starts_late(facts.draft, pod))
+    late = _first(view, lambda pod: start_up.starts_late(facts.draft, pod))
     if late is not None:
         return Finding(None, Reason.POD_NOT_STARTING, late)
-    long = _first(view, lambda pod: stuck.runs_long(facts.draft, pod))
+    long = _first(view, lambda pod: start_up.runs_long(facts.draft, pod))
     if long is not None:
         return Finding(None, Reason.INIT_CONTAINER_RUNS, long)
     if view.count(WorkerState.PENDING):
-        before = _first(view, stuck.runs_before)
+        before = _first(view, start_up.runs_before)
         message = f"{view.count(WorkerState.PENDING)} pods have not started{f'; {before}' if before else ''}"
         return Finding(None, Reason.WAITING_FOR_PODS, message)
     return Finding(None, Reason.WAITING_FOR_RANKS, "all pods run; not all ranks have joined yet")
@@ -209,7 +206,7 @@ def _stalled(facts: Facts) -> Finding:
     if facts.phase is Phase.FAILED:
         failed = _failed(facts)
         return Finding(True, failed.reason, failed.message)
-    if (refused := refusals.lasting(facts.draft)) is not None:
+    if (refused := start_up.lasting_rejection(facts.draft)) is not None:
         return Finding(True, refused.reason, refused.message)
     return Finding(False, Reason.SPEC_ACCEPTED)
 
@@ -225,7 +222,7 @@ def _admitted(facts: Facts) -> Finding:
         kept = f"The job keeps {refusal.workers} workers."
         message = stored(refusal.message, MAX_TEXT - len(kept) - 1)
         return Finding(True, Reason.RESIZE_REFUSED, f"{message} {kept}")
-    return Finding(True, Reason.SPEC_ACCEPTED, privileges.condition_message(facts.draft))
+    return Finding(True, Reason.SPEC_ACCEPTED, admission.privileges_message(facts.draft))
 
 
 def _pods_scheduled(facts: Facts) -> Finding:

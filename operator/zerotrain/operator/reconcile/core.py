@@ -19,24 +19,23 @@ from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import (
+    attempt_objects,
     giving_back,
-    memory,
-    protection,
+    progress,
     queueing,
-    refusals,
-    shared,
+    start_up,
     verification,
 )
-from zerotrain.operator.reconcile.admit import too_large, unreadable
+from zerotrain.operator.reconcile.admission import too_large, unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
-from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED, update_conditions
-from zerotrain.operator.reconcile.draft import Draft, worker_selector
+from zerotrain.operator.reconcile.conditions import update_conditions
+from zerotrain.operator.reconcile.draft import ACTIVE, FINISHED, Draft, worker_selector
 from zerotrain.operator.reconcile.job import JobView, Known, identity_of
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.phases import advance
 from zerotrain.operator.reconcile.plan import NOTHING, Plan
 from zerotrain.operator.reconcile.progress import merge_progress
-from zerotrain.operator.reconcile.queue_name import take_label
+from zerotrain.operator.reconcile.queueing import take_label
 from zerotrain.operator.reconcile.teardown import end_strays
 
 
@@ -77,18 +76,20 @@ def reconcile(
     )
     take_label(draft)
     merge_progress(draft)
-    memory.observe_peaks(draft)
+    progress.observe_peaks(draft)
     all_go = spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL
     if status.phase in ACTIVE or (status.phase in FINISHED and not all_go):
         # A pod whose creation request got no response may appear even after the job's end.
         end_strays(draft)
     advance(draft)
     giving_back.settle(draft)
-    refusals.report(draft)
+    start_up.report_rejection(draft)
     queueing.settle(draft)
     view = draft.view()
-    shared.settle(draft, view)
-    protection.settle(draft)  # after the NetworkPolicy: a rejected disruption budget ends the pass
+    attempt_objects.keep_shared(draft, view)
+    attempt_objects.settle_protection(
+        draft
+    )  # after the NetworkPolicy: a rejected disruption budget ends the pass
     verification.advance(draft)  # last: a rejected pod ends the pass, and quota must be released before
     draft.set(
         selector=worker_selector(identity.name, identity.uid),

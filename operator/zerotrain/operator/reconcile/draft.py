@@ -6,21 +6,25 @@ changed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from zerotrain.contract.text import one_line
-from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
-from zerotrain.operator.reconcile.clock import moment
 from zerotrain.operator.reconcile.job import JobView
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, NodeSigns, losses, patience
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
+
+ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
+
+FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
 
 MAX_TEXT = 1000
 """Maximum length of a text in a status field or an event; an event's note may hold 1,024 bytes."""
@@ -162,3 +166,14 @@ def worker_selector(job_name: str, job_uid: str) -> str:
     """Return the label selector of the job's pods, for `status.selector` and for users."""
     labels: Mapping[str, str] = {LABEL_JOB: job_name, LABEL_JOB_UID: job_uid}
     return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def moment(unix_s: float) -> datetime | None:
+    """Return the time of a number that a tenant's program reported; None for a number outside the
+    calendar."""
+    if not 0 < unix_s < math.inf:
+        return None
+    try:
+        return datetime.fromtimestamp(unix_s, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -20,7 +20,7 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.api import Phase
 from zerotrain.operator.api.status import GivenBack, Shortage
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import queueing, sizing, unscheduled
+from zerotrain.operator.reconcile import queueing, resizing, start_up
 from zerotrain.operator.reconcile.attempts import AttemptView, Worker, WorkerState
 from zerotrain.operator.reconcile.draft import Draft, stored
 
@@ -105,7 +105,7 @@ def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
     unplaced = [pod for pod in live if not (pod.scheduled or pod.node)]
     if not unplaced or not any(pod.scheduled or pod.node for pod in view.present):
         return None
-    if not unscheduled.refused(view) and not _is_late(draft):
+    if not start_up.refused_pods(view) and not _is_late(draft):
         return None
     first = min(unplaced, key=lambda pod: (pod.unscheduled_reason is None, pod.index))
     details = first.unscheduled_reason or "the scheduler has not placed it"
@@ -155,7 +155,7 @@ def _due(draft: Draft, shortage: Shortage) -> tuple[datetime, float]:
         limit_s += limits.refused_creation_s
     due = shortage.since + timedelta(seconds=limit_s)
     # An elastic job continues with fewer workers instead, if it can.
-    smaller = sizing.decided_by(draft, draft.status.attempt_start_time or draft.now)
+    smaller = resizing.decided_by(draft, draft.status.attempt_start_time or draft.now)
     return (due if smaller is None else max(due, smaller)), limit_s
 
 

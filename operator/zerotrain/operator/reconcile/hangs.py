@@ -20,8 +20,9 @@ from zerotrain.operator.failure_policy import HUNG
 from zerotrain.operator.reconcile.attempts import NO_WORKER, AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.inspection import Inspection, RankPace, pace_of
-from zerotrain.operator.reconcile.observe import PodView, StacksView
+from zerotrain.operator.reconcile.observe import StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
+from zerotrain.operator.reconcile.pods import PodView
 
 FRESH = timedelta(seconds=30)
 """Maximum age of an inspection; an older one says nothing about the present."""

@@ -1,7 +1,7 @@
 """The input of reconcile from the cluster: typed, frozen views that are independent of the API client.
 
-The reflector in `cluster` turns every pod event into a `PodView` at once (with `pods.pod_view`) and drops the
-JSON, so that 20,000 pods stay small. Tests build the same views by hand.
+The reflector in `cluster` turns every pod event into a `PodView` at once (with `pod_reader.pod_view`) and
+drops the JSON, so that 20,000 pods stay small. Tests build the same views by hand.
 """
 
 from __future__ import annotations
@@ -9,143 +9,77 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
 
-from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.progress import Progress, Termination
+from zerotrain.contract.progress import Progress
+from zerotrain.operator.api.core.meta import Toleration
+from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.reconcile.inspection import Inspection
-from zerotrain.operator.reconcile.limits import START_LIMITS, StartLimits
 from zerotrain.operator.reconcile.nodes import NodeView
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
-
-
-class PodState(Enum):
-    """The state of one worker's pod, as far as it affects the attempt."""
-
-    PENDING = "Pending"
-    """The worker's container has not started."""
-    RUNNING = "Running"
-    TERMINATING = "Terminating"
-    """Deletion was requested, and the container has not ended yet."""
-    SUCCEEDED = "Succeeded"
-    YIELDED = "Yielded"
-    """Ended with the code for a durable checkpoint and a stop on request."""
-    FAILED = "Failed"
-
-
-class Stage(Enum):
-    """The progress in the start of a pod that has a node."""
-
-    MOUNTING = "Mounting"
-    """The kubelet sets up the pod's volumes, then its network."""
-    PULLING = "Pulling"
-    """The kubelet creates the containers and may have to pull images."""
-    INITIALIZING = "Initializing"
-    """An init container runs."""
-
-
-ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
-
-_TERMINAL = frozenset({"Succeeded", "Failed"})
-"""Phases of pods in which no container runs any more."""
+from zerotrain.operator.reconcile.pods import PodView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodView:
-    """The fields of a worker pod that decisions depend on."""
+class StartLimits:
+    """Limits in seconds on how long an attempt may hold a part of what it needs: options of the operator."""
 
-    name: str
-    uid: str
-    attempt: int
-    index: int
-    """Index of the worker, the rank of its node in the rendezvous."""
-    helper: str | None = None
-    """Purpose of a pod of the job that is no worker; attempt and index have no meaning then."""
-    phase: str = "Pending"
-    node: str | None = None
-    pod_ip: str | None = None
-    ready: bool = False
-    """Whether the worker's container is ready; other containers do not count."""
-    scheduled: bool = False
-    unscheduled_reason: str | None = None
-    refused_seen_at: datetime | None = None
-    """Time at which this operator first saw that the scheduler found no node; None while the scheduler
-    preempts pods for it."""
-    started: bool = False
-    """Whether the worker's container runs now or has run."""
-    waiting: str | None = None
-    """Reason why the container does not start: `Reason: message` of its waiting state."""
-    stage: Stage | None = None
-    """Stage of the start; None without a node, and once the worker's container has started."""
-    needs: str = ""
-    """ConfigMaps, Secrets and claims that the pod's volumes need, or the init container that runs."""
-    bound_at: datetime | None = None
-    """Time at which the pod got its node, while it starts."""
-    exit_code: int | None = None
-    """Exit code of the worker's container, or of `failed_container`."""
-    exit_reason: str | None = None
-    """Reason of the end given by the container runtime (`OOMKilled`, `Error`, ...)."""
-    pod_reason: str | None = None
-    """`status.reason` of the pod (`Evicted`, `NodeLost`, `UnexpectedAdmissionError`, ...)."""
-    pod_message: str | None = None
-    disruption: str | None = None
-    """Reason of the `DisruptionTarget` condition (`PreemptionByScheduler`, `DeletionByTaintManager`, ...)."""
-    termination: Termination | None = None
-    failed_container: str | None = None
-    """Name of the init container whose failure ended the pod before the worker's container started.
+    refused_creation_s: float = 60.0
+    """Limit for pods that the API server rejects while other pods of the attempt exist."""
+    start_deadline_s: float = 600.0
+    """Limit for the pods without a node while others have one.
 
-    Exit code, reason and termination message are then those of the init container, and the contract's
-    meanings of exit codes do not apply.
+    A cluster autoscaler needs minutes to add a node. The job's own runPolicy.startDeadlineSeconds takes
+    precedence.
     """
-    failed_sidecar: str | None = None
-    """Description of the end of a sidecar that ended before the worker failed."""
-    finished_at: datetime | None = None
-    deletion_at: datetime | None = None
-    """End of the grace period of the requested deletion."""
-    deletion_grace_s: int | None = None
-    finalizers: tuple[str, ...] = ()
-    """Finalizers of a pod whose deletion was requested; they keep it from being removed."""
-    ended_seen_at: datetime | None = None
-    """Time at which this operator first saw the end. It is used for waiting, never to order causes."""
+    max_hold_off_s: float = 300.0
+    """Longest hold-off after an attempt that released what it held."""
 
-    @property
-    def worker_code(self) -> int | None:
-        """Exit code of the worker's own container; None if an init container failed."""
-        return self.exit_code if self.failed_container is None else None
 
-    @property
-    def state(self) -> PodState:
-        # A rank that completed its work says so, even if its node was evicting the pod at that moment.
-        if self.worker_code == ExitCode.DONE:
-            return PodState.SUCCEEDED
-        if self.worker_code == ExitCode.YIELDED:
-            return PodState.YIELDED
-        if self.exit_code is not None and self.pod_reason is None:
-            return PodState.FAILED
-        if self.phase == "Failed":
-            return PodState.FAILED
-        if self.phase == "Succeeded":
-            return PodState.SUCCEEDED
-        if self.deletion_at is not None:
-            return PodState.TERMINATING
-        return PodState.RUNNING if self.started else PodState.PENDING
+START_LIMITS = StartLimits()
+"""Defaults of the operator's options."""
 
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
 
-    @property
-    def lingers(self) -> bool:
-        """Whether another container outlives the worker's, such as a sidecar that a webhook injected.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterApis:
+    """The API versions that the cluster serves, among those that the operator can write."""
 
-        Until that container has ended as well, the pod's devices count as taken.
-        """
-        return self.ended and self.phase not in _TERMINAL
+    at: datetime
+    """Time of the discovery."""
+    gangs: Mapping[Gang, str] = field(default_factory=dict)
+    """API version of the pod group, by mechanism; a mechanism that the cluster lacks is absent."""
+    kueue: str | None = None
+    """API version of Kueue's Workload."""
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no container of the pod runs any more."""
-        return self.ended and not self.lingers
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueView:
+    """The job's Workload in Kueue; the defaults describe one that does not exist."""
+
+    exists: bool = False
+    workers: int = 0
+    """Number of workers that the Workload was made for."""
+    made_from: str = ""
+    """Hash of what its pods were described from; empty if an older operator made it."""
+    queue: str = ""
+    priority_class: str = ""
+    admitted: bool = False
+    evicted: str | None = None
+    """Reason why the queue evicts the job: `Preempted: ...`."""
+    holds_quota: bool = False
+    finished: bool = False
+    pods_ready: bool = False
+    message: str = ""
+    """The queue's message on why it does not admit the job."""
+    cluster_queue: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    gates: tuple[str, ...] = ()
+    """Scheduling gates of the pods that the queue removes once it has placed each pod."""
+    excluded_nodes: frozenset[str] = frozenset()
+    """Nodes that the Workload excludes for the pods."""
+    problem: str | None = None
+    """Reason why an admission cannot be used, such as a flavor that does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,29 +15,23 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import (
+    admission,
     attempt_end,
+    attempt_objects,
+    avoided_nodes,
     completion,
-    egress,
-    exclusions,
     giving_back,
-    groups,
     hangs,
-    logs,
-    memory,
-    privileges,
-    queue_name,
+    next_size,
     queueing,
     records,
-    requested_size,
-    sizing,
-    start_timeout,
+    resizing,
+    start_up,
     stragglers,
-    stuck,
     verification,
-    volumes,
     yielding,
 )
-from zerotrain.operator.reconcile.admit import refusal_of
+from zerotrain.operator.reconcile.admission import refusal_of
 from zerotrain.operator.reconcile.attempts import (
     OVER,
     AttemptView,
@@ -46,8 +40,7 @@ from zerotrain.operator.reconcile.attempts import (
     first_failure,
     is_echo,
 )
-from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED
-from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.draft import ACTIVE, FINISHED, Draft
 from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob
 from zerotrain.operator.reconcile.progress import unsaved_steps
@@ -100,15 +93,15 @@ def _adopt(draft: Draft) -> None:
 
     What the spec says now, e.g. that the job is suspended or too large, then applies to a running attempt.
     """
-    sizing.prepare(draft)
-    _count_up(draft, sizing.next_shape(draft))
+    next_size.prepare(draft)
+    _count_up(draft, next_size.next_shape(draft))
     yielding.mark_basis_unknown(draft)
     _active(draft)
 
 
 def _gate(draft: Draft) -> None:
     """Decide, between two attempts, whether the job is suspended, rejected, or starts the next attempt."""
-    if not groups.settled(draft):
+    if not attempt_objects.group_is_gone(draft):
         return
     if draft.job.spec.suspend:
         if draft.status.phase is not Phase.SUSPENDED:
@@ -117,10 +110,10 @@ def _gate(draft: Draft) -> None:
             draft.emit(Reason.SUSPENDED, message, warning=lost)
         draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
         return
-    sizing.prepare(draft)
-    if _stalls(draft) or volumes.awaits_class(draft):
+    next_size.prepare(draft)
+    if _stalls(draft) or admission.awaits_class(draft):
         return
-    shape = sizing.next_shape(draft)
+    shape = next_size.next_shape(draft)
     draft.held = queueing.hold(draft, shape)
     if draft.held is not None:
         if draft.status.phase is not Phase.QUEUED:
@@ -128,7 +121,7 @@ def _gate(draft: Draft) -> None:
         draft.set(phase=Phase.QUEUED, next_attempt_time=None)
         _stop_clock(draft)
         return
-    if volumes.awaits_class(draft, max_age=volumes.LOOK_AGAIN):
+    if admission.awaits_class(draft, max_age=admission.LOOK_AGAIN):
         return
     if draft.observed.in_start_queue:
         if draft.status.phase is not Phase.QUEUED:  # QUEUED keeps the admission
@@ -141,13 +134,18 @@ def _gate(draft: Draft) -> None:
 
 def _stalls(draft: Draft) -> bool:
     """Return whether the user must change the spec before an attempt of the present size can start."""
-    refusal = refusal_of(sizing.admissible(draft)) or requested_size.check(draft)
+    refusal = refusal_of(next_size.admissible(draft)) or next_size.check(draft)
     if refusal is None:
-        refusal = memory.does_not_fit(draft)
-        if refusal is not None and sizing.give_up_choice(draft):
+        refusal = admission.does_not_fit(draft)
+        if refusal is not None and next_size.give_up_choice(draft):
             # The other size was chosen by the operator, not by the user.
-            refusal = requested_size.check(draft) or memory.does_not_fit(draft)
-    refusal = refusal or egress.refusal(draft) or volumes.refusal(draft) or queue_name.refusal(draft)
+            refusal = next_size.check(draft) or admission.does_not_fit(draft)
+    refusal = (
+        refusal
+        or admission.egress_refusal(draft)
+        or admission.volume_refusal(draft)
+        or queueing.queue_name_refusal(draft)
+    )
     if refusal is None:
         return False
     if draft.status.phase is not Phase.STALLED:
@@ -173,16 +171,18 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
     first attempt it may come later, because its pods carry the same information.
     """
     _count_up(draft, shape)
-    privileges.report(draft)
+    admission.report_privileges(draft)
     draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))
 
 
 def _count_up(draft: Draft, shape: AttemptShape) -> None:
-    exclusions.forget_expired(draft)
+    avoided_nodes.forget_expired_exclusions(draft)
     draft.set(
         phase=Phase.PENDING,
         attempt=draft.status.attempt + 1,
-        shape=shape.model_copy(update={"excluded_nodes": exclusions.current(draft), **yielding.basis(draft)}),
+        shape=shape.model_copy(
+            update={"excluded_nodes": avoided_nodes.current_exclusions(draft), **yielding.basis(draft)}
+        ),
         yield_request=None,
         shortage=None,
         hang=None,
@@ -218,7 +218,7 @@ def _active(draft: Draft) -> None:
         _go_on(draft)
     elif view.count(WorkerState.YIELDED, WorkerState.STOPPED):
         _await_yielded(draft, view)
-    elif free := exclusions.outlived(draft, view):
+    elif free := avoided_nodes.outlived_exclusions(draft, view):
         attempt_end.after_expiry(draft, free)
         _go_on(draft)
     elif (asked := yielding.wanted(draft, view)) is not None:
@@ -232,7 +232,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     absent = view.indices(WorkerState.ABSENT)
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
-    stuck.report_slow_start(draft, view)
+    start_up.report_slow_start(draft, view)
     for worker in view.workers:
         if (
             worker.state is WorkerState.TERMINATING
@@ -250,7 +250,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
             if draft.job.spec.elastic is not None:
                 draft.wake(draft.now)  # only running jobs are checked for growth
         draft.set(phase=Phase.RUNNING)
-        sizing.joined(draft)
+        resizing.joined(draft)
         stragglers.report(draft, view)
     else:
         draft.set(phase=Phase.STARTING if running else Phase.PENDING)
@@ -266,8 +266,8 @@ def _wake_at_node_losses(draft: Draft) -> None:
 
 def _ended_badly(draft: Draft, view: AttemptView) -> bool:
     """Return whether the attempt failed. A recent failure may have to settle before it is recorded."""
-    failure = start_timeout.blamed(draft, view, first_failure(view))
-    failure = failure or start_timeout.late(draft, view) or hangs.hang_of(draft, view)
+    failure = start_up.blamed(draft, view, first_failure(view))
+    failure = failure or start_up.late(draft, view) or hangs.hang_of(draft, view)
     if failure is not None:
         _take_failure(draft, view, failure)
     return failure is not None
@@ -389,7 +389,7 @@ def _queued(draft: Draft) -> None:
 def _suspended(draft: Draft) -> None:
     if not end_workers(draft, grace_s=KILL_GRACE_S):
         return
-    if not groups.settled(draft) or draft.job.spec.suspend:
+    if not attempt_objects.group_is_gone(draft) or draft.job.spec.suspend:
         return
     draft.emit(Reason.RESUMED, f"attempt {draft.status.attempt + 1} starts")
     _gate(draft)
@@ -403,9 +403,9 @@ def _finished(draft: Draft) -> None:
     elif draft.status.phase is Phase.FAILED or policy.clean_pod_policy is CleanPodPolicy.RUNNING:
         # Ranks of a failed job wait for peers that never come: they are ended whatever the policy says.
         end_live_workers(draft, view, grace_s=KILL_GRACE_S)
-    logs.save_kept(draft)
+    records.save_kept_log(draft)
     if all(pod.is_over for pod in draft.observed.pods):
-        groups.settled(draft)
+        attempt_objects.group_is_gone(draft)
     ttl, ended = policy.ttl_seconds_after_finished, draft.status.completion_time
     if ttl is None or ended is None or verification.pending(draft):
         return

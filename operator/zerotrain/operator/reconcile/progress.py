@@ -1,5 +1,5 @@
-"""Progress in status, taken from the workers' records: this attempt's progress and the newest durable
-checkpoint.
+"""Progress in status, taken from the workers' records: this attempt's progress, the newest durable
+checkpoint, and the peaks of memory next to the memory plan.
 
 Records of another attempt never count: a late answer of a dying pod must not move the job's step.
 """
@@ -20,10 +20,10 @@ from zerotrain.contract.progress import (
     Termination,
 )
 from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api.memory_plan import MemoryPeaks
 from zerotrain.operator.api.status import CheckpointRecord, ProgressStatus
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile.clock import from_unix
-from zerotrain.operator.reconcile.draft import Draft, stored
+from zerotrain.operator.reconcile.draft import Draft, moment, stored
 
 STEP_WRITE_S = 10
 """Minimum seconds between two writes that only advance the step: every status write costs all watchers.
@@ -33,6 +33,10 @@ A write for another reason includes the step.
 
 HEARTBEAT_WRITE_S = 30
 """Minimum seconds between two writes that only update the heartbeat."""
+
+PEAK_NEWS_PART = 0.02
+"""Growth of a peak, as a fraction, from which it is written: allocators creep, and every status write costs
+all watchers."""
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
@@ -158,11 +162,11 @@ def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None
     if not candidates:
         return
     best = max(candidates, key=lambda item: (item.step, item.time))
-    moment = _moment(best.time)
+    written_at = _moment(best.time)
     record = CheckpointRecord(
         step=_possible(draft, best.step),
         path=stored(best.path, MAX_PATH_CHARS),
-        time=min(moment, draft.stamp) if moment is not None else None,
+        time=min(written_at, draft.stamp) if written_at is not None else None,
         attempt=draft.status.attempt,
         durable=True,
     )
@@ -202,17 +206,41 @@ def _finite(value: float | None, *, digits: int) -> float | None:
 
 
 def _moment(unix_s: float) -> datetime | None:
-    """Return the time of a number that a tenant's program reported; None for a number outside the
-    calendar."""
-    if not 0 < unix_s < math.inf:
-        return None
-    try:
-        return from_unix(unix_s).replace(microsecond=0)
-    except (ValueError, OverflowError, OSError):
-        return None
+    found = moment(unix_s)
+    return found.replace(microsecond=0) if found is not None else None
 
 
 def _elapsed(earlier: datetime | None, later: datetime | None) -> timedelta:
     if later is None:
         return timedelta(0)
     return later - earlier if earlier is not None else timedelta.max
+
+
+def observe_peaks(draft: Draft) -> None:
+    """Store the highest peaks that rank 0 of this attempt reported, next to the plan."""
+    plan, progress = draft.status.memory_plan, draft.observed.progress
+    if plan is None or progress is None or progress.attempt != draft.status.attempt:
+        return
+    if progress.memory_peak_bytes <= 0:
+        return
+    old = plan.observed
+    if old is None or old.attempt != progress.attempt:
+        old = MemoryPeaks(attempt=progress.attempt)
+    new = MemoryPeaks(
+        attempt=progress.attempt,
+        gpu_bytes=_larger(old.gpu_bytes, progress.memory_peak_bytes if draft.job.spec.num_gpus else 0),
+        host_bytes=_larger(old.host_bytes, _host_peak(draft, progress)),
+        nvme_bytes=_larger(old.nvme_bytes, progress.spill_peak_bytes),
+    )
+    if new != plan.observed:
+        draft.set(memory_plan=plan.model_copy(update={"observed": new}))
+
+
+def _host_peak(draft: Draft, progress: Progress) -> int:
+    return progress.host_peak_bytes if draft.job.spec.num_gpus else progress.memory_peak_bytes
+
+
+def _larger(old: int | None, new: int) -> int | None:
+    if new <= 0:
+        return old
+    return new if old is None or new > old * (1 + PEAK_NEWS_PART) else old

@@ -1,26 +1,42 @@
 """Admission of an attempt: by a Kueue queue, and by the pod group that the cluster supports.
 
-Before every attempt, Kueue admits the job first (`queue_name`), then the gang mechanism is determined. The
-result is stored in the shape of the attempt. Kueue's admission outlives an attempt: a restart after a failure
-does not queue again.
+Before every attempt, Kueue admits the job first, then the gang mechanism is determined. The result is stored
+in the shape of the attempt. Kueue's admission outlives an attempt: a restart after a failure does not queue
+again.
+
+The queue is named by `spec.scheduling.queueName`, or by the label that Kueue's own jobs use. The schema lets
+the field change only while the job is suspended, but its rules do not cover labels. So an active job keeps
+the queue that its label named at the start, in status, until it is suspended.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 from zerotrain.operator.api import AttemptShape, Phase
+from zerotrain.operator.api.base import DNS_LABEL
 from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.scheduling import Gang, Scheduling
-from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import exclusions
+from zerotrain.operator.constants import QUEUE_LABEL, Reason
+from zerotrain.operator.reconcile import avoided_nodes
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.plan import AskQueue, DiscoverApis
-from zerotrain.operator.reconcile.queue_name import queue_name
-from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.reconcile.observe import QueueView
+from zerotrain.operator.reconcile.plan import AskQueue, DiscoverApis, QueueStep
 from zerotrain.operator.resources.gang import GROUPS, has_group
 from zerotrain.operator.resources.kueue import made_from
+
+_AT_REST = frozenset({Phase.SUSPENDED, Phase.STALLED})
+
+_ON_ITS_WAY = frozenset(
+    {Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.YIELDING, Phase.SUSPENDING}
+)
+"""Phases in which a changed label takes effect at the next suspension."""
+
+_DNS_LABEL = re.compile(DNS_LABEL)
+
+_MAX_NAME_CHARS = 63
 
 REDISCOVER = timedelta(seconds=10)
 """Interval of the discovery for an API that was missing."""
@@ -34,12 +50,68 @@ LISTED_AGAIN = timedelta(seconds=2)
 _ORDER = (Gang.NATIVE, Gang.VOLCANO, Gang.COSCHEDULING)
 
 
+def queue_name(draft: Draft) -> str | None:
+    """Return the name of the queue that admits the job; None without one."""
+    return _queue_field(draft) or draft.status.queue_name
+
+
+def take_label(draft: Draft) -> None:
+    """Store the queue that the label names, at the start of a pass.
+
+    A job that has not begun, or is suspended, takes the label's queue. For an active job the change is stored
+    for later and reported once.
+    """
+    label, field, status = _queue_label(draft), _queue_field(draft), draft.status
+    if status.attempt == 0 or status.phase in _AT_REST:
+        taken = None if field is not None else label
+        if (status.queue_name, status.next_queue_name) != (taken, None):
+            draft.set(queue_name=taken, next_queue_name=None)
+        return
+    if status.phase not in _ON_ITS_WAY:
+        return
+    now = queue_name(draft)
+    asked = label or ("" if field is None else field)
+    changed = None if asked == (now or "") else asked
+    if changed == status.next_queue_name:
+        return
+    draft.set(next_queue_name=changed)
+    if changed is not None:
+        draft.emit(
+            Reason.QUEUE_CHANGED,
+            f"label {QUEUE_LABEL}: {_shown_queue(changed)} counts from the next suspension of the job; until "
+            f"then it is in {_shown_queue(now or '')}",
+        )
+
+
+def queue_name_refusal(draft: Draft) -> tuple[str, str] | None:
+    """Return reason and message if no attempt may start; None if label and field agree.
+
+    A change that waits for a suspension is no disagreement.
+    """
+    label, field = _queue_label(draft), _queue_field(draft)
+    if label is None or draft.status.next_queue_name is not None:
+        return None
+    if field is not None and field != label:
+        return (
+            Reason.INVALID_SPEC,
+            f"spec.scheduling.queueName is {field!r} and label {QUEUE_LABEL} is {label!r}: both name the "
+            "job's queue, so they must be equal; remove one of them",
+        )
+    if not _DNS_LABEL.fullmatch(label) or len(label) > _MAX_NAME_CHARS:
+        return (
+            Reason.INVALID_SPEC,
+            f"label {QUEUE_LABEL} is {label!r}, which no LocalQueue can be called; give lower-case letters, "
+            "digits and dashes",
+        )
+    return None
+
+
 def hold(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     """Return reason and message of what the next attempt waits for; None if it may start.
 
     It also requests the objects that the admission needs.
     """
-    if queue_name(draft) is not None and (waits := _queue(draft, shape)) is not None:
+    if queue_name(draft) is not None and (waits := _hold_by_queue(draft, shape)) is not None:
         return waits
     return _gang_api(draft, shape)
 
@@ -110,7 +182,7 @@ def _scheduling(draft: Draft) -> Scheduling:
     return draft.job.spec.scheduling or Scheduling()
 
 
-def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
+def _hold_by_queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     name, queue = queue_name(draft), draft.observed.queue
     apis = draft.observed.apis
     if apis is None or (apis.kueue is None and _look_again(draft)):
@@ -129,7 +201,7 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         draft.wake(draft.now + LISTED_AGAIN)
         return Reason.QUEUED, f"asking queue {name}"
     if not queue.exists:
-        off = exclusions.current(draft)
+        off = avoided_nodes.current_exclusions(draft)
         draft.act(
             AskQueue(step=QueueStep.CREATE, workers=shape.workers, excluded_nodes=off, queue=name or "")
         )
@@ -170,10 +242,10 @@ def _is_outdated(draft: Draft, queue: QueueView) -> bool:
     It may have chosen a node that the job now avoids, or queue the job with another priority than the spec's,
     or avoid a node whose exclusion is over.
     """
-    off = frozenset(exclusions.current(draft))
+    off = frozenset(avoided_nodes.current_exclusions(draft))
     if queue.holds_quota:
         return bool(queue.gates) and not off <= queue.excluded_nodes
-    exclusions.wake_at_next_end(draft)
+    avoided_nodes.wake_at_next_exclusion_end(draft)
     outranked = queue.priority_class != (_scheduling(draft).priority_class_name or "")
     return outranked or not queue.excluded_nodes <= off
 
@@ -246,3 +318,16 @@ def _next_step(draft: Draft) -> QueueStep | None:
     if phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING) and queue.pods_ready:
         return QueueStep.PODS_NOT_READY
     return None
+
+
+def _queue_field(draft: Draft) -> str | None:
+    scheduling = draft.job.spec.scheduling
+    return None if scheduling is None else scheduling.queue_name
+
+
+def _queue_label(draft: Draft) -> str | None:
+    return draft.job.identity.queue_label or None
+
+
+def _shown_queue(name: str) -> str:
+    return f"queue {name}" if name else "no queue"

@@ -1,16 +1,22 @@
-"""The description of a failure for users: its record in status.failures and the text of its event."""
+"""The description of a failure for users: its record in status.failures, the text of its event, and the last
+log lines of the failed rank, kept in a ConfigMap of the job before its pod is deleted.
+
+Of the log only the failure itself is remembered, and it is in status before any deletion: a restarted
+operator sees a pod that still exists and a failure that names it, and requests the lines again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import chain, islice
 
 from zerotrain.contract.exit_codes import ExitCode, meaning_of, signal_of
 from zerotrain.operator.api import Failure as FailureRecord
-from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api import Phase, RestartCause
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankFailure
-from zerotrain.operator.constants import Reason
+from zerotrain.operator.constants import CONTAINER_NAME, Reason
 from zerotrain.operator.failure_policy import UNKNOWN_ENDS, FailureFacts, RuleMatch
 from zerotrain.operator.reconcile.attempts import (
     Failure,
@@ -20,11 +26,15 @@ from zerotrain.operator.reconcile.attempts import (
     failures_of,
 )
 from zerotrain.operator.reconcile.draft import Draft, stored
-from zerotrain.operator.reconcile.logs import log_key
-from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.plan import SaveLog
+from zerotrain.operator.reconcile.pods import PodView
 from zerotrain.operator.reconcile.progress import newest_step
 
 MAX_RANK_TEXT = 200
+
+KEPT_PODS = timedelta(minutes=10)
+"""Time within which the remaining pods of a failed job are asked: a new operator must not ask them all
+again."""
 
 
 def record(
@@ -216,3 +226,48 @@ def _other_ranks(draft: Draft, failure: Failure) -> Iterator[RankFailure]:
             reason=str(failure_class_of(worker, end).reason),
             message=stored(f"{text}: {end.reason}" if end.reason else text, MAX_RANK_TEXT),
         )
+
+
+def log_key(attempt: int) -> str:
+    return f"attempt-{attempt}.log"
+
+
+def unsaved_log(draft: Draft) -> PodView | None:
+    """Return the pod of the newest failure while it exists and its lines are not known to be kept; None
+    otherwise."""
+    seen, failures = draft.observed.log, draft.status.failures
+    if seen is None or not failures or not failures[0].log or failures[0].attempt != draft.status.attempt:
+        return None
+    if seen.attempt == draft.status.attempt:
+        if seen.error:
+            draft.emit(Reason.LOG_NOT_KEPT, f"attempt {seen.attempt}: {seen.error}", warning=True)
+        return None
+    return next((pod for pod in draft.observed.pods if pod.name == failures[0].pod), None)
+
+
+def save_log(draft: Draft) -> None:
+    """Request the lines of the newest failure; call it before the deletion of its pod is requested."""
+    failure = draft.status.failures[0]
+    where = f"pod {failure.pod}, node {failure.node}"
+    if failure.container:
+        where += f", init container {failure.container}"
+    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
+    draft.act(
+        SaveLog(
+            attempt=failure.attempt,
+            pod=failure.pod,
+            rank=failure.rank,
+            key=failure.log,
+            container=failure.container or CONTAINER_NAME,
+            title=f"attempt {failure.attempt}, {where}: {failure.reason}{code}",
+        )
+    )
+
+
+def save_kept_log(draft: Draft) -> None:
+    """Request the lines for a failed job whose pods stay."""
+    ended = draft.status.completion_time
+    recent = ended is not None and draft.now < ended + KEPT_PODS
+    asked = any(isinstance(action, SaveLog) for action in draft.actions)
+    if draft.status.phase is Phase.FAILED and recent and not asked and unsaved_log(draft) is not None:
+        save_log(draft)

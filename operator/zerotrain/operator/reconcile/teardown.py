@@ -1,19 +1,21 @@
 """Deletion of pods: with one request per attempt, without waiting for nodes that do not answer.
 
 The pod of the failed rank is deleted last: its log is read first, while its peers are already being deleted.
+A pod that its finalizers keep, though its containers have ended, is reported.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from zerotrain.operator.reconcile import logs
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile import records
 from zerotrain.operator.reconcile.attempts import AttemptView, strays
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import Loss
-from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
-from zerotrain.operator.reconcile.stuck import report_held
+from zerotrain.operator.reconcile.pods import PodView
+from zerotrain.operator.reconcile.start_up import report_first
 
 KILL_GRACE_S = 1
 """Grace period in seconds of ranks whose peers are gone: their work since the last checkpoint is lost in any
@@ -61,10 +63,10 @@ def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
     # This includes a pod that counts as lost because its node does not finish its deletion.
     live = [pod for pod in view.present if not pod.ended or _lingers(draft, pod)]
     due = [pod for pod in live if _needs_deletion(pod, grace_s)]
-    spared = logs.unsaved(draft) if due else None
+    spared = records.unsaved_log(draft) if due else None
     _delete(draft, [pod for pod in due if spared is None or pod.uid != spared.uid], grace_s)
     if spared is not None and spared in due:
-        logs.save(draft)
+        records.save_log(draft)
         _delete(draft, [spared], grace_s)
     _force_stuck(draft, live)
 
@@ -81,12 +83,12 @@ def _lingers(draft: Draft, pod: PodView) -> bool:
 
 def _end(draft: Draft, number: int, pods: list[PodView], grace_s: int) -> None:
     due = [pod for pod in pods if _needs_deletion(pod, grace_s)]
-    spared = logs.unsaved(draft) if due and number == draft.status.attempt else None
+    spared = records.unsaved_log(draft) if due and number == draft.status.attempt else None
     if any(spared is None or pod.uid != spared.uid for pod in due):
         index = spared.index if spared is not None else None
         draft.act(DeleteWorkers(attempt=number, grace_s=grace_s, spared=index))
     if spared is not None and spared in due:
-        logs.save(draft)
+        records.save_log(draft)
         _delete(draft, [spared], grace_s)
     if due:
         # Another pass is scheduled although the deletions cause events of their own: one of them may never
@@ -127,3 +129,39 @@ def _needs_deletion(pod: PodView, grace_s: int) -> bool:
 
 def _timeout(draft: Draft) -> timedelta:
     return timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
+
+
+def held_by_finalizers(draft: Draft, pod: PodView) -> str | None:
+    """Return the finalizers that keep the pod, if nothing else does; None otherwise."""
+    due = _held_from(draft, pod)
+    if due is None or draft.now < due:
+        return None
+    names = ", ".join(pod.finalizers)
+    return (
+        f"pod {pod.name} cannot be removed: finalizer {names} holds it; no other attempt starts until the "
+        "finalizer's owner removes that"
+    )
+
+
+def first_held(draft: Draft) -> str | None:
+    """Return the text of `held_by_finalizers` for the first such pod, with the number of further ones; None
+    without one."""
+    found = [text for pod in draft.observed.pods if (text := held_by_finalizers(draft, pod)) is not None]
+    more = f" (and {len(found) - 1} more pods)" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else None
+
+
+def report_held(draft: Draft, pods: list[PodView]) -> None:
+    """Emit one event when finalizers begin to hold a pod."""
+    for pod in pods:
+        due = _held_from(draft, pod)
+        if due is not None and due > draft.now:
+            draft.wake(due)
+    report_first(draft, pods, Reason.POD_HELD, lambda pod: held_by_finalizers(draft, pod))
+
+
+def _held_from(draft: Draft, pod: PodView) -> datetime | None:
+    if not pod.finalizers or pod.deletion_at is None:
+        return None
+    timeout = timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
+    return pod.deletion_at if pod.is_over else pod.deletion_at + timeout

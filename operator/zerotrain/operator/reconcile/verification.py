@@ -20,8 +20,8 @@ from zerotrain.operator.api.status import CheckpointRecord
 from zerotrain.operator.api.storage import Verify
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.draft import Draft, stored
-from zerotrain.operator.reconcile.observe import PodState, PodView
 from zerotrain.operator.reconcile.plan import CreateVerification, DeletePods
+from zerotrain.operator.reconcile.pods import PodState, PodView
 from zerotrain.operator.resources.container import checkpoint_folder
 from zerotrain.operator.resources.verification import verification_pod_name
 

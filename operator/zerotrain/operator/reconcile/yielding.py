@@ -13,7 +13,7 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainingJobSpec
 from zerotrain.operator.api.spec_hash import spec_hash
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import attempt_end, drains, queueing, sizing
+from zerotrain.operator.reconcile import attempt_end, avoided_nodes, queueing, resizing
 from zerotrain.operator.reconcile.attempts import (
     LIVE,
     OVER,
@@ -25,8 +25,8 @@ from zerotrain.operator.reconcile.attempts import (
     first_failure,
 )
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
+from zerotrain.operator.reconcile.pods import PodView
 from zerotrain.operator.reconcile.progress import unsaved_steps
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
@@ -81,9 +81,9 @@ def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
         return YieldReason.SUSPEND, "the spec was changed while the job was briefly suspended"
     if (why := queueing.evicted(draft, view)) is not None:
         return YieldReason.QUEUE_EVICTION, why
-    if (why := drains.move_wanted(draft, view)) is not None:
+    if (why := avoided_nodes.move_wanted(draft, view)) is not None:
         return YieldReason.DRAIN, why
-    if (why := sizing.resize_wanted(draft, view)) is not None:
+    if (why := resizing.resize_wanted(draft, view)) is not None:
         return YieldReason.RESIZE, why
     return None
 

@@ -1,8 +1,8 @@
 """The PodDisruptionBudget of one attempt: it blocks evictions while all workers train.
 
 The eviction of one rank ends all others, so the only useful budget is "none at a time". A node drain still
-succeeds: it cordons the node first, `reconcile.drains` notices the cordon and moves the whole job through a
-checkpoint, and a pod that has ended no longer counts.
+succeeds: it cordons the node first, `reconcile.avoided_nodes` notices the cordon and moves the whole job
+through a checkpoint, and a pod that has ended no longer counts.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.discovery import discover as discover_apis
 from zerotrain.operator.cluster.kueue import WorkloadClient
 from zerotrain.operator.reconcile import AskQueue, DiscoverApis
-from zerotrain.operator.reconcile.queues import QueueStep
+from zerotrain.operator.reconcile.plan import QueueStep
 from zerotrain.operator.resources import worker_pod
 from zerotrain.operator.resources.kueue import workload
 

@@ -1,17 +1,19 @@
-"""Node drains: when workers have to leave their nodes, the whole job moves once.
+"""The nodes that a job leaves, because they are drained, and those that it avoids for a limited time after a
+failure there.
 
 A drain cordons the node and then requests the eviction of its pods, which the attempt's disruption budget
-blocks. So the cordon is the signal to act on. A pod that is disrupted all the same (preempted, evicted by a
-taint, or evicted before its budget took effect) has been told to stop, and all others follow it in the same
-move.
+blocks. So the cordon is the signal to act on, and the whole job moves once. A pod that is disrupted all the
+same (preempted, evicted by a taint, or evicted before its budget took effect) has been told to stop, and all
+others follow it in the same move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
 
 from zerotrain.operator.api.core.meta import TaintEffect, Toleration
-from zerotrain.operator.api.status import MAX_MOVED_OFF
+from zerotrain.operator.api.status import MAX_EXCLUDED_NODES, MAX_MOVED_OFF, ExcludedNode
 from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, Worker, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import NodeTaint, NodeView
@@ -43,7 +45,11 @@ def move_wanted(draft: Draft, view: AttemptView) -> str | None:
     # A node that holds workers and is healthy again may be drained another time.
     well = {worker.pod.node for worker in view.workers if worker.pod is not None} - left.keys()
     remembered = tuple(name for name in known if name not in well)
-    wanted = [(worker, why) for worker in view.workers if (why := _why(worker, left, remembered)) is not None]
+    wanted = [
+        (worker, why)
+        for worker in view.workers
+        if (why := _why_it_moves(worker, left, remembered)) is not None
+    ]
     if wanted:
         remembered = tuple(dict.fromkeys((*remembered, *left)))[-MAX_MOVED_OFF:]
     if remembered != known:
@@ -55,7 +61,7 @@ def move_wanted(draft: Draft, view: AttemptView) -> str | None:
     return f"worker {worker.index} {why}{more}: all workers move"
 
 
-def _why(worker: Worker, left: Mapping[str, str], moved_off: Collection[str]) -> str | None:
+def _why_it_moves(worker: Worker, left: Mapping[str, str], moved_off: Collection[str]) -> str | None:
     pod = worker.pod
     if pod is None or worker.state not in LIVE:
         return None
@@ -119,3 +125,49 @@ def _tolerated(taint: NodeTaint, tolerations: Iterable[Toleration]) -> bool:
         and item.toleration_seconds is None
         for item in tolerations
     )
+
+
+def current_exclusions(draft: Draft) -> tuple[str, ...]:
+    """Return the names of the nodes that an attempt which starts now must not use."""
+    return tuple(sorted(item.name for item in draft.status.excluded_nodes if item.until > draft.now))
+
+
+def wake_at_next_exclusion_end(draft: Draft) -> None:
+    """Wake a waiting job when an exclusion ends: it may be waiting for that node."""
+    for item in draft.status.excluded_nodes:
+        if item.until > draft.now:
+            draft.wake(item.until)
+
+
+def exclude(draft: Draft, node: str, reason: str) -> ExcludedNode:
+    """Exclude the node from now on; a second failure there restarts the time."""
+    seconds = draft.job.spec.failure_policy.node_exclusion_seconds
+    entry = ExcludedNode(name=node, until=draft.stamp + timedelta(seconds=seconds), reason=reason)
+    others = [item for item in draft.status.excluded_nodes if item.name != node and item.until > draft.now]
+    # Beyond the limit, the exclusions that end first are dropped: they are the oldest.
+    kept = sorted([*others, entry], key=lambda item: item.until)[-MAX_EXCLUDED_NODES:]
+    draft.set(excluded_nodes=tuple(kept))
+    return entry
+
+
+def forget_expired_exclusions(draft: Draft) -> None:
+    """Remove expired exclusions when an attempt starts, so that this costs no status write of its own."""
+    kept = tuple(item for item in draft.status.excluded_nodes if item.until > draft.now)
+    if len(kept) != len(draft.status.excluded_nodes):
+        draft.set(excluded_nodes=kept)
+
+
+def outlived_exclusions(draft: Draft, view: AttemptView) -> tuple[str, ...]:
+    """Return the nodes that waiting pods of this attempt may not use although their exclusion is over.
+
+    A pod's affinity cannot be changed: such an attempt could wait forever although it may use the node.
+    """
+    shape = draft.status.shape
+    if shape is None or not shape.excluded_nodes or not view.count(WorkerState.PENDING):
+        return ()
+    if all(pod.scheduled for pod in view.present):
+        return ()
+    for item in draft.status.excluded_nodes:
+        if item.until > draft.now and item.name in shape.excluded_nodes:
+            draft.wake(item.until)
+    return tuple(name for name in shape.excluded_nodes if name not in current_exclusions(draft))

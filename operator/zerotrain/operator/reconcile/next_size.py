@@ -1,8 +1,10 @@
-"""The requested size of an elastic job and the size that the operator chose instead.
+"""The number of workers of the next attempt: every decision on it is made here.
 
-This is the part of `status.elastic` that answers `spec.workers`. A requested size that is impossible is
-rejected, and the job keeps another size in its place. That remains until the request changes, even while the
-job is smaller still, for lack of capacity or because of a rule of failurePolicy.
+`spec.workers` is the requested size. `status.elastic` records another size that the operator decided on, and
+the reason, until the request changes (`requested_workers`). A requested size that is impossible is rejected,
+and the job keeps another size in its place. That remains until the request changes, even while the job is
+smaller still, for lack of capacity or because of a rule of failurePolicy. `resizing` says when a running
+attempt stops for another size.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerotrain.contract.planner import Fit
-from zerotrain.operator.api import Phase
+from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, RefusedSize, SizeReason
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
@@ -19,6 +21,28 @@ from zerotrain.operator.reconcile.queueing import in_queue
 
 CHOSEN = frozenset({SizeReason.CAPACITY, SizeReason.FAILURE})
 """Reasons of sizes that the operator chose, not the user."""
+
+
+def prepare(draft: Draft) -> None:
+    """Update the size before the checks of the next attempt, as the request may have changed."""
+    take(draft)
+    state = draft.status.elastic
+    if state is not None and draft.status.phase is Phase.SUSPENDED and state.reason in CHOSEN:
+        # The capacity was read long ago, and the cause of a failure may have been fixed.
+        forget_choice(draft)
+
+
+def next_shape(draft: Draft) -> AttemptShape:
+    """Return the shape of an attempt that would start now."""
+    return AttemptShape(workers=next_workers(draft))
+
+
+def admissible(draft: Draft) -> ZeroTrainingJobSpec:
+    """Return the spec to be checked: for an elastic job, with the size that its batch is kept for."""
+    spec, state = draft.job.spec, draft.status.elastic
+    if spec.elastic is None or state is None or state.base_workers == spec.workers:
+        return spec
+    return spec.model_copy(update={"workers": state.base_workers})
 
 
 def take(draft: Draft, *, runs: bool = False) -> None:
@@ -95,6 +119,35 @@ def check(draft: Draft) -> tuple[str, str] | None:
     message = f"spec.workers: {why} No number of workers {bounds} keeps the global batch and fits the memory."
     advice = "Choose another spec.workers, or change spec.config while spec.suspend is true"
     return str(Reason.INVALID_SPEC), f"{message} {advice}"
+
+
+def give_up_choice(draft: Draft) -> bool:
+    """Return to the accepted number of workers if the operator chose the rejected size; return whether it
+    did."""
+    state = draft.status.elastic
+    if state is None or state.reason not in CHOSEN:
+        return False
+    forget_choice(draft)
+    return True
+
+
+def shrink(draft: Draft, why: str) -> str | None:
+    """Give the next attempt fewer workers, for the failure policy. Returns why this is not possible, or
+    None."""
+    if draft.job.spec.elastic is None:
+        return "spec.elastic is not given"
+    take(draft)
+    fewer = largest_workers(draft, draft.workers - 1)
+    if fewer is None:
+        least = draft.job.spec.elastic.min_workers
+        bounds = f"from elastic.minWorkers {least} to {draft.workers - 1}"
+        return f"no number of workers {bounds} keeps the global batch and fits the memory"
+    decide(draft, fewer, SizeReason.FAILURE, why)
+    state = draft.status.elastic
+    if state is not None:
+        # After a failure, a job grows back later each time, as one does whose capacity comes and goes.
+        update(draft, losses=state.losses + 1)
+    return None
 
 
 def largest_workers(draft: Draft, at_most: int) -> int | None:

@@ -1,9 +1,7 @@
-"""The number of workers of the next attempt, and the resizing of a running one.
+"""The resizing of an attempt: when it stops to continue in another size, which `next_size` then decides.
 
-`spec.workers` is the requested size. `status.elastic` records another size that the operator decided on, and
-the reason, until the request changes (`requested_workers`). It is written in the same pass as the request to
-yield, so that a resize survives any crash. Only one resize is under way at a time: a starting attempt is left
-alone, unless its pods find no node.
+The size is written in the same pass as the request to yield, so that a resize survives any crash. Only one
+resize is under way at a time: a starting attempt is left alone, unless its pods find no node.
 
 The scheduler decides whether there is capacity, by placing the pods or not. Before a running job stops for a
 larger attempt, one reading of the cluster may show that the larger attempt would not fit.
@@ -13,17 +11,17 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
+from zerotrain.operator.api import AttemptShape, Phase
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import exclusions, requested_size, unscheduled
+from zerotrain.operator.reconcile import avoided_nodes, next_size, start_up
 from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import Capacity
 from zerotrain.operator.reconcile.plan import ReadCapacity
 from zerotrain.operator.reconcile.queueing import in_queue
 
-DECIDED = unscheduled.SETTLE + timedelta(seconds=5)
+DECIDED = start_up.UNSCHEDULED_SETTLE + timedelta(seconds=5)
 """Time after shrinkAfterSeconds by which a smaller size, if there is one, is decided on."""
 
 UNDER_WAY = timedelta(seconds=60)
@@ -32,69 +30,18 @@ UNDER_WAY = timedelta(seconds=60)
 MAX_DOUBLINGS = 5
 
 
-def prepare(draft: Draft) -> None:
-    """Update the size before the checks of the next attempt, as the request may have changed."""
-    requested_size.take(draft)
-    state = draft.status.elastic
-    if state is not None and draft.status.phase is Phase.SUSPENDED and state.reason in requested_size.CHOSEN:
-        # The capacity was read long ago, and the cause of a failure may have been fixed.
-        requested_size.forget_choice(draft)
-
-
-def give_up_choice(draft: Draft) -> bool:
-    """Return to the accepted number of workers if the operator chose the rejected size; return whether it
-    did."""
-    state = draft.status.elastic
-    if state is None or state.reason not in requested_size.CHOSEN:
-        return False
-    requested_size.forget_choice(draft)
-    return True
-
-
-def admissible(draft: Draft) -> ZeroTrainingJobSpec:
-    """Return the spec to be checked: for an elastic job, with the size that its batch is kept for."""
-    spec, state = draft.job.spec, draft.status.elastic
-    if spec.elastic is None or state is None or state.base_workers == spec.workers:
-        return spec
-    return spec.model_copy(update={"workers": state.base_workers})
-
-
-def next_shape(draft: Draft) -> AttemptShape:
-    """Return the shape of an attempt that would start now."""
-    return AttemptShape(workers=requested_size.next_workers(draft))
-
-
 def joined(draft: Draft) -> None:
     """Record the size as one that there was capacity for, because all ranks of the attempt have met."""
     state = draft.status.elastic
     if state is not None and state.ran != draft.workers:
-        requested_size.update(draft, ran=draft.workers)
-
-
-def shrink(draft: Draft, why: str) -> str | None:
-    """Give the next attempt fewer workers, for the failure policy. Returns why this is not possible, or
-    None."""
-    if draft.job.spec.elastic is None:
-        return "spec.elastic is not given"
-    requested_size.take(draft)
-    fewer = requested_size.largest_workers(draft, draft.workers - 1)
-    if fewer is None:
-        least = draft.job.spec.elastic.min_workers
-        bounds = f"from elastic.minWorkers {least} to {draft.workers - 1}"
-        return f"no number of workers {bounds} keeps the global batch and fits the memory"
-    requested_size.decide(draft, fewer, SizeReason.FAILURE, why)
-    state = draft.status.elastic
-    if state is not None:
-        # After a failure, a job grows back later each time, as one does whose capacity comes and goes.
-        requested_size.update(draft, losses=state.losses + 1)
-    return None
+        next_size.update(draft, ran=draft.workers)
 
 
 def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
     """Return why the attempt should continue in another size; None if its size is right."""
     if draft.job.spec.elastic is None and draft.status.elastic is None:
         return None
-    requested_size.take(draft, runs=True)
+    next_size.take(draft, runs=True)
     elastic = draft.job.spec.elastic
     if elastic is None:
         return None
@@ -102,9 +49,9 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
         return _while_starting(draft, view, elastic)
     if not _under_way(draft):
         return None
-    if requested_size.next_workers(draft) != draft.workers:
+    if next_size.next_workers(draft) != draft.workers:
         return _resize_as_requested(draft)
-    if draft.workers < requested_size.accepted_workers(draft):
+    if draft.workers < next_size.accepted_workers(draft):
         return _growth(draft, elastic)
     _forget_losses(draft, elastic)
     return None
@@ -116,7 +63,7 @@ def decided_by(draft: Draft, began: datetime) -> datetime | None:
     None if it cannot shrink.
     """
     elastic = draft.job.spec.elastic
-    if elastic is None or requested_size.largest_workers(draft, draft.workers - 1) is None:
+    if elastic is None or next_size.largest_workers(draft, draft.workers - 1) is None:
         return None
     return began + timedelta(seconds=elastic.shrink_after_s) + DECIDED
 
@@ -134,7 +81,7 @@ def _forget_losses(draft: Draft, elastic: Elastic) -> None:
     if draft.now < due:
         draft.wake(due)
     else:
-        requested_size.update(draft, losses=0)
+        next_size.update(draft, losses=0)
 
 
 def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | None:
@@ -142,7 +89,7 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
 
     An attempt whose pods find no node has nothing to lose, so another size is taken at once.
     """
-    workers, next_workers = draft.workers, requested_size.next_workers(draft)
+    workers, next_workers = draft.workers, next_size.next_workers(draft)
     refused = _refused(draft, view)
     unplaced = refused + sum(
         1
@@ -172,7 +119,7 @@ def _shrinks_at(draft: Draft, view: AttemptView, elastic: Elastic, refused: int)
     Pods that the scheduler has not considered, or that wait behind a gate or for a preemption, are not
     rejected yet.
     """
-    stands_at = unscheduled.refused_at(view)
+    stands_at = start_up.refused_at(view)
     if stands_at is None and not refused:
         return None
     began = draft.status.attempt_start_time or draft.now
@@ -189,7 +136,7 @@ def _placeable_workers(draft: Draft, view: AttemptView, refused: int) -> int:
     state = draft.status.elastic
     if state is not None and state.ran is not None and state.ran < draft.workers:
         return state.ran
-    return unscheduled.placeable(view) - refused
+    return start_up.placeable(view) - refused
 
 
 def _refused(draft: Draft, view: AttemptView) -> int:
@@ -206,16 +153,16 @@ def _refused(draft: Draft, view: AttemptView) -> int:
 def _resize_as_requested(draft: Draft) -> str | None:
     """Return why the attempt should take the requested size: a smaller one at once, a larger one if it may
     fit."""
-    workers, next_workers = draft.workers, requested_size.next_workers(draft)
+    workers, next_workers = draft.workers, next_size.next_workers(draft)
     # Free nodes are not quota: in a queue the user's request suffices, and the queue decides.
     if next_workers > workers and not in_queue(draft):
         capacity = _capacity_hint(draft, next_workers)
         if capacity is None:
             return None
         if capacity.fits is not None and capacity.fits < next_workers:
-            message = requested_size.capacity_message(draft, capacity.fits)
-            next_workers = max(requested_size.largest_workers(draft, capacity.fits) or workers, workers)
-            requested_size.decide(draft, next_workers, SizeReason.CAPACITY, message)
+            message = next_size.capacity_message(draft, capacity.fits)
+            next_workers = max(next_size.largest_workers(draft, capacity.fits) or workers, workers)
+            next_size.decide(draft, next_workers, SizeReason.CAPACITY, message)
             if next_workers == workers:
                 return None
     return f"resizing from {workers} to {next_workers} workers, spec.workers is {draft.job.spec.workers}"
@@ -232,18 +179,18 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
     if draft.now < due:
         draft.wake(due)
         return None
-    accepted_workers = requested_size.accepted_workers(draft)
+    accepted_workers = next_size.accepted_workers(draft)
     capacity = _capacity_hint(draft, accepted_workers)
     if capacity is None:
         return None
     at_most = accepted_workers if capacity.fits is None else capacity.fits
-    more = requested_size.largest_workers(draft, at_most) or workers
+    more = next_size.largest_workers(draft, at_most) or workers
     if more <= workers:
         return None
     if more == accepted_workers:
-        requested_size.forget_choice(draft)
+        next_size.forget_choice(draft)
     else:
-        requested_size.decide(draft, more, SizeReason.CAPACITY, requested_size.capacity_message(draft, more))
+        next_size.decide(draft, more, SizeReason.CAPACITY, next_size.capacity_message(draft, more))
     found = "may be" if capacity.fits is None else "is"
     return f"there {found} capacity for {more} workers again: growing from {workers}"
 
@@ -253,7 +200,7 @@ def _capacity_hint(draft: Draft, workers: int) -> Capacity | None:
     capacity, elastic = draft.observed.capacity, draft.job.spec.elastic
     again = timedelta(seconds=elastic.grow_after_s if elastic is not None else 0)
     if capacity is None or capacity.workers != workers or draft.now >= capacity.at + again:
-        shape = AttemptShape(workers=workers, excluded_nodes=exclusions.current(draft))
+        shape = AttemptShape(workers=workers, excluded_nodes=avoided_nodes.current_exclusions(draft))
         draft.act(ReadCapacity(shape=shape))
         return None
     draft.wake(capacity.at + again)
@@ -274,11 +221,11 @@ def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus) -> datetime:
 def _shrink_to_capacity(draft: Draft, capacity: int) -> int | None:
     """Decide on the largest smaller size that works and fits the capacity; None if there is none."""
     state = draft.status.elastic
-    fewer = requested_size.largest_workers(draft, min(capacity, draft.workers - 1))
+    fewer = next_size.largest_workers(draft, min(capacity, draft.workers - 1))
     if fewer is None or state is None:
         return None
-    requested_size.decide(draft, fewer, SizeReason.CAPACITY, requested_size.capacity_message(draft, capacity))
-    requested_size.update(draft, losses=state.losses + 1)
+    next_size.decide(draft, fewer, SizeReason.CAPACITY, next_size.capacity_message(draft, capacity))
+    next_size.update(draft, losses=state.losses + 1)
     return fewer
 
 
