@@ -27,7 +27,7 @@ from zerotrain.operator.api import spec as spec_rules
 from zerotrain.operator.api.scheduling import Scheduling
 from zerotrain.operator.api.storage import Checkpoint
 from zerotrain.operator.reconcile import RequestYield, YieldState, reconcile
-from zerotrain.operator.reconcile.yielding import FROZEN, THAWED
+from zerotrain.operator.reconcile.yield_request import FROZEN, THAWED
 
 pytestmark = pytest.mark.unit
 

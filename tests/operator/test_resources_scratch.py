@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.jobs import make_job
 from zerotrain.operator.api.quantity import Quantity
-from zerotrain.operator.reconcile.yielding import frozen_hash
+from zerotrain.operator.reconcile.yield_request import frozen_hash
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 from zerotrain.operator.resources.amounts import requests_of
 from zerotrain.operator.resources.kueue import made_from, workload

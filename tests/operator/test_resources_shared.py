@@ -12,7 +12,7 @@ from tests.support.jobs import ABSENT, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.train_spec import TrainSpec
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
-from zerotrain.operator.reconcile.yielding import frozen_hash
+from zerotrain.operator.reconcile.yield_request import frozen_hash
 from zerotrain.operator.resources import (
     ResourceOptions,
     attempt_secret,

@@ -126,7 +126,7 @@ _KILLED = FailureClass(
     cause=RestartCause.APP, reason=Reason.KILLED, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
 )
 # NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure.
-# The launcher classifies ranks in the same way (`launch.verdict`).
+# The launcher classifies ranks in the same way (`launch.container_exit`).
 _ABORTED = replace(_KILLED, evidence=Evidence.UNCLEAR)
 _RENDEZVOUS = FailureClass(
     cause=RestartCause.INFRA,

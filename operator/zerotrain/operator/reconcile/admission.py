@@ -32,7 +32,7 @@ from zerotrain.operator.constants import (
     LABEL_JOB,
     Reason,
 )
-from zerotrain.operator.reconcile import next_size
+from zerotrain.operator.reconcile import next_size, queueing
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.observe import StorageClassView
 from zerotrain.operator.reconcile.plan import AskStorageClass
@@ -45,6 +45,24 @@ RDMA: Final = (
     "spec.resources.rdma: the workers ask for the capability IPC_LOCK, so that their pods are not Pod "
     'Security "restricted"; no NetworkPolicy applies to traffic over RDMA'
 )
+
+
+def stalls(draft: Draft) -> bool:
+    """Return whether the user must change the spec before an attempt of the present size can start."""
+    refusal = refusal_of(next_size.admissible(draft)) or next_size.check(draft)
+    if refusal is None:
+        refusal = does_not_fit(draft)
+        if refusal is not None and next_size.give_up_choice(draft):
+            # The other size was chosen by the operator, not by the user.
+            refusal = next_size.check(draft) or does_not_fit(draft)
+    refusal = refusal or egress_refusal(draft) or volume_refusal(draft) or queueing.queue_name_refusal(draft)
+    if refusal is None:
+        return False
+    if draft.status.phase is not Phase.STALLED:
+        draft.emit(refusal[0], refusal[1], warning=True)
+    draft.set(phase=Phase.STALLED, start_time=None)
+    draft.stalled = refusal
+    return True
 
 
 def refusal_of(spec: ZeroTrainingJobSpec) -> tuple[str, str] | None:

@@ -1,4 +1,5 @@
-"""The end of an attempt or of the job: the record in status, the charge to a budget, the one event.
+"""The end of an attempt: the wait for surer evidence, the record in status, the charge to a budget, the
+event.
 
 The restart counters in status are totals for users, and the recent restarts for the sliding window.
 """
@@ -25,7 +26,13 @@ from zerotrain.operator.failure_policy import (
     rule_match_of,
     still_counts,
 )
-from zerotrain.operator.reconcile import admission, avoided_nodes, next_size, records
+from zerotrain.operator.reconcile import (
+    admission,
+    avoided_nodes,
+    hangs,
+    next_size,
+    records,
+)
 from zerotrain.operator.reconcile.attempts import (
     MOVED,
     OVER,
@@ -34,10 +41,12 @@ from zerotrain.operator.reconcile.attempts import (
     Failure,
     Worker,
     WorkerState,
+    is_echo,
 )
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.job_end import fail
 from zerotrain.operator.reconcile.nodes import lost_at
-from zerotrain.operator.reconcile.progress import newest_step, trained_nothing, unsaved_steps
+from zerotrain.operator.reconcile.progress import newest_step, unsaved_steps
 
 KEPT_HANGS = 7
 """Number of newest restarts after hangs that are never forgotten.
@@ -46,20 +55,20 @@ They double the hold-off, which reaches its maximum with this number, and they d
 which may be longer than the window.
 """
 
+PLAIN_SETTLE = timedelta(milliseconds=500)
+"""Time that a plain failure waits for surer evidence: peers of a killed rank often report first."""
 
-def complete(draft: Draft, note: str = "") -> None:
-    draft.set(phase=Phase.COMPLETED, completion_time=draft.stamp)
-    progress = draft.status.progress
-    steps = f" after {progress.step} steps" if progress.step else ""
-    if idle := trained_nothing(draft.status):
-        steps = f" without training a step: {idle}"
-    draft.emit(Reason.COMPLETED, f"attempt {draft.status.attempt} completed the job{steps}{note}")
+ECHO_SETTLE = timedelta(milliseconds=2500)
+"""Time that a failure which looks like a consequence waits for the end that caused it.
 
+A kubelet checks its containers once a second, and another kubelet may just have done so.
+"""
 
-def fail(draft: Draft, reason: Reason, message: str) -> None:
-    draft.set(phase=Phase.FAILED, completion_time=draft.stamp, next_attempt_time=None)
-    draft.failed = (reason, message)
-    draft.emit(reason, message, warning=True)
+SIGN_EVERY = timedelta(seconds=5)
+"""Interval of the passes while a failure waits for signs of life of silent nodes."""
+
+SYNC_SETTLE = timedelta(seconds=2)
+"""Time after this replica became active in which a missing pod may be one whose peers are just yielding."""
 
 
 def is_permanent(draft: Draft, failure: Failure) -> bool:
@@ -70,18 +79,29 @@ def is_permanent(draft: Draft, failure: Failure) -> bool:
     return failure.failure_class.retry is RetryDecision.FAIL
 
 
-def settled_at(
-    draft: Draft, view: AttemptView, failure: Failure, *, settle: timedelta, sync: timedelta
-) -> datetime | None:
+def take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
+    """Record the failure in status, once no surer evidence can arrive."""
+    if failure.due is not None and draft.now < failure.due:
+        draft.wake(min(failure.due, draft.now + hangs.STACKS_RETRY))
+        return
+    settled_at = _settled_at(draft, view, failure)
+    if settled_at is not None and draft.now < settled_at:
+        draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # no pass is triggered when a worker answers
+    else:
+        after_failure(draft, failure)
+
+
+def _settled_at(draft: Draft, view: AttemptView, failure: Failure) -> datetime | None:
     """Return the time until which surer evidence may still arrive; None if waiting cannot make the failure
     clearer."""
     if view.all_in(OVER) or not failure.blames_worker:
         return None
     pod = failure.worker.pod
     if pod is None:
-        return draft.observed.synced_at + sync if draft.observed.synced_at is not None else None
+        return draft.observed.synced_at + SYNC_SETTLE if draft.observed.synced_at is not None else None
     if failure.failure_class.evidence < Evidence.UNCLEAR or pod.ended_seen_at is None:
         return None
+    settle = ECHO_SETTLE if is_echo(failure) else PLAIN_SETTLE
     return max(pod.ended_seen_at + settle, _silence_ends(draft, view, since=pod.ended_seen_at))
 
 

@@ -17,16 +17,19 @@ from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import admission, hangs, start_up, teardown
 from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
-from zerotrain.operator.reconcile.draft import ACTIVE, FINISHED, MAX_TEXT, Draft, stored
+from zerotrain.operator.reconcile.draft import (
+    ACTIVE,
+    BETWEEN_ATTEMPTS,
+    FINISHED,
+    MAX_TEXT,
+    STOPPING,
+    Draft,
+    stored,
+)
 from zerotrain.operator.reconcile.pods import PodView
 from zerotrain.operator.reconcile.progress import origin_of, trained_nothing, unsaved_steps
 
-_ASKED = frozenset({Phase.SUSPENDING, Phase.YIELDING})
-"""Phases in which the ranks were asked to write a checkpoint and stop."""
-
-_ENDING = frozenset(
-    {Phase.RESTARTING, Phase.YIELDING, Phase.SUSPENDING, Phase.SUSPENDED, Phase.QUEUED, Phase.STALLED}
-)
+_ENDING = STOPPING | BETWEEN_ATTEMPTS
 """Phases in which pods are being deleted, and the next phase waits for the last of them."""
 
 _STANDING = frozenset({Phase.QUEUED, Phase.PENDING, Phase.RESTARTING})
@@ -281,7 +284,7 @@ def _hung(facts: Facts) -> Finding:
 def _checkpoint(facts: Facts) -> Finding:
     checkpoint = facts.status.checkpoint
     # In other phases no answer is awaited, whatever an earlier operator left in status.
-    asked = checkpoint.requested_at is not None and facts.phase in _ASKED
+    asked = checkpoint.requested_at is not None and facts.phase in STOPPING
     if checkpoint.last is None:
         return Finding(False, Reason.CHECKPOINT_REQUESTED if asked else Reason.NO_CHECKPOINT)
     if asked and not _is_answered(facts):

@@ -14,29 +14,36 @@ from pydantic import ValidationError
 
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.job_text import UNREAD
-from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import (
+    active,
+    admission,
     attempt_objects,
     giving_back,
+    job_end,
+    next_attempt,
     progress,
     queueing,
     start_up,
+    teardown,
     verification,
+    yielding,
 )
-from zerotrain.operator.reconcile.admission import too_large, unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import update_conditions
-from zerotrain.operator.reconcile.draft import ACTIVE, FINISHED, Draft, worker_selector
+from zerotrain.operator.reconcile.draft import (
+    ACTIVE,
+    BETWEEN_ATTEMPTS,
+    FINISHED,
+    STOPPING,
+    Draft,
+    worker_selector,
+)
 from zerotrain.operator.reconcile.job import JobView, Known, identity_of
 from zerotrain.operator.reconcile.observe import Observed
-from zerotrain.operator.reconcile.phases import advance
 from zerotrain.operator.reconcile.plan import NOTHING, Plan
-from zerotrain.operator.reconcile.progress import merge_progress
-from zerotrain.operator.reconcile.queueing import take_label
-from zerotrain.operator.reconcile.teardown import end_strays
 
 
 def reconcile(
@@ -46,78 +53,94 @@ def reconcile(
     known: Known | None = None,
     planner: Planner = plan_job,
 ) -> Plan:
-    """Decide one pass over `job` (the API server's JSON).
+    """Decide one pass over `job` (the API server's JSON). The steps and their order are those below.
 
     `now` must be timezone-aware. `known` caches what has not changed since the last pass over the same job
     UID. An exception of `planner` is passed on: nothing was decided then, and the same call may be repeated.
-
-    A job that is being deleted is left to garbage collection by ownerReferences, a job of another manager to
-    that manager.
     """
-    identity = identity_of(job)
-    stored = job.get("spec", {})
-    if identity.deleting or stored.get("managedBy", MANAGER) != MANAGER:
+    draft = _read(job, observed, now, known or Known(), planner)
+    if draft is None:
         return NOTHING
-    known = known or Known()
-    status = known.read_status(job)
-    blank = JobView(identity=identity, spec=_EMPTY, status=status)
-    if UNREAD in job:
-        return _unreadable(blank, observed, now, too_large(job[UNREAD]))
-    try:
-        spec = known.read_spec(job)
-    except ValidationError as error:
-        return _unreadable(blank, observed, now, unreadable(error))
-    draft = Draft(
-        job=JobView(identity=identity, spec=spec, status=status),
-        observed=observed,
-        now=now,
-        status=status,
-        plan_job=planner,
-    )
-    take_label(draft)
-    merge_progress(draft)
-    progress.observe_peaks(draft)
-    all_go = spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL
-    if status.phase in ACTIVE or (status.phase in FINISHED and not all_go):
-        # A pod whose creation request got no response may appear even after the job's end.
-        end_strays(draft)
-    advance(draft)
-    giving_back.settle(draft)
-    start_up.report_rejection(draft)
-    queueing.settle(draft)
+    if draft.stalled is not None:
+        return _unreadable(draft)
+
+    # What was observed is stored while the attempt is still the one that it was observed of.
+    queueing.take_label(draft)  # before the phases: a job that begins now begins in the queue of its label
+    progress.merge_progress(draft)  # before an attempt ends: its last step and checkpoint decide what follows
+    progress.observe_peaks(draft)  # before an attempt begins: its memory plan replaces the present one
+    teardown.end_strays(draft)  # before the phases, which look at the pods of the present attempt alone
+    next_attempt.adopt(draft)  # before the phases: pods without an attempt in status become the first attempt
+
+    # The phases, each at most once, in the only order in which a pass may go through them. One that ends
+    # hands over to a later one, so that a restart costs one status write and not three.
+    if draft.phase in ACTIVE and not draft.awaits_first_attempt:
+        active.advance(draft)
+    if draft.phase in STOPPING:
+        yielding.advance(draft)  # after `active`, which may have asked the ranks to stop just now
+    if draft.phase in BETWEEN_ATTEMPTS or draft.awaits_first_attempt:
+        next_attempt.advance(draft)  # after the end of an attempt; one that starts here is followed later
+    if draft.phase in FINISHED:
+        job_end.advance(draft)  # last: each of the above may have ended the job
+
+    # What follows from the phase, whichever it is.
+    giving_back.settle(draft)  # before the conditions, which show what is left of it
+    start_up.report_rejection(draft)  # after the phases: what the last pass was refused matters in some only
+    queueing.settle(draft)  # before actions that may be rejected and end the pass: quota must be released
     view = draft.view()
-    attempt_objects.keep_shared(draft, view)
-    attempt_objects.settle_protection(
-        draft
-    )  # after the NetworkPolicy: a rejected disruption budget ends the pass
-    verification.advance(draft)  # last: a rejected pod ends the pass, and quota must be released before
+    attempt_objects.keep_shared(draft, view)  # before the next two, so that a NetworkPolicy never waits
+    attempt_objects.settle_protection(draft)  # a rejected disruption budget ends the actions of the pass,
+    verification.advance(draft)  # and so does a rejected pod
+    _count_ranks(draft, view)
+    update_conditions(draft, view)  # last: they describe all of the above
+    return draft.plan()
+
+
+def _read(
+    job: Mapping[str, Any], observed: Observed, now: datetime, known: Known, planner: Planner
+) -> Draft | None:
+    """Return the draft of a pass over the job, with `stalled` set if its spec cannot be read.
+
+    None for a job that is being deleted, which is left to garbage collection by ownerReferences, and for a
+    job of another manager, which is left to that manager.
+    """
+    identity, stored = identity_of(job), job.get("spec", {})
+    if identity.deleting or stored.get("managedBy", MANAGER) != MANAGER:
+        return None
+    status, spec, stalled = known.read_status(job), _EMPTY, None
+    if UNREAD in job:
+        stalled = admission.too_large(job[UNREAD])
+    else:
+        try:
+            spec = known.read_spec(job)
+        except ValidationError as error:
+            stalled = admission.unreadable(error)
+    view = JobView(identity=identity, spec=spec, status=status)
+    return Draft(job=view, observed=observed, now=now, status=status, plan_job=planner, stalled=stalled)
+
+
+_EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")
+"""Placeholder for a spec that cannot be read. It is not validated, since it is no valid job."""
+
+
+def _unreadable(draft: Draft) -> Plan:
+    """Report the problem and leave the pods alone: running pods were started from a spec that was
+    readable."""
+    if draft.status.attempt == 0:
+        draft.set(phase=Phase.STALLED)
+    if draft.status.phase in BETWEEN_ATTEMPTS:
+        draft.set(start_time=None)  # time spent waiting for a user is not active time
+    update_conditions(draft, draft.view())
+    return draft.plan()
+
+
+def _count_ranks(draft: Draft, view: AttemptView) -> None:
+    identity, spec = draft.job.identity, draft.job.spec
     draft.set(
         selector=worker_selector(identity.name, identity.uid),
         zero_stage=_zero_stage(spec),
         workers=_count(view, draft.workers, 1),
         ranks=_count(view, draft.workers, spec.num_ranks_per_worker),
     )
-    update_conditions(draft, view)
-    return draft.plan()
-
-
-_EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")
-"""Placeholder for a spec that cannot be read. It is not validated, since it is no valid job."""
-
-_BETWEEN_ATTEMPTS = frozenset({Phase.QUEUED, Phase.RESTARTING, Phase.STALLED})
-"""Phases in which no rank runs. Time spent waiting for a user in them does not count as active time."""
-
-
-def _unreadable(job: JobView, observed: Observed, now: datetime, why: tuple[str, str]) -> Plan:
-    """Report the problem and leave the pods alone: running pods were started from a spec that was
-    readable."""
-    draft = Draft(job=job, observed=observed, now=now, status=job.status, stalled=why)
-    if job.status.attempt == 0:
-        draft.set(phase=Phase.STALLED)
-    if draft.status.phase in _BETWEEN_ATTEMPTS:
-        draft.set(start_time=None)
-    update_conditions(draft, draft.view())
-    return draft.plan()
 
 
 def _count(view: AttemptView, workers: int, each: int) -> Count:

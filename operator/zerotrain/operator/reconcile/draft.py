@@ -23,6 +23,13 @@ from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
 
 ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
+"""Phases of an attempt, and of a job before its first one."""
+
+STOPPING = frozenset({Phase.SUSPENDING, Phase.YIELDING})
+"""Phases in which the ranks were asked to write a checkpoint and stop."""
+
+BETWEEN_ATTEMPTS = frozenset({Phase.RESTARTING, Phase.QUEUED, Phase.SUSPENDED, Phase.STALLED})
+"""Phases in which the pods of the last attempt are deleted, and the next attempt waits for something."""
 
 FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
 
@@ -58,6 +65,16 @@ class Draft:
     def stamp(self) -> datetime:
         """The time of the pass as status stores it: whole seconds, like every metav1.Time."""
         return self.now.replace(microsecond=0)
+
+    @property
+    def phase(self) -> Phase:
+        """The job's phase; Pending before the first pass."""
+        return self.status.phase or Phase.PENDING
+
+    @property
+    def awaits_first_attempt(self) -> bool:
+        """Whether the job is pending because it has had no attempt."""
+        return self.phase is Phase.PENDING and self.status.attempt == 0
 
     @property
     def workers(self) -> int:

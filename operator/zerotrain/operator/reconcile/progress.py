@@ -15,10 +15,10 @@ from zerotrain.contract.progress import (
     MAX_PATH_CHARS,
     MAX_REJECTED,
     CheckpointProgress,
-    Phase,
     Progress,
     Termination,
 )
+from zerotrain.contract.progress import Phase as RankPhase
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.memory_plan import MemoryPeaks
 from zerotrain.operator.api.status import CheckpointRecord, ProgressStatus
@@ -79,10 +79,21 @@ def unsaved_steps(status: ZeroTrainingJobStatus) -> int:
     return max(0, status.progress.step - durable)
 
 
+def what_is_kept(draft: Draft) -> str:
+    """Return what a job that stops can continue from, as a text."""
+    last = draft.status.checkpoint.last
+    if last is None:
+        return "there is no checkpoint"
+    message = f"the newest checkpoint is step {last.step}"
+    if unsaved_steps(draft.status):
+        message += f", the job was at step {draft.status.progress.step}"
+    return message
+
+
 def _take_progress(draft: Draft, progress: Progress) -> None:
     old, step_at = draft.status.progress, draft.step_at()
     # Until it has loaded its checkpoint a rank knows no step; the old step is shown meanwhile.
-    starting = progress.phase in (Phase.INIT, Phase.RENDEZVOUS) and progress.step == 0
+    starting = progress.phase in (RankPhase.INIT, RankPhase.RENDEZVOUS) and progress.step == 0
     new = ProgressStatus(
         attempt=progress.attempt,
         step=old.step if starting else _possible(draft, progress.step),

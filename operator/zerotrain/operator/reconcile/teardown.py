@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import records
 from zerotrain.operator.reconcile.attempts import AttemptView, strays
-from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.draft import ACTIVE, FINISHED, Draft
 from zerotrain.operator.reconcile.nodes import Loss
 from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
 from zerotrain.operator.reconcile.pods import PodView
@@ -49,7 +50,13 @@ def _may_appear(draft: Draft) -> bool:
 
 
 def end_strays(draft: Draft) -> None:
-    """Request the deletion of pods of earlier attempts, and of indices that the job no longer has."""
+    """Request the deletion of pods of earlier attempts, and of indices that the job no longer has.
+
+    A pod whose creation request got no response may appear even after the job's end.
+    """
+    phase, policy = draft.status.phase, draft.job.spec.run_policy.clean_pod_policy
+    if phase not in ACTIVE and (phase not in FINISHED or policy is CleanPodPolicy.ALL):
+        return  # in other phases all pods are deleted
     attempt, workers = draft.status.attempt, draft.workers
     for number, pods in strays(attempt, workers, draft.observed).items():
         if number < attempt:

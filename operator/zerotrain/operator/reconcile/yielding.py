@@ -1,8 +1,8 @@
-"""Checkpoint and yield: one protocol for every reason to stop ranks that are healthy.
+"""Checkpoint and yield: one protocol for every reason to stop ranks that are healthy (`yield_request`).
 
-The request is in status before any rank is asked. A worker is asked through the channel; SIGTERM to all pods
-is the fallback. The pods are deleted only when every rank has stopped, or when the grace period is over;
-their last checkpoint is in status by then. Ranks that never met have nothing to save and are ended at once.
+A worker is asked through the channel; SIGTERM to all pods is the fallback. The pods are deleted only when
+every rank has stopped, or when the grace period is over; their last checkpoint is in status by then. Ranks
+that never met have nothing to save and are ended at once.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainingJobSpec
-from zerotrain.operator.api.spec_hash import spec_hash
+from zerotrain.operator.api import Phase, YieldReason
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import attempt_end, avoided_nodes, queueing, resizing
+from zerotrain.operator.reconcile import (
+    attempt_end,
+    job_end,
+    records,
+    yield_request,
+)
 from zerotrain.operator.reconcile.attempts import (
     LIVE,
     OVER,
@@ -27,9 +31,9 @@ from zerotrain.operator.reconcile.attempts import (
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
 from zerotrain.operator.reconcile.pods import PodView
-from zerotrain.operator.reconcile.progress import unsaved_steps
-from zerotrain.operator.reconcile.teardown import KILL_GRACE_S
-from zerotrain.operator.resources.container import DEFAULT_GRACE_S
+from zerotrain.operator.reconcile.progress import unsaved_steps, what_is_kept
+from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_workers
+from zerotrain.operator.reconcile.yield_request import grace_s
 
 FALLBACK = timedelta(seconds=10)
 """Time without an answer of worker 0 after which the pods get SIGTERM, which requests the same checkpoint."""
@@ -37,74 +41,57 @@ FALLBACK = timedelta(seconds=10)
 SLACK = timedelta(seconds=5)
 """Time added to the grace period for the request and its answer."""
 
-FROZEN = {
-    "image",
-    "command",
-    "args",
-    "config",
-    "config_from",
-    "data",
-    "steps",
-    "log_every_steps",
-    "checkpoint",
-    "scheduling",
-    "pod_template",
-}
-"""Fields of the spec that change only while the job is suspended, except for the parts in `THAWED`."""
 
-THAWED = {
-    "checkpoint": {"volume", "verify", "verify_timeout_seconds"},
-    "scheduling": {"priority_class_name"},
-}
-
-UNKNOWN = "unknown"
-"""Placeholder for an unknown hash: equal to none."""
-
-_PHASE = {
-    YieldReason.SUSPEND: Phase.SUSPENDING,
-    YieldReason.QUEUE_EVICTION: Phase.SUSPENDING,
-    YieldReason.DRAIN: Phase.YIELDING,
-    YieldReason.RESIZE: Phase.YIELDING,
-}
-_EVENT = {
-    YieldReason.SUSPEND: Reason.CHECKPOINT_REQUESTED,
-    YieldReason.QUEUE_EVICTION: Reason.QUEUE_EVICTED,
-    YieldReason.DRAIN: Reason.DRAINING,
-    YieldReason.RESIZE: Reason.RESIZING,
-}
+def advance(draft: Draft) -> None:
+    """Wait until the ranks have stopped and the pods are gone; then continue with what they stopped for."""
+    if draft.job.spec.suspend:
+        yield_request.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
+    view = draft.view()
+    _renew(draft, view)
+    # The effects of our own request on a pod are no failure: rules and budgets apply to failures of the
+    # ranks.
+    own = _failed(draft, view)
+    if job_end.is_done(draft, view):
+        _drop(draft)
+        job_end.complete(draft, view)
+    elif _is_move(draft) and job_end.deadline_passed(draft):
+        _drop(draft)
+        job_end.fail_by_deadline(draft)
+    elif own is not None and attempt_end.is_permanent(draft, own):
+        _drop(draft)
+        attempt_end.after_failure(draft, own)
+    elif own is not None and _is_move(draft):
+        attempt_end.take_failure(draft, view, own)
+        if draft.status.phase is not Phase.YIELDING:
+            _drop(draft)
+    else:
+        if own is not None:
+            records.record(draft, own, cause=None)
+        if _over(draft, view) and end_workers(draft, grace_s=KILL_GRACE_S):
+            _conclude(draft)
 
 
-def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
-    """Return why healthy ranks should stop, as reason and message; None if they continue."""
-    if _is_outdated(draft):
-        # The suspension in between, which no pass saw, would have had the same effect.
-        return YieldReason.SUSPEND, "the spec was changed while the job was briefly suspended"
-    if (why := queueing.evicted(draft, view)) is not None:
-        return YieldReason.QUEUE_EVICTION, why
-    if (why := avoided_nodes.move_wanted(draft, view)) is not None:
-        return YieldReason.DRAIN, why
-    if (why := resizing.resize_wanted(draft, view)) is not None:
-        return YieldReason.RESIZE, why
-    return None
-
-
-def ask(draft: Draft, reason: YieldReason, why: str) -> None:
-    """Write the request to status; a request under way keeps its time and may only become a suspension."""
-    under_way = _under_way(draft)
-    if under_way is not None and under_way.reason is reason:
+def await_others(draft: Draft, view: AttemptView) -> None:
+    """Wait for the other ranks after some stopped on a SIGTERM by another client (a drain, `kubectl delete
+    pod`)."""
+    since = min(
+        (
+            worker.pod.ended_seen_at
+            for worker in view.workers
+            # A worker that had finished before was not told to stop: its end must not shorten the grace of
+            # the others.
+            if worker.pod and worker.pod.ended_seen_at and worker.state is not WorkerState.SUCCEEDED
+        ),
+        default=draft.now,
+    )
+    limit = since + _grace(draft) + SLACK
+    if not view.all_in(OVER) and draft.now < limit:
+        draft.wake(limit)
         return
-    asked = under_way.requested_at if under_way is not None else draft.stamp
-    checkpoint = draft.status.checkpoint.model_copy(update={"requested_at": asked})
-    joined = under_way.joined if under_way is not None else _joined(draft)
-    request = YieldRequest(reason=reason, requested_at=asked, message=why, joined=joined)
-    draft.set(phase=_PHASE[reason], checkpoint=checkpoint, yield_request=request)
-    attempt = draft.status.attempt
-    suspends = reason is YieldReason.SUSPEND and draft.job.spec.suspend
-    message = f"suspending attempt {attempt}" if suspends else f"attempt {attempt}: {why}"
-    draft.emit(_EVENT[reason], message)
+    attempt_end.after_yield(draft, view)
 
 
-def renew(draft: Draft, view: AttemptView) -> None:
+def _renew(draft: Draft, view: AttemptView) -> None:
     """Restart the request for ranks that had not met when it was made and have met since.
 
     The operator that made it ended before it deleted their pods, and they may have trained while no operator
@@ -128,7 +115,7 @@ def _has_met(pod: PodView) -> bool:
     return pod.ready and not pod.ended and not hurried
 
 
-def failed(draft: Draft, view: AttemptView) -> Failure | None:
+def _failed(draft: Draft, view: AttemptView) -> Failure | None:
     """Return a failure caused by the ranks themselves; None for effects of this request or a drain on their
     pods."""
     request = draft.status.yield_request
@@ -167,13 +154,13 @@ def _is_own(failure: Failure, view: AttemptView) -> bool:
     return pod.ended or any(pod is item for item in view.present)
 
 
-def is_move(draft: Draft) -> bool:
+def _is_move(draft: Draft) -> bool:
     """Return whether another attempt follows at once, so that a failure counts as it does during training."""
     request = draft.status.yield_request
     return request is not None and request.reason in (YieldReason.DRAIN, YieldReason.RESIZE)
 
 
-def over(draft: Draft, view: AttemptView) -> bool:
+def _over(draft: Draft, view: AttemptView) -> bool:
     """Return whether the ranks have stopped, cannot stop any more, or ran out of time; ask them otherwise."""
     if view.all_in(OVER | {WorkerState.ABSENT, WorkerState.PENDING}) or _is_spoilt(draft, view):
         _report_unsaved(draft, view)
@@ -185,7 +172,7 @@ def over(draft: Draft, view: AttemptView) -> bool:
     if limit is None:
         _request_stop(draft, view)
     elif draft.now >= limit:
-        _warn(draft, f"{_missed(draft)} within {grace(draft).seconds} s: the pods are deleted")
+        _warn(draft, f"{_missed(draft)} within {_grace(draft).seconds} s: the pods are deleted")
         return True
     else:
         draft.wake(limit)
@@ -200,7 +187,7 @@ def _is_spoilt(draft: Draft, view: AttemptView) -> bool:
     rank.
     """
     if draft.job.spec.command:
-        return failed(draft, view) is not None
+        return _failed(draft, view) is not None
     return first_failure(view) is not None
 
 
@@ -213,7 +200,7 @@ def _limit(draft: Draft, view: AttemptView) -> datetime | None:
     acked_at = _acked_at(draft, view)
     if acked_at is not None:
         asked = draft.status.checkpoint.requested_at or acked_at
-        return max(asked + FALLBACK, acked_at) + grace(draft) + SLACK
+        return max(asked + FALLBACK, acked_at) + _grace(draft) + SLACK
     left = [worker.pod for worker in view.workers if worker.state in LIVE and worker.pod is not None]
     ends = [_grace_ends_at(draft, pod) for pod in left]
     known = [end for end in ends if end is not None]
@@ -229,7 +216,7 @@ def _grace_ends_at(draft: Draft, pod: PodView) -> datetime | None:
     """Return the end of the grace period that a deletion gives the pod, at most the job's own."""
     if pod.deletion_at is None or pod.deletion_grace_s is None:
         return pod.deletion_at
-    return min(pod.deletion_at, pod.deletion_at - timedelta(seconds=pod.deletion_grace_s) + grace(draft))
+    return min(pod.deletion_at, pod.deletion_at - timedelta(seconds=pod.deletion_grace_s) + _grace(draft))
 
 
 def _request_stop(draft: Draft, view: AttemptView) -> None:
@@ -283,12 +270,12 @@ def _way_out(draft: Draft) -> str:
     return f"{way_out} plus one checkpoint" if policy.on_termination else way_out
 
 
-def conclude(draft: Draft) -> None:
+def _conclude(draft: Draft) -> None:
     """Enter the next phase after all pods are gone: suspended, queued, or the next attempt."""
     request = draft.status.yield_request
     reason = request.reason if request is not None else YieldReason.SUSPEND
     saved = draft.status.checkpoint.last is not None and not unsaved_steps(draft.status)
-    drop(draft)
+    _drop(draft)
     if request is not None and reason in (YieldReason.DRAIN, YieldReason.RESIZE):
         attempt_end.after_move(draft, request)
         return
@@ -299,84 +286,15 @@ def conclude(draft: Draft) -> None:
     )
 
 
-def what_is_kept(draft: Draft) -> str:
-    """Return what a job that stops can continue from, as a text."""
-    last = draft.status.checkpoint.last
-    if last is None:
-        return "there is no checkpoint"
-    message = f"the newest checkpoint is step {last.step}"
-    if unsaved_steps(draft.status):
-        message += f", the job was at step {draft.status.progress.step}"
-    return message
-
-
-def drop(draft: Draft) -> None:
+def _drop(draft: Draft) -> None:
     """Clear the request, because it was answered or the attempt ended in another way."""
     checkpoint = draft.status.checkpoint.model_copy(update={"requested_at": None})
     draft.set(checkpoint=checkpoint, yield_request=None)
 
 
-def _under_way(draft: Draft) -> YieldRequest | None:
-    """Return the request under way; None without one.
-
-    A status from before there were several reasons contains only the time.
-    """
-    request, asked = draft.status.yield_request, draft.status.checkpoint.requested_at
-    if request is None and asked is not None and draft.status.phase is Phase.SUSPENDING:
-        return YieldRequest(reason=YieldReason.SUSPEND, requested_at=asked)
-    return request
-
-
-def _joined(draft: Draft) -> bool:
-    """Return whether the ranks have met, also if no pass saw it because no operator ran."""
-    view = draft.view()
-    met = (
-        any(pod.ready or pod.ended for pod in view.present)
-        or view.count(WorkerState.YIELDED, WorkerState.STOPPED, WorkerState.TERMINATING) > 0
-    )
-    return draft.status.phase is Phase.RUNNING or met
-
-
-def grace(draft: Draft) -> timedelta:
+def _grace(draft: Draft) -> timedelta:
     """Return the time from the request to SIGKILL that the pods were created with, whatever the spec says
     now."""
     shape = draft.status.shape
     kept = shape.grace_period_seconds if shape is not None else None
-    return timedelta(seconds=kept if kept is not None else _grace_s(draft.job.spec))
-
-
-def _grace_s(spec: ZeroTrainingJobSpec) -> int:
-    return spec.checkpoint.grace_period_seconds if spec.checkpoint is not None else DEFAULT_GRACE_S
-
-
-def basis(draft: Draft) -> dict[str, object]:
-    """Return the parts of the spec that an attempt which begins now keeps, as fields of its shape."""
-    return {
-        "grace_period_seconds": _grace_s(draft.job.spec),
-        "generation": draft.job.identity.generation,
-        "frozen_hash": frozen_hash(draft.job.spec),
-    }
-
-
-def mark_basis_unknown(draft: Draft) -> None:
-    """Mark the spec of the attempt's pods as unknown if another operator created them and did not record it.
-
-    If the spec was edited since the job was created, it is not known whether the pods have the edit. Such an
-    attempt is young, and stops once.
-    """
-    if draft.job.identity.generation > 1 and draft.status.shape is not None:
-        unknown = {"generation": 0, "frozen_hash": UNKNOWN}
-        draft.set(shape=draft.status.shape.model_copy(update=unknown))
-
-
-def frozen_hash(spec: ZeroTrainingJobSpec) -> str:
-    """Return a hash of the fields that change only while the job is suspended."""
-    return spec_hash(spec, parts=FROZEN, but=THAWED)
-
-
-def _is_outdated(draft: Draft) -> bool:
-    """Return whether the attempt's pods were made from another spec than the present one."""
-    shape = draft.status.shape
-    if shape is None or not shape.frozen_hash or shape.generation == draft.job.identity.generation:
-        return False
-    return shape.frozen_hash != frozen_hash(draft.job.spec)
+    return timedelta(seconds=kept if kept is not None else grace_s(draft.job.spec))
