@@ -28,7 +28,7 @@ from zerotrain.operator.api.status import Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.failure_policy.budgets import hold_off_s
-from zerotrain.operator.reconcile.attempt_end import KEPT_HANGS, charge, history_of
+from zerotrain.operator.reconcile.attempt_end import KEPT_HANGS, charge
 from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
 from zerotrain.operator.reconcile.inspection import Inspection, RankPace
 
@@ -139,8 +139,7 @@ def test_only_the_newest_hangs_outlive_the_window() -> None:
 def test_the_pause_after_a_hang_grows_to_its_longest_however_seldom_they_are() -> None:
     restarts, budget, pauses = Restarts(), Budget(max_restarts=100, window_s=HOUR_S), list[float]()
     for number in range(9):
-        history = history_of(restarts)
-        pauses.append(hold_off_s(history, budget, step=10 * number, now=NOW, reason=Reason.HANG))
+        pauses.append(hold_off_s(restarts.recent, budget, step=10 * number, now=NOW, reason=Reason.HANG))
         item = Restart(time=NOW, cause=RestartCause.APP, reason=str(Reason.HANG), step=10 * number)
         restarts = charge(later(restarts, 2 * HOUR_S), item, budget=budget, now=NOW)
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]

@@ -26,7 +26,8 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.api import RestartCause
-from zerotrain.operator.failure_policy import HUNG, Budget, PastRestart, WorkerEnd, classify, decide
+from zerotrain.operator.api.status import Restart
+from zerotrain.operator.failure_policy import HUNG, Budget, WorkerEnd, classify, decide
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 
 pytestmark = pytest.mark.unit
@@ -234,9 +235,9 @@ def test_hangs_are_held_off_by_their_number_whatever_was_gained_between() -> Non
     held off.
     """
 
-    def past(count: int) -> list[PastRestart]:
+    def past(count: int) -> list[Restart]:
         return [
-            PastRestart(time=ago(1000 - n), cause=RestartCause.APP, reason="Hang", step=10 * n)
+            Restart(time=ago(1000 - n), cause=RestartCause.APP, reason="Hang", step=10 * n)
             for n in range(count)
         ]
 

@@ -21,14 +21,13 @@ from zerotrain.cli.local.view import View, view_for
 from zerotrain.client.localrun import LocalRun
 from zerotrain.contract.exit_codes import ExitCode, meaning_of
 from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api.status import Restart
 from zerotrain.operator.failure_policy import (
     Decision,
-    FailureFacts,
-    PastRestart,
     WorkerEnd,
     classify,
     decide,
-    rule_match_of,
+    matching_rule,
 )
 
 
@@ -53,7 +52,7 @@ class Stop:
 class History:
     """The restarts within this command."""
 
-    restarts: list[PastRestart] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
     attempts: int = 0
 
     def by_cause(self) -> dict[str, int]:
@@ -129,24 +128,24 @@ def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
     now = datetime.now(UTC)
     if end.code == ExitCode.YIELDED:  # another process stopped the ranks: as a preemption in the cluster
         history.restarts.append(
-            PastRestart(time=now, cause=RestartCause.PREEMPTION, reason="Yielded", step=end.step)
+            Restart(time=now, cause=RestartCause.PREEMPTION, reason="Yielded", step=end.step)
         )
         return Decision(restart=True)
     said = end.termination
     failure_class = classify(WorkerEnd(exit_code=end.code, exception=said.exception))
-    facts = FailureFacts(
+    rule = matching_rule(
+        plan.rules,
         reason=failure_class.reason,
         exit_code=end.code,
         ranks=frozenset({said.rank} if said.rank is not None else range(plan.num_ranks)),
         texts=tuple(text for text in (said.exception, said.last_line) if text),
     )
-    rule_match = rule_match_of(plan.rules, facts)
     decision = decide(
-        failure_class, history.restarts, plan.budget, step=end.step, now=now, rule_match=rule_match
+        failure_class, history.restarts, plan.budget, step=end.step, now=now, rules=plan.rules, rule=rule
     )
     if decision.restart:
         history.restarts.append(
-            PastRestart(
+            Restart(
                 time=now,
                 cause=failure_class.cause,
                 reason=str(failure_class.reason),

@@ -4,7 +4,7 @@ All functions are pure. `reconcile` calls them for jobs in the cluster, `zerotra
 machine.
 """
 
-from .budgets import MAX_HOLD_OFF_S, Budget, Decision, PastRestart, decide, still_counts
+from .budgets import MAX_HOLD_OFF_S, Budget, Decision, decide, still_counts
 from .classification import (
     ABORTED,
     ABOUT_FILES,
@@ -19,7 +19,7 @@ from .classification import (
     blames_a_peer,
     classify,
 )
-from .rules import FailureFacts, RuleMatch, rule_match_of
+from .rules import action_of, matching_rule
 
 __all__ = [
     "ABORTED",
@@ -33,14 +33,12 @@ __all__ = [
     "Decision",
     "Evidence",
     "FailureClass",
-    "FailureFacts",
-    "PastRestart",
     "RetryDecision",
-    "RuleMatch",
     "WorkerEnd",
+    "action_of",
     "blames_a_peer",
     "classify",
     "decide",
-    "rule_match_of",
+    "matching_rule",
     "still_counts",
 ]

@@ -6,29 +6,17 @@ Restarts are counted per cause. Restarts that gained no step are counted as well
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
 from zerotrain.operator.api import RestartCause
-from zerotrain.operator.api.failures import FailureAction
+from zerotrain.operator.api.failures import FailureAction, FailureRule
+from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
 
 from .classification import FailureClass, RetryDecision
-from .rules import RuleMatch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PastRestart:
-    """One restart in the job's history."""
-
-    time: datetime
-    cause: RestartCause
-    reason: str
-    step: int
-    """Newest step known when the attempt ended."""
-    charged: bool = True
-    """False for a restart that a rule of the user took out of the budgets."""
+from .rules import action_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +40,8 @@ class Decision:
     """Reason why the job fails; None with a restart."""
     message: str = ""
     action: FailureAction = FailureAction.RESTART_ALL
+    rule: int | None = None
+    """Index of the rule in failurePolicy.rules that gave the action; None for the built-in one."""
 
     @property
     def charged(self) -> bool:
@@ -67,51 +57,44 @@ QUIET_S = 3600.0
 
 def decide(
     failure_class: FailureClass,
-    history: Sequence[PastRestart],
+    history: Sequence[Restart],
     budget: Budget,
     *,
     step: int,
     now: datetime,
-    rule_match: RuleMatch | None = None,
+    rules: Sequence[FailureRule] = (),
+    rule: int | None = None,
 ) -> Decision:
     """Decide between another attempt and the end of the job.
 
-    `history` is oldest first and does not contain this failure. The checks run in this order: the action of
-    the rule, or the built-in action if no rule matched; the budget of the cause, unless the action is exempt
-    from it; the limit on restarts without progress, from which no action is exempt.
+    `history` is oldest first and does not contain this failure. `rule` is the index in `rules` of the user's
+    rule that matches, if one does. The checks run in this order: the action of the rule, or the built-in
+    action if no rule matched; the budget of the cause, unless the action is exempt from it; the limit on
+    restarts without progress, from which no action is exempt.
     """
-    action = rule_match.action if rule_match is not None else _BUILT_IN[failure_class.retry]
+    action = action_of(failure_class, rules, rule)
     refusal = (
-        _refused_by_action(failure_class, history, action, rule_match)
+        _refused_by_action(failure_class, history, action, rule)
         or _exhausted(failure_class.cause, history, budget, action=action, step=step, now=now)
         or _without_progress(failure_class.cause, history, budget, step=step, now=now)
     )
     if refusal is not None:
-        return refusal
+        return replace(refusal, rule=rule)
     wait_s = hold_off_s(history, budget, step=step, now=now, reason=failure_class.reason)
-    return Decision(restart=True, hold_off_s=wait_s, action=action)
-
-
-_BUILT_IN = {
-    RetryDecision.RESTART: FailureAction.RESTART_ALL,
-    RetryDecision.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
-    RetryDecision.FAIL: FailureAction.FAIL_JOB,
-}
+    return Decision(restart=True, hold_off_s=wait_s, action=action, rule=rule)
 
 
 def _refused_by_action(
     failure_class: FailureClass,
-    history: Sequence[PastRestart],
+    history: Sequence[Restart],
     action: FailureAction,
-    rule_match: RuleMatch | None,
+    rule: int | None,
 ) -> Decision | None:
     if action is FailureAction.FAIL_JOB:
-        if rule_match is None:
+        if rule is None:
             return _end(Reason.PERMANENT_FAILURE, "another attempt cannot help", action)
-        return _end(
-            Reason.FAILED_BY_RULE, f"failurePolicy.rules[{rule_match.index}] requires FailJob", action
-        )
-    once = rule_match is None and failure_class.retry is RetryDecision.RESTART_ONCE
+        return _end(Reason.FAILED_BY_RULE, f"failurePolicy.rules[{rule}] requires FailJob", action)
+    once = rule is None and failure_class.retry is RetryDecision.RESTART_ONCE
     if once and any(item.reason == failure_class.reason for item in history):
         return _end(Reason.PERMANENT_FAILURE, f"{failure_class.reason} happened a second time", action)
     return None
@@ -119,7 +102,7 @@ def _refused_by_action(
 
 def _exhausted(
     cause: RestartCause,
-    history: Sequence[PastRestart],
+    history: Sequence[Restart],
     budget: Budget,
     *,
     action: FailureAction,
@@ -141,7 +124,7 @@ def _exhausted(
 
 
 def _without_progress(
-    cause: RestartCause, history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime
+    cause: RestartCause, history: Sequence[Restart], budget: Budget, *, step: int, now: datetime
 ) -> Decision | None:
     """Return the end of the job if too many restarts in a row gained no step; None otherwise.
 
@@ -173,7 +156,7 @@ def limit_of(cause: RestartCause, budget: Budget) -> int | None:
 
 
 def restarts_charged(
-    history: Sequence[PastRestart], cause: RestartCause, budget: Budget, *, step: int, now: datetime
+    history: Sequence[Restart], cause: RestartCause, budget: Budget, *, step: int, now: datetime
 ) -> int:
     """Return how many restarts by `cause` count against its limit; `step` is the newest step known."""
     counted = still_counts(history, budget, step=step, now=now)
@@ -184,9 +167,7 @@ def restarts_charged(
     )
 
 
-def still_counts(
-    history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime
-) -> tuple[bool, ...]:
+def still_counts(history: Sequence[Restart], budget: Budget, *, step: int, now: datetime) -> tuple[bool, ...]:
     """Return, for each restart (oldest first), whether it is in the window or no step was gained since.
 
     The second condition ends a job whose hold-offs spread its restarts wider than the window. A program that
@@ -199,7 +180,7 @@ def still_counts(
     )
 
 
-def idle_restarts(history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime) -> int:
+def idle_restarts(history: Sequence[Restart], budget: Budget, *, step: int, now: datetime) -> int:
     """Return the number of restarts since the last one that gained a step; preemptions are not counted."""
     idle = _idle(history, budget, step=step, now=now)
     return sum(
@@ -210,7 +191,7 @@ def idle_restarts(history: Sequence[PastRestart], budget: Budget, *, step: int, 
 
 
 def hold_off_s(
-    history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime, reason: str = ""
+    history: Sequence[Restart], budget: Budget, *, step: int, now: datetime, reason: str = ""
 ) -> float:
     """Return the seconds to wait before the next attempt.
 
@@ -225,7 +206,7 @@ def hold_off_s(
     return 0.0 if repeats == 0 else min(FIRST_HOLD_OFF_S * 2.0 ** (repeats - 1), MAX_HOLD_OFF_S)
 
 
-def _idle(history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime) -> tuple[bool, ...]:
+def _idle(history: Sequence[Restart], budget: Budget, *, step: int, now: datetime) -> tuple[bool, ...]:
     """Return, for each restart (oldest first), whether neither it nor any later one gained a step.
 
     A step is gained if it is beyond the furthest step of all earlier attempts, not only beyond the last one:
@@ -246,5 +227,5 @@ def _idle(history: Sequence[PastRestart], budget: Budget, *, step: int, now: dat
     return tuple(reversed(found))
 
 
-def _furthest(history: Sequence[PastRestart], step: int) -> int:
+def _furthest(history: Sequence[Restart], step: int) -> int:
     return max([step, *(item.step for item in history)])

@@ -3,56 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zerotrain.operator.api.failures import FailureAction, FailureReason, FailureRule
 from zerotrain.operator.api.patterns import compiled
 from zerotrain.operator.constants import Reason
 
+from .classification import FailureClass, RetryDecision
+
 _ALIASES = {FailureReason.OOM_KILLED: FailureReason.OUT_OF_MEMORY}
 """Aliases of reasons that rules may use."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailureFacts:
-    """The facts about a failure that rules match on."""
+def matching_rule(
+    rules: Sequence[FailureRule],
+    *,
+    reason: Reason,
+    exit_code: int | None,
+    ranks: frozenset[int],
+    texts: Sequence[str],
+) -> int | None:
+    """Return the index of the first rule that matches a failure; None leaves it to the built-in action.
 
-    reason: Reason
-    exit_code: int | None = None
-    ranks: frozenset[int] = frozenset()
-    """The rank that failed; all ranks of the worker if the rank is not known."""
-    texts: tuple[str, ...] = ()
-    """Messages of the program and of the cluster, each of bounded length."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuleMatch:
-    """The decision of a rule on a failure."""
-
-    index: int
-    """Index of the rule in failurePolicy.rules."""
-    action: FailureAction
-
-
-def rule_match_of(rules: Sequence[FailureRule], facts: FailureFacts) -> RuleMatch | None:
-    """Return the match of the first rule that matches; None leaves the failure to the built-in table."""
+    `ranks` is the rank that failed, or all ranks of the worker if it is not known. `texts` are messages of
+    the program and of the cluster, each of bounded length.
+    """
     for index, rule in enumerate(rules):
-        if _matches(rule, facts):
-            return RuleMatch(index=index, action=rule.action)
+        # Every condition of a rule must hold; one match in a list is enough for that list.
+        if (
+            (not rule.on_exit_codes or exit_code in rule.on_exit_codes)
+            and (
+                not rule.on_reasons or reason in {_ALIASES.get(item, item).value for item in rule.on_reasons}
+            )
+            and (not rule.on_ranks or not ranks.isdisjoint(rule.on_ranks))
+            and (not rule.on_message_patterns or _any_pattern_matches(rule.on_message_patterns, texts))
+        ):
+            return index
     return None
 
 
-def _matches(rule: FailureRule, facts: FailureFacts) -> bool:
-    """Return whether every condition of the rule holds; one match in a list is enough for that list."""
-    return (
-        (not rule.on_exit_codes or facts.exit_code in rule.on_exit_codes)
-        and (
-            not rule.on_reasons
-            or facts.reason in {_ALIASES.get(item, item).value for item in rule.on_reasons}
-        )
-        and (not rule.on_ranks or not facts.ranks.isdisjoint(rule.on_ranks))
-        and (not rule.on_message_patterns or _any_pattern_matches(rule.on_message_patterns, facts.texts))
-    )
+def action_of(failure_class: FailureClass, rules: Sequence[FailureRule], rule: int | None) -> FailureAction:
+    """Return the action of the rule with the index `rule`, or the built-in one of the class."""
+    return _BUILT_IN[failure_class.retry] if rule is None else rules[rule].action
+
+
+_BUILT_IN = {
+    RetryDecision.RESTART: FailureAction.RESTART_ALL,
+    RetryDecision.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
+    RetryDecision.FAIL: FailureAction.FAIL_JOB,
+}
 
 
 def _any_pattern_matches(patterns: Sequence[str], texts: Sequence[str]) -> bool:

@@ -19,11 +19,9 @@ from zerotrain.operator.failure_policy import (
     Decision,
     Evidence,
     FailureClass,
-    PastRestart,
-    RetryDecision,
-    RuleMatch,
+    action_of,
     decide,
-    rule_match_of,
+    matching_rule,
     still_counts,
 )
 from zerotrain.operator.reconcile import (
@@ -73,10 +71,8 @@ SYNC_SETTLE = timedelta(seconds=2)
 
 def is_permanent(draft: Draft, failure: Failure) -> bool:
     """Return whether the job ends with this failure, whatever is left of the budgets."""
-    rule_match = _rule_match(draft, failure)
-    if rule_match is not None:
-        return rule_match.action is FailureAction.FAIL_JOB
-    return failure.failure_class.retry is RetryDecision.FAIL
+    rules = draft.job.spec.failure_policy.rules
+    return action_of(failure.failure_class, rules, _matching_rule(draft, failure)) is FailureAction.FAIL_JOB
 
 
 def take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
@@ -128,19 +124,17 @@ def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> dateti
 
 def after_failure(draft: Draft, failure: Failure) -> None:
     """Record the failure, charge it, and decide between another attempt and the end of the job."""
-    rule_match = _rule_match(draft, failure)
-    decision = _decide(draft, failure.failure_class, rule_match)
+    decision = _decide(draft, failure.failure_class, rule=_matching_rule(draft, failure))
     message = records.describe(draft, failure)
-    if (way_out := admission.egress_hint(draft, records.facts_of(draft, failure).texts)) is not None:
+    if (way_out := admission.egress_hint(draft, records.texts_of(draft, failure))) is not None:
         message = f"{message}; {way_out}"
-    cause = failure.failure_class.cause if decision.restart else None
-    records.record(draft, failure, cause=cause, rule_match=rule_match, action=decision.action)
+    records.record(draft, failure, decision=decision)
     if not decision.restart:
         fail(draft, decision.reason or Reason.PERMANENT_FAILURE, f"{message}; {decision.message}")
         return
     effects = _carry_out(draft, failure, decision.action)
-    if rule_match is not None:
-        effects = (f"failurePolicy.rules[{rule_match.index}] requires {rule_match.action}", *effects)
+    if decision.rule is not None:
+        effects = (f"failurePolicy.rules[{decision.rule}] requires {decision.action}", *effects)
     _restart(draft, failure.failure_class, decision)
     message = "; ".join((message, *effects))
     _announce(draft, failure.failure_class.reason, message, decision, warning=True)
@@ -227,19 +221,28 @@ def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[s
     return (f"the job avoids node {node} until {entry.until:%Y-%m-%d %H:%M:%S} UTC",)
 
 
-def _rule_match(draft: Draft, failure: Failure) -> RuleMatch | None:
+def _matching_rule(draft: Draft, failure: Failure) -> int | None:
     rules = draft.job.spec.failure_policy.rules
-    return rule_match_of(rules, records.facts_of(draft, failure)) if rules else None
+    if not rules:
+        return None
+    return matching_rule(
+        rules,
+        reason=failure.failure_class.reason,
+        exit_code=records.exit_code_of(failure),
+        ranks=records.suspects_of(draft, failure),
+        texts=records.texts_of(draft, failure),
+    )
 
 
-def _decide(draft: Draft, failure_class: FailureClass, rule_match: RuleMatch | None = None) -> Decision:
+def _decide(draft: Draft, failure_class: FailureClass, rule: int | None = None) -> Decision:
     return decide(
         failure_class,
-        history_of(draft.status.restarts),
+        draft.status.restarts.recent,
         _budget(draft),
         step=newest_step(draft.status),
         now=draft.now,
-        rule_match=rule_match,
+        rules=draft.job.spec.failure_policy.rules,
+        rule=rule,
     )
 
 
@@ -279,23 +282,13 @@ def _announce(draft: Draft, reason: Reason, message: str, decision: Decision, *,
     )
 
 
-def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
-    """Return the recent restarts in the form that the failure policy takes, oldest first."""
-    return tuple(
-        PastRestart(
-            time=item.time, cause=item.cause, reason=item.reason, step=item.step, charged=item.charged
-        )
-        for item in restarts.recent
-    )
-
-
 def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetime) -> Restarts:
     """Add one restart and remove those that no longer count.
 
     Restarts that are allowed once per job are kept for good, because removing them would allow a second one.
     The newest restarts after hangs are kept as well.
     """
-    counted = still_counts(history_of(restarts), budget, step=restart.step, now=now)
+    counted = still_counts(restarts.recent, budget, step=restart.step, now=now)
     hangs = [item for item in restarts.recent if item.reason == Reason.HANG][-KEPT_HANGS:]
     kept = tuple(
         item

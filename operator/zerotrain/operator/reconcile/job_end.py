@@ -158,7 +158,7 @@ def _behind(draft: Draft) -> str:
     """
     failure = first_failure(draft.view()) if draft.status.phase in ACTIVE else None
     if failure is not None:
-        records.record(draft, failure, cause=None)
+        records.record(draft, failure)
         return f"; {records.describe(draft, failure)}"
     problem, given = draft.observed.problem, draft.status.given_back
     if problem is not None:

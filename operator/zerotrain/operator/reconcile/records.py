@@ -13,11 +13,10 @@ from itertools import chain, islice
 
 from zerotrain.contract.exit_codes import ExitCode, meaning_of, signal_of
 from zerotrain.operator.api import Failure as FailureRecord
-from zerotrain.operator.api import Phase, RestartCause
-from zerotrain.operator.api.failures import FailureAction
+from zerotrain.operator.api import Phase
 from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankFailure
 from zerotrain.operator.constants import CONTAINER_NAME, Reason
-from zerotrain.operator.failure_policy import UNKNOWN_ENDS, FailureFacts, RuleMatch
+from zerotrain.operator.failure_policy import UNKNOWN_ENDS, Decision
 from zerotrain.operator.reconcile.attempts import (
     Failure,
     WorkerState,
@@ -41,16 +40,16 @@ def record(
     draft: Draft,
     failure: Failure,
     *,
-    cause: RestartCause | None,
-    rule_match: RuleMatch | None = None,
-    action: FailureAction | None = None,
+    decision: Decision | None = None,
 ) -> None:
-    """Add the failure to the front of status.failures, once per attempt."""
+    """Add the failure to the front of status.failures, once per attempt.
+
+    There is no decision if the attempt was to end anyway.
+    """
     attempt = draft.status.attempt
     if any(item.attempt == attempt for item in draft.status.failures):
         return
     pod = failure.worker.pod
-    end = pod.termination if pod is not None else None
     entry = FailureRecord(
         attempt=attempt,
         time=draft.stamp,
@@ -60,31 +59,42 @@ def record(
         node=(pod.node or "") if pod is not None else "",
         exit_code=pod.exit_code if pod is not None else None,
         reason=str(failure.failure_class.reason),
-        cause=cause,
+        cause=failure.failure_class.cause if decision is not None and decision.restart else None,
         message=stored(cause_text(draft, failure)),
-        last_line=stored((end.last_line or "") if end is not None else ""),
+        last_line=_last_line(failure),
         stacks=failure.stacks,
         step=newest_step(draft.status),
-        rule=rule_match.index if rule_match is not None else None,
-        action=str(action) if action is not None else "",
+        rule=decision.rule if decision is not None else None,
+        action=str(decision.action) if decision is not None else "",
         log=log_key(attempt) if _has_log(draft, failure) else "",
         ranks=_ranks(draft, failure),
     )
     draft.set(failures=(entry, *draft.status.failures)[:MAX_FAILURES])
 
 
-def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
-    """Return the facts that rules match on. The texts are those of status, and equally limited in length."""
-    pod, rank, each = failure.worker.pod, rank_of(draft, failure), draft.job.spec.num_ranks_per_worker
+def exit_code_of(failure: Failure) -> int | None:
+    """Return the exit code of the failed program, or of the ranks that waited for it."""
+    pod = failure.worker.pod
+    return failure.code if pod is None or pod.exit_code is None else pod.exit_code
+
+
+def suspects_of(draft: Draft, failure: Failure) -> frozenset[int]:
+    """Return the rank to blame, or all ranks of the worker if its rank is not known."""
+    rank, each = rank_of(draft, failure), draft.job.spec.num_ranks_per_worker
+    if rank is not None:
+        return frozenset({rank})
     first = failure.worker.index * each
-    suspects = range(first, first + each) if failure.blames_worker else ()
-    end = pod.termination if pod is not None else None
-    return FailureFacts(
-        reason=failure.failure_class.reason,
-        exit_code=failure.code if pod is None or pod.exit_code is None else pod.exit_code,
-        ranks=frozenset({rank} if rank is not None else suspects),
-        texts=(stored(cause_text(draft, failure)), stored((end.last_line or "") if end is not None else "")),
-    )
+    return frozenset(range(first, first + each)) if failure.blames_worker else frozenset()
+
+
+def texts_of(draft: Draft, failure: Failure) -> tuple[str, str]:
+    """Return the message and the last line as status has them, so that they are of bounded length."""
+    return stored(cause_text(draft, failure)), _last_line(failure)
+
+
+def _last_line(failure: Failure) -> str:
+    end = failure.worker.pod.termination if failure.worker.pod is not None else None
+    return stored((end.last_line or "") if end is not None else "")
 
 
 def describe(draft: Draft, failure: Failure) -> str:

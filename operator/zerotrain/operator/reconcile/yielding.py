@@ -66,7 +66,7 @@ def advance(draft: Draft) -> None:
             _drop(draft)
     else:
         if own is not None:
-            records.record(draft, own, cause=None)
+            records.record(draft, own)
         if _over(draft, view) and end_workers(draft, grace_s=KILL_GRACE_S):
             _conclude(draft)
 
