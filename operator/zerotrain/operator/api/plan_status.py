@@ -7,14 +7,11 @@ Zero and unknown values are left out: every write sends the object to all client
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from zerotrain.contract.planner import Demand, Pace, Phase, Tier, TierDemand
 
 from .memory_plan import MemoryPlan, NearestPlan, PlannedPace, PlannedPhase, PlannedTier
-
-if TYPE_CHECKING:
-    from .planning import JobPlan
+from .planning import JobPlan
 
 
 def status_of(plan: JobPlan) -> MemoryPlan:

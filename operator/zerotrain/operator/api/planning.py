@@ -39,8 +39,6 @@ from zerotrain.contract.train_spec import GptSpec
 
 from .admission import engine_config
 from .changed import most_workers, terms_of
-from .memory_plan import MemoryPlan
-from .plan_status import status_of
 from .sizes import resolved_at
 from .spec import ZeroTrainingJobSpec
 from .spill_rules import spill_limit
@@ -97,10 +95,6 @@ class JobPlan:
 
     pace: Pace | None = None
     """Duration of a step by the given rates, of the proposal if there is one; None without rates."""
-
-    def as_status(self) -> MemoryPlan:
-        """Return the plan for `status.memoryPlan`."""
-        return status_of(self)
 
 
 def plan_job(

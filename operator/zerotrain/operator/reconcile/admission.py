@@ -25,6 +25,7 @@ from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.memory_plan import MemoryPlan
 from zerotrain.operator.api.network import is_within
+from zerotrain.operator.api.plan_status import status_of
 from zerotrain.operator.api.planning import JobPlan
 from zerotrain.operator.constants import (
     ANNOTATION_ENCRYPTED_VOLUMES,
@@ -247,7 +248,7 @@ def _memory_plan(draft: Draft) -> JobPlan:
 def _write_memory_plan(draft: Draft, found: JobPlan, *, overridden: bool) -> bool:
     """Store the plan, and return whether it differs from the previous one."""
     old: MemoryPlan | None = draft.status.memory_plan
-    bare = found.as_status()
+    bare = status_of(found)
     changes = {"message": stored(bare.message), "overridden": True if overridden else None}
     plan = bare.model_copy(update=changes)
     if old is not None and old.model_copy(update={"observed": None}) == plan:
