@@ -35,7 +35,7 @@ from zerotrain.runtime.metrics import snapshot
 from zerotrain.runtime.train.report import Reporter, StepReport
 
 STEP_S = 0.1
-MAX_SHARE = 0.005
+MAX_SHARE = 0.01
 """Largest share of a step that all metrics may cost the rank."""
 
 SINK = """

@@ -5,8 +5,8 @@
 `zerotrain.contract.metrics`. This package does not import torch.
 """
 
+from zerotrain.runtime.metrics.families import Families
 from zerotrain.runtime.metrics.merge import MergedCollector
-from zerotrain.runtime.metrics.series import Families
 from zerotrain.runtime.metrics.snapshot import restore, snapshot
 from zerotrain.runtime.metrics.worker import OffloadSample, RankIdentity, StepSample, WorkerMetrics
 

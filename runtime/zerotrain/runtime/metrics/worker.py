@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from prometheus_client import Histogram
+
 from zerotrain.contract.metrics import RANK_METRICS
-from zerotrain.runtime.metrics.series import Families
+from zerotrain.runtime.metrics.families import Families
 from zerotrain.runtime.metrics.spikes import SpikeDetector, SpikeRule
 
 COMPUTE_PHASES = frozenset({"forward", "backward", "optimizer"})
@@ -83,13 +85,15 @@ class WorkerMetrics:
         self._grad_norm_spikes = SpikeDetector(SpikeRule(factor=5.0))
         self._loss_spikes = SpikeDetector(SpikeRule(factor=1.5))
         self._has_stepped = False
+        self._totals: dict[tuple[str, ...], float] = {}
+        """Totals of `_raise_to` so far, by name and labels."""
         self._facts = {
             "attempt": str(identity.attempt),
             "world_size": str(identity.world_size),
             "local_rank": str(identity.local_rank),
             **identity.facts,
         }
-        self._families.info("zerotrain_rank_info").set(self._facts)
+        self._families.info("zerotrain_rank_info").info(self._facts)
         self._families.gauge("zerotrain_loss").set(math.nan)
         self._families.gauge("zerotrain_grad_norm").set(math.nan)
         self._families.gauge("zerotrain_loss_scale").set(1.0)
@@ -100,7 +104,7 @@ class WorkerMetrics:
     def add_facts(self, **facts: str) -> None:
         """Add labels of zerotrain_rank_info that are known once the engine exists."""
         self._facts.update(facts)
-        self._families.info("zerotrain_rank_info").set(self._facts)
+        self._families.info("zerotrain_rank_info").info(self._facts)
 
     def set(self, name: str, value: float, *labels: str) -> None:
         """Set a gauge of the catalogue from which no other series is derived."""
@@ -114,15 +118,17 @@ class WorkerMetrics:
 
     def _observe_step(self, sample: StepSample) -> None:
         families, step, phases, steps = self._families, sample.step, sample.phase_seconds, sample.steps
-        families.histogram("zerotrain_step_duration_seconds").observe(sample.seconds, step, times=steps)
+        _observe(families.histogram("zerotrain_step_duration_seconds"), sample.seconds, step, times=steps)
         for phase, seconds in phases.items():
-            families.histogram("zerotrain_phase_duration_seconds", phase).observe(seconds, step, times=steps)
+            _observe(
+                families.histogram("zerotrain_phase_duration_seconds", phase), seconds, step, times=steps
+            )
             if phase in COMPUTE_PHASES:
                 families.counter("zerotrain_compute_seconds_total").inc(seconds * steps)
         if "optimizer" in phases:
             exposed = phases["optimizer"]
-            families.histogram("zerotrain_optimizer_step_duration_seconds").observe(
-                exposed, step, times=steps
+            _observe(
+                families.histogram("zerotrain_optimizer_step_duration_seconds"), exposed, step, times=steps
             )
             families.counter("zerotrain_optimizer_exposed_seconds_total").inc(exposed * steps)
         background = sample.background_seconds * steps
@@ -147,30 +153,32 @@ class WorkerMetrics:
         """Record finished collectives; `num_bytes` is the number of bytes that this rank sent in all of
         them."""
         with self._families.lock:
-            self._families.histogram("zerotrain_collective_duration_seconds", op).observe_all(seconds)
+            histogram = self._families.histogram("zerotrain_collective_duration_seconds", op)
+            for each in seconds:
+                histogram.observe(each)
             self._families.counter("zerotrain_collective_bytes_total", op).inc(num_bytes)
 
     def observe_digest(self, *, step: int, is_equal: bool) -> None:
         """Record a comparison of the replicated state: whether this rank's digest equals rank 0's."""
         self._families.counter("zerotrain_state_digest_checks_total").inc()
         if not is_equal:
-            self._families.counter("zerotrain_state_digest_mismatch_total").inc(step=step)
+            self._families.counter("zerotrain_state_digest_mismatch_total").inc(1, _exemplar(step))
 
     def observe_checkpoint(self, *, step: int, seconds: float, num_bytes: int = 0) -> None:
         """Record that a checkpoint of `step` is durable."""
-        self._families.histogram("zerotrain_checkpoint_duration_seconds", "save").observe(seconds, step)
+        _observe(self._families.histogram("zerotrain_checkpoint_duration_seconds", "save"), seconds, step)
         self._families.counter("zerotrain_checkpoint_bytes_total").inc(num_bytes)
         self._families.gauge("zerotrain_checkpoint_size_bytes").set(num_bytes)
         self.set_last_checkpoint(step=step, at=self._clock())
 
     def observe_stall(self, *, step: int, seconds: float) -> None:
         """Record the time that training waited for a checkpoint."""
-        self._families.histogram("zerotrain_phase_duration_seconds", "checkpoint").observe(seconds, step)
+        _observe(self._families.histogram("zerotrain_phase_duration_seconds", "checkpoint"), seconds, step)
         self._families.counter("zerotrain_lost_seconds_total", "checkpoint").inc(seconds)
 
     def observe_resume(self, *, step: int, seconds: float, at: float) -> None:
         """Record that the checkpoint of `step`, committed at Unix time `at`, was loaded."""
-        self._families.histogram("zerotrain_checkpoint_duration_seconds", "load").observe(seconds, step)
+        _observe(self._families.histogram("zerotrain_checkpoint_duration_seconds", "load"), seconds, step)
         self.set_last_checkpoint(step=step, at=at)
         self._families.gauge("zerotrain_step").set(step)
 
@@ -192,18 +200,24 @@ class WorkerMetrics:
             "backend": backend,
             "reason": reason,
         }
-        self._families.info("zerotrain_spill_info").set(labels)
+        self._families.info("zerotrain_spill_info").info(labels)
 
     def set_offload(self, sample: OffloadSample) -> None:
         """Set the totals of offloading so far."""
-        families = self._families
         for direction, num_bytes in sample.moved_bytes.items():
-            families.counter("zerotrain_transfer_bytes_total", direction).raise_to(num_bytes)
-        families.counter("zerotrain_spill_wait_seconds_total").raise_to(sample.wait_seconds)
-        families.counter("zerotrain_spill_pass_seconds_total").raise_to(sample.pass_seconds)
-        families.counter("zerotrain_spill_pass_bytes_total").raise_to(sample.pass_bytes)
-        families.counter("zerotrain_spill_io_errors_total").raise_to(sample.io_errors)
-        families.counter("zerotrain_spill_auth_failures_total").raise_to(sample.auth_failures)
+            self._raise_to(num_bytes, "zerotrain_transfer_bytes_total", direction)
+        self._raise_to(sample.wait_seconds, "zerotrain_spill_wait_seconds_total")
+        self._raise_to(sample.pass_seconds, "zerotrain_spill_pass_seconds_total")
+        self._raise_to(sample.pass_bytes, "zerotrain_spill_pass_bytes_total")
+        self._raise_to(sample.io_errors, "zerotrain_spill_io_errors_total")
+        self._raise_to(sample.auth_failures, "zerotrain_spill_auth_failures_total")
+
+    def _raise_to(self, total: float, name: str, *labels: str) -> None:
+        """Raise a counter to a total that is summed elsewhere; a smaller total comes from a new source that
+        began at 0, and changes nothing."""
+        known = self._totals.get((name, *labels), 0.0)
+        self._totals[(name, *labels)] = most = max(known, total)
+        self._families.counter(name, *labels).inc(most - known)
 
     def _observe_numbers(self, sample: StepSample) -> None:
         finite = True
@@ -218,19 +232,30 @@ class WorkerMetrics:
             self._families.gauge(name).set(value)
             finite = finite and (math.isfinite(value) or (is_overflow and name == "zerotrain_grad_norm"))
             if spikes.observe(value):
-                self._families.counter(f"{name}_spikes_total").inc(step=sample.step)
+                self._families.counter(f"{name}_spikes_total").inc(1, _exemplar(sample.step))
         if not finite:
-            self._families.counter("zerotrain_nonfinite_steps_total").inc(step=sample.step)
+            self._families.counter("zerotrain_nonfinite_steps_total").inc(1, _exemplar(sample.step))
         if sample.loss_scale is not None:
             self._families.gauge("zerotrain_loss_scale").set(sample.loss_scale)
         if sample.learning_rate is not None:
             self._families.gauge("zerotrain_learning_rate").set(sample.learning_rate)
 
 
+def _observe(histogram: Histogram, seconds: float, step: int, *, times: int = 1) -> None:
+    """Count `seconds` `times` times; `step` becomes the exemplar."""
+    exemplar = _exemplar(step)
+    for _ in range(times):
+        histogram.observe(seconds, exemplar)
+
+
+def _exemplar(step: int) -> dict[str, str]:
+    return {"step": str(step)}
+
+
 def _account(families: Families, sample: StepSample) -> None:
     """Account the steps' time: as progress, or as one of the kinds of loss."""
     if sample.skipped:
-        families.counter("zerotrain_skipped_steps_total").inc(sample.skipped, step=sample.step)
+        families.counter("zerotrain_skipped_steps_total").inc(sample.skipped, _exemplar(sample.step))
         families.counter("zerotrain_lost_seconds_total", "skipped").inc(sample.seconds * sample.skipped)
     seconds = sample.seconds * (sample.steps - sample.skipped)
     if sample.replayed:
