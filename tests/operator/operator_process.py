@@ -66,6 +66,7 @@ class OperatorProcess:
             "ZEROTRAIN_OPERATOR_KEY_FILE": str(key),
             "ZEROTRAIN_OPERATOR_HTTP_ADDRESS": self.address,
             "ZEROTRAIN_OPERATOR_CHANNEL": "direct",
+            "MALLOC_MMAP_THRESHOLD_": "131072",  # as in deploy/kustomize/deployment.yaml
             REFUSALS_VARIABLE: str(self._refusals),
             **(env or {}),
         }

@@ -53,6 +53,15 @@ def test_the_deployment_sets_only_variables_that_are_read(tmp_path: Path) -> Non
     assert len(ours) == 4
 
 
+@pytest.mark.unit
+def test_the_deployment_has_glibc_return_the_buffers_of_connections() -> None:
+    (deployment,) = documents("deployment.yaml")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    size_of_a_connections_buffer = 256 << 10
+    assert 0 < int(env["MALLOC_MMAP_THRESHOLD_"]) <= size_of_a_connections_buffer
+
+
 @pytest.mark.cluster
 def test_the_api_server_takes_them_without_a_warning(
     control_plane: Cluster, operator_kubeconfig: Path
