@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,13 +51,6 @@ class Event:
         return (end._at_s - self._at_s) * 1e3
 
 
-class Collective:
-    """A collective that ends at a given moment, when the last rank comes."""
-
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.wait = wait
-
-
 def stopwatch(samples: list[CollectiveSample]) -> Stopwatch:
     return Stopwatch(torch.device("cuda"), samples.append)
 
@@ -74,10 +66,11 @@ def gathered(stream: Stream, *, before_s: float, ends_at_s: float) -> Collective
     """Return a sample of a gather that is prefetched during `before_s` of computation."""
     samples: list[CollectiveSample] = []
     watch = stopwatch(samples)
-    work: Any = Collective(lambda: stream.wait_until(ends_at_s))
-    pending = watch.start("all_gather", "unit", 8, work)
+    measurement = watch.start("all_gather", "unit", 8)
     stream.compute(before_s)
-    pending.wait()
+    measurement.ask()
+    stream.wait_until(ends_at_s)
+    measurement.end()
     watch.poll()
     (sample,) = samples
     return sample
@@ -149,10 +142,11 @@ def test_a_real_stream_that_waits_for_another_one() -> None:
     with cuda.stream(side):
         cuda._sleep(400_000_000)
         done.record()
-    work: Any = Collective(lambda: cuda.current_stream().wait_event(done))
-    pending = watch.start("all_gather", "unit", 8, work)
+    measurement = watch.start("all_gather", "unit", 8)
     cuda._sleep(100_000_000)
-    pending.wait()
+    measurement.ask()
+    cuda.current_stream().wait_event(done)
+    measurement.end()
     cuda.synchronize()
     watch.poll()
     (sample,) = samples

@@ -6,18 +6,20 @@ from __future__ import annotations
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.nodes import NodeMap
-from zerotrain.runtime.comm.timing import CollectiveSample, Pending, Stopwatch
+from zerotrain.runtime.comm.timing import CollectiveSample, Measurement, Pending, Stopwatch
 from zerotrain.runtime.comm.watchdog import Watchdog
 from zerotrain.runtime.comm.work import Watched
 
 _HASH_BITS = (1 << 52) - 1  # float64, which carries the record, holds 52-bit integers exactly
 TIMINGS_KEPT = 65_536
+P = ParamSpec("P")
+Handle = TypeVar("Handle")
 
 
 class Accounts:
@@ -44,16 +46,17 @@ class Accounts:
         self._sequence = 0
         self._stopwatch = Stopwatch(device, self._finished)
 
-    def issue(self, start: Callable[[], Any]) -> Any:
-        """Call `start`, which issues a collective, and return its handle.
+    def issue(self, start: Callable[P, Handle], *args: P.args, **kwargs: P.kwargs) -> Handle:
+        """Call `start` with the arguments, which issues a collective, and return its handle.
 
         Raises CommError with the watchdog's error if that has ended the group: NCCL then accepts no further
         collective, and its own error does not give the reason.
         """
+        self._delays.pause()
         if self._watchdog is not None:
             self._watchdog.check()
         try:
-            return start()
+            return start(*args, **kwargs)
         except RuntimeError:
             if self._watchdog is not None:
                 self._watchdog.check()
@@ -79,12 +82,20 @@ class Accounts:
         self.cross_node_bytes[op] += bytes_each * (self.nodes.num_nodes - 1 if crossing is None else crossing)
         word = zlib.crc32(f"{op} {label} {num_bytes}".encode())
         self._sequence = (self._sequence * 1_000_003 + word) & _HASH_BITS
-        return self._stopwatch.start(op, label, num_bytes, self.watch(work, f"{op} for {label!r}"))
+        measurement = self._stopwatch.start(op, label, num_bytes)
+        return Pending(self.watch(work, f"{op} for {label!r}", measurement).wait)
 
-    def watch(self, work: Any, name: str) -> Watched:
+    def watch(self, work: Any, name: str, measurement: Measurement | None = None) -> Watched:
         """Wrap a handle so that the watchdog watches it, without accounting; `name` is the same on every
         rank."""
-        return Watched(work, name, rank=self.rank, watchdog=self._watchdog, delays=self._delays)
+        return Watched(
+            work,
+            name,
+            rank=self.rank,
+            watchdog=self._watchdog,
+            delays=self._delays,
+            measurement=measurement,
+        )
 
     def check(self) -> None:
         """Raise CommError if the watchdog has found that a wait cannot succeed."""

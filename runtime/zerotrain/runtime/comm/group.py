@@ -34,7 +34,7 @@ from zerotrain.runtime.comm.sharing import share_memory
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.comm.whole_calls import Meetings
-from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Ready, gather_by_broadcasts, sendable
+from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, gather_by_broadcasts, sendable
 
 __all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
 
@@ -118,16 +118,15 @@ class Comm(Accounts):
             if full.data_ptr() != shard.data_ptr():
                 full.copy_(shard)
             return Pending.done()
-        self._delays.pause()
-        num_bytes = shard.numel() * shard.element_size()
         if self._shared is not None:
-            work: Any = Ready(self._shared.all_gather(full, shard, self._name("all_gather", label)))
+            name = self._name("all_gather", label)
+            work: Any = self.issue(self._shared.all_gather, full, shard, name)
         elif self.device.type == "cpu" and full.nbytes >= BROADCAST_BYTES:
-            work = gather_by_broadcasts(full, shard, rank=self.rank, group=self.group)
+            work = self.issue(gather_by_broadcasts, full, shard, rank=self.rank, group=self.group)
         else:
             whole, part = sendable(full), sendable(shard)
-            work = self.issue(lambda: FLAT_ALL_GATHER(whole, part, group=self.group, async_op=True))
-        return self.account("all_gather", label, num_bytes, work)
+            work = self.issue(FLAT_ALL_GATHER, whole, part, group=self.group, async_op=True)
+        return self.account("all_gather", label, shard.nbytes, work)
 
     def start_exchange(self, sent: torch.Tensor, *, label: str) -> Exchange:
         """Start the all-to-all of equal parts of a 1-D tensor: part i goes to rank i.
@@ -136,18 +135,16 @@ class Comm(Accounts):
         depend on timing; on gloo it is also the faster one. `sent` (preferably from `memory.borrow`) must not
         change until `Exchange.finish`.
         """
-        self._delays.pause()
+        if self.world_size == 1:
+            self._delays.pause()
+            return Exchange(Pending.done(), parts=lambda: [sent], finish=_nothing, extra_bytes=0)
         num_bytes = sent.numel() // self.world_size * sent.element_size()
         if self._shared is not None:
-            shared = self._shared.exchange(sent, self._name("reduce_scatter", label))
-            pending = self.account("reduce_scatter", label, num_bytes, Ready(shared.wait))
+            shared = self.issue(self._shared.exchange, sent, self._name("reduce_scatter", label))
+            pending = self.account("reduce_scatter", label, num_bytes, shared)
             return Exchange(pending, parts=shared.parts, finish=shared.finish, extra_bytes=0)
-        if self.world_size == 1:
-            return Exchange(Pending.done(), parts=lambda: [sent], finish=_nothing, extra_bytes=0)
         received = self.memory.keep(sent.numel(), sent.dtype)
-        work = self.issue(
-            lambda: dist.all_to_all_single(received, sent, group=self._exchanges, async_op=True)
-        )
+        work = self.issue(dist.all_to_all_single, received, sent, group=self._exchanges, async_op=True)
         pending = self.account("reduce_scatter", label, num_bytes, work, crossing=self.nodes.outside)
         parts = list(received.view(self.world_size, -1))
         return Exchange(pending, parts=lambda: parts, finish=parts.clear, extra_bytes=received.nbytes)
@@ -181,9 +178,8 @@ class Comm(Accounts):
         """Overwrite `tensor` with the values of rank `source`; blocks."""
         if self.world_size == 1:
             return
-        self._delays.pause()
         values = sendable(tensor)
-        work = self.issue(lambda: dist.broadcast(values, group_src=source, group=self.group, async_op=True))
+        work = self.issue(dist.broadcast, values, group_src=source, group=self.group, async_op=True)
         # Counted as if it went to one rank: the backend decides which hops it takes.
         self.account("broadcast", label, tensor.nbytes, work, receivers=1).wait()
 

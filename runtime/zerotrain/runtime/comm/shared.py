@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from zerotrain.runtime.comm.arena import has_copies
 from zerotrain.runtime.comm.barrier_counters import EXCHANGES, GATHERS, RING, BarrierCounters
 from zerotrain.runtime.comm.memory import SharedMemory
+from zerotrain.runtime.comm.work import Ready
 
 MOST_UNFINISHED = RING // 2
 """Maximum number of gathers in flight. A channel has `RING` slots, and a rank that waits for a free slot
@@ -34,32 +36,22 @@ class SharedGroup:
         self._unfinished: dict[int, Callable[[], None]] = {}
         """Gathers that were not waited for on this rank, by number."""
 
-    def all_gather(self, full: torch.Tensor, shard: torch.Tensor, what: str) -> Callable[[], None]:
-        """Start `Comm.all_gather` and return the function that waits for it. If `full` is a mapping of all
-        ranks' shards, it is whole as soon as all ranks have arrived."""
+    def all_gather(self, full: torch.Tensor, shard: torch.Tensor, what: str) -> Ready:
+        """Start `Comm.all_gather`. If `full` is a mapping of all ranks' shards, it is whole as soon as all
+        ranks have arrived."""
         while len(self._unfinished) >= MOST_UNFINISHED:
             next(iter(self._unfinished.values()))()
         pages = self.memory.mapping_of(full)
         if pages is not None:
             number = self.counters.start(GATHERS)
-            return self._once(number, lambda: self._make_whole(full, pages, number, what))
+            return self._once(number, partial(self._make_whole, full, pages, number, what))
         number, staged = self._announce(GATHERS, shard)
-        return self._once(number, lambda: self._collect(full, shard, number, staged, what))
+        return self._once(number, partial(self._collect, full, shard, number, staged, what))
 
     def exchange(self, sent: torch.Tensor, what: str) -> SharedExchange:
         """Start an all-to-all of equal parts."""
         number, staged = self._announce(EXCHANGES, sent)
         return SharedExchange(self, number=number, sent=sent, staged=staged, what=what)
-
-    def parts(self, number: int, sent: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """Return what every rank sends to this one in an exchange, in rank order; blocks."""
-        self.counters.arrive(EXCHANGES, number, what)
-        numel = sent.numel() // self.world_size
-        start = self.rank * numel * sent.element_size()
-        return [
-            self._view(rank, self.counters.offset(EXCHANGES, number, rank) + start, numel, sent.dtype)
-            for rank in range(self.world_size)
-        ]
 
     def finish(self, channel: int, number: int, staged: torch.Tensor | None) -> None:
         """Record that this rank has read all it needs of a collective."""
@@ -75,14 +67,14 @@ class SharedGroup:
         for peer in self.memory.peers.values():
             peer.close()
 
-    def _once(self, number: int, complete: Callable[[], None]) -> Callable[[], None]:
+    def _once(self, number: int, complete: Callable[[], None]) -> Ready:
         def wait() -> None:
             if number in self._unfinished:
                 complete()
                 del self._unfinished[number]
 
         self._unfinished[number] = wait
-        return wait
+        return Ready(wait)
 
     def _announce(self, channel: int, tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
         """Start a collective that reads `tensor`; return its number, and the copy if other ranks cannot read
@@ -107,7 +99,7 @@ class SharedGroup:
         for rank, part in enumerate(parts):
             if rank != self.rank:
                 offset = self.counters.offset(GATHERS, number, rank)
-                part.copy_(self._view(rank, offset, part.numel(), part.dtype))
+                part.copy_(self.view(rank, offset, part.numel(), part.dtype))
         self.finish(GATHERS, number, staged)
 
     def _make_whole(self, mapped: torch.Tensor, pages: mmap.mmap, number: int, what: str) -> None:
@@ -118,33 +110,32 @@ class SharedGroup:
             pages.madvise(mmap.MADV_DONTNEED)
         self.counters.finish(GATHERS, number)
 
-    def _view(self, rank: int, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    def view(self, rank: int, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """View a part of the memory of a rank."""
         arena = self.memory.arena if rank == self.rank else self.memory.peers[rank]
         return arena.view(offset, numel, dtype)
 
 
-class SharedExchange:
+class SharedExchange(Ready):
     """An all-to-all in flight whose parts are read in place."""
-
-    extra_bytes = 0
-    """Bytes that the parts take in addition to the buffers that were sent."""
 
     def __init__(
         self, group: SharedGroup, *, number: int, sent: torch.Tensor, staged: torch.Tensor | None, what: str
     ) -> None:
+        super().__init__(partial(group.counters.arrive, EXCHANGES, number, what))
         self._group = group
         self._number = number
         self._sent = sent
         self._staged = staged
-        self._what = what
-
-    def wait(self) -> None:
-        """Block until every rank has started it."""
-        self._group.parts(self._number, self._sent, self._what)
 
     def parts(self) -> list[torch.Tensor]:
-        """Return what every rank sent to this one, in rank order, after `wait`. Read only."""
-        return self._group.parts(self._number, self._sent, self._what)
+        """Return what every rank sends to this one, in rank order; blocks. Read only."""
+        self.wait()
+        group, sent = self._group, self._sent
+        numel = sent.numel() // group.world_size
+        start = group.rank * numel * sent.element_size()
+        offsets = [group.counters.offset(EXCHANGES, self._number, rank) for rank in range(group.world_size)]
+        return [group.view(rank, offset + start, numel, sent.dtype) for rank, offset in enumerate(offsets)]
 
     def finish(self) -> None:
         """Declare that the parts have been read."""

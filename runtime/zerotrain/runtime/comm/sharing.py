@@ -139,7 +139,7 @@ def _probe(group: SharedGroup) -> tuple[float, float]:
     parts = list(full.view(group.world_size, -1))
 
     def through_memory() -> None:
-        group.all_gather(full, shard, "the probe")()
+        group.all_gather(full, shard, "the probe").wait()
 
     def through_gloo() -> None:
         dist.all_gather(parts, shard)

@@ -49,7 +49,7 @@ class SubGroup:
             full.copy_(shard)
             return Pending.done()
         whole, part = sendable(full), sendable(shard)
-        work = self._comm.issue(lambda: FLAT_ALL_GATHER(whole, part, group=self._group, async_op=True))
+        work = self._comm.issue(FLAT_ALL_GATHER, whole, part, group=self._group, async_op=True)
         return self._comm.account(
             "all_gather", label, shard.nbytes, work, receivers=self.world_size - 1, crossing=self._other_nodes
         )
@@ -59,9 +59,7 @@ class SubGroup:
         if self._group is None:
             received.copy_(sent)
             return Pending.done()
-        work = self._comm.issue(
-            lambda: dist.all_to_all_single(received, sent, group=self._group, async_op=True)
-        )
+        work = self._comm.issue(dist.all_to_all_single, received, sent, group=self._group, async_op=True)
         bytes_each = sent.nbytes // self.world_size
         return self._comm.account(
             "reduce_scatter",

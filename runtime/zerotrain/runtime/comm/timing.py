@@ -48,61 +48,65 @@ class Pending:
             wait()
 
 
+class Measurement:
+    """Times of one collective: call `ask` when its result is needed, and `end` when it is there."""
+
+    __slots__ = ("_asked", "_begin", "_label", "_num_bytes", "_op", "_stopwatch")
+
+    def __init__(self, stopwatch: Stopwatch, op: str, label: str, num_bytes: int) -> None:
+        self._stopwatch, self._op, self._label, self._num_bytes = stopwatch, op, label, num_bytes
+        self._begin = self._asked = stopwatch.now()
+
+    def ask(self) -> None:
+        self._asked = self._stopwatch.now()
+
+    def end(self) -> None:
+        """Report the sample, on CUDA as soon as the device is so far."""
+        end, stopwatch = self._stopwatch.now(), self._stopwatch
+        if stopwatch.on_cuda:
+            stopwatch.ended.append((self, end))
+        else:
+            stopwatch.finished(self.sample(end - self._begin, end - self._asked))
+
+    def sample_of_events(self, end: Any) -> CollectiveSample:
+        return self.sample(self._begin.elapsed_time(end) / 1e3, self._asked.elapsed_time(end) / 1e3)
+
+    def sample(self, seconds: float, exposed: float) -> CollectiveSample:
+        return CollectiveSample(
+            op=self._op,
+            label=self._label,
+            num_bytes=self._num_bytes,
+            seconds=seconds,
+            exposed_seconds=exposed,
+        )
+
+
 class Stopwatch:
-    """Turns started collectives into `Pending`s whose end is reported to `finished`."""
+    """Measures collectives, and gives their samples to `finished`."""
 
     def __init__(self, device: torch.device, finished: Callable[[CollectiveSample], None]) -> None:
-        self._on_cuda = device.type == "cuda"
-        self._finished = finished
-        self._events: deque[tuple[str, str, int, Any, Any, Any]] = deque()
-        """Operation, label and bytes, then the events at the start and where the stream began and ceased to
-        wait."""
+        self.on_cuda = device.type == "cuda"
+        self.finished = finished
+        self.ended: deque[tuple[Measurement, Any]] = deque()
+        """Measurements on CUDA with their last events, oldest first."""
 
-    def start(self, op: str, label: str, num_bytes: int, work: Any) -> Pending:
-        """Wrap the handle of a collective that was just issued."""
-        return (
-            self._on_stream(op, label, num_bytes, work)
-            if self._on_cuda
-            else self._on_host(op, label, num_bytes, work)
-        )
+    def start(self, op: str, label: str, num_bytes: int) -> Measurement:
+        """Begin to measure a collective that was just issued."""
+        return Measurement(self, op, label, num_bytes)
+
+    def now(self) -> Any:
+        """Return the seconds of the host's clock, or on CUDA an event at this place of the stream."""
+        if not self.on_cuda:
+            return perf_counter()
+        event = _event()
+        event.record()
+        return event
 
     def poll(self) -> None:
         """Report the collectives whose events have completed, oldest first."""
-        while self._events and self._events[0][-1].query():
-            op, label, num_bytes, begin, asked, end = self._events.popleft()
-            seconds, exposed = begin.elapsed_time(end) / 1e3, asked.elapsed_time(end) / 1e3
-            self._report(op, label, num_bytes, seconds, exposed)
-
-    def _on_host(self, op: str, label: str, num_bytes: int, work: Any) -> Pending:
-        begin = perf_counter()
-
-        def wait() -> None:
-            asked = perf_counter()
-            work.wait()
-            end = perf_counter()
-            self._report(op, label, num_bytes, end - begin, end - asked)
-
-        return Pending(wait)
-
-    def _on_stream(self, op: str, label: str, num_bytes: int, work: Any) -> Pending:
-        begin = _event()
-        begin.record()
-
-        def wait() -> None:
-            asked, end = _event(), _event()
-            asked.record()
-            work.wait()
-            end.record()
-            self._events.append((op, label, num_bytes, begin, asked, end))
-
-        return Pending(wait)
-
-    def _report(self, op: str, label: str, num_bytes: int, seconds: float, exposed: float) -> None:
-        self._finished(
-            CollectiveSample(
-                op=op, label=label, num_bytes=num_bytes, seconds=seconds, exposed_seconds=exposed
-            )
-        )
+        while self.ended and self.ended[0][1].query():
+            measurement, end = self.ended.popleft()
+            self.finished(measurement.sample_of_events(end))
 
 
 def _event() -> Any:

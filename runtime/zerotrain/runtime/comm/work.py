@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.errors import CommError
+from zerotrain.runtime.comm.timing import Measurement
 from zerotrain.runtime.comm.watchdog import Watchdog
 
 _LOOK_AFTER = timedelta(milliseconds=200)
@@ -23,7 +24,7 @@ exiting."""
 
 
 class Ready:
-    """Handle whose wait is a function."""
+    """Handle of ours: its wait is a function, which asks the watchdog by itself while it lasts."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.wait = wait
@@ -44,63 +45,83 @@ class AllOf:
 
 
 class Watched:
-    """Handle that the watchdog watches, and whose errors name the collective."""
+    """Handle that the watchdog watches, whose time is measured, and whose errors name the collective."""
 
-    def __init__(self, work: Any, name: str, *, rank: int, watchdog: Watchdog | None, delays: Delays) -> None:
+    def __init__(
+        self,
+        work: Any,
+        name: str,
+        *,
+        rank: int,
+        watchdog: Watchdog | None,
+        delays: Delays,
+        measurement: Measurement | None = None,
+    ) -> None:
         """Report the collective to the watchdog; `name` is the same on every rank."""
         self._work = work
         self._what = f"{name} on rank {rank}"
         self._watchdog = watchdog
         self._delays = delays
+        self._measurement = measurement
         self._number = 0 if watchdog is None else watchdog.start(name, work)
 
     def wait(self) -> None:
-        """Wait for the collective. Raises CommError."""
+        """Wait for the collective. Raises CommError.
+
+        Everything that happens around a wait is in this one function: a stack shows it once.
+        """
+        work, watchdog = self._work, self._watchdog
+        if self._measurement is not None:
+            self._measurement.ask()
         self._delays.pause()
-        if self._watchdog is None:
-            self._end()
-            return
-        self._watchdog.enter(self._number)
+        if watchdog is not None:
+            watchdog.enter(self._number)
         try:
-            self._end()
-        finally:
-            self._watchdog.leave()
-
-    def _end(self) -> None:
-        try:
-            if self._watchdog is not None and self._watchdog.is_host and not isinstance(self._work, Ready):
-                self._wait_watched(self._watchdog)
+            if watchdog is None or not watchdog.is_host or isinstance(work, Ready):
+                work.wait()
+                if watchdog is not None:
+                    watchdog.check()  # on CUDA an aborted collective ends without an error
             else:
-                self._work.wait()
-                if self._watchdog is not None:
-                    self._watchdog.check()  # on CUDA an aborted collective ends without an error
-        except CommError as error:
-            if self._watchdog is None:
-                raise
-            known = None if self._watchdog.has_failed else self._watchdog.explain()
-            text = str(error) if known is None else f"{self._what} failed, because {known}"
-            if text == str(error) and text.endswith(self._watchdog.advice):
-                raise
-            raise CommError(text + self._watchdog.advice) from None
+                is_over = False
+                while not is_over:
+                    try:
+                        work.wait(_LOOK_AFTER)
+                        is_over = True
+                    except RuntimeError:
+                        is_over = work.is_completed()
+                        if is_over:
+                            work.wait()  # raises the collective's own error
+                        else:
+                            watchdog.check()
         except RuntimeError as error:
-            advice = "" if self._watchdog is None else self._watchdog.advice
-            known = None if self._watchdog is None else self._watchdog.explain(seconds=EXPLAIN_S)
-            if known is not None:  # the backend's own error would name connections, not ranks
-                raise CommError(f"{self._what} failed, because {known}{advice}") from None
-            raise CommError(
-                f"{self._what} failed, most likely because another rank ended: {error}{advice}"
-            ) from error
+            self._raise_named(error)
+        finally:
+            if watchdog is not None:
+                watchdog.leave()
+        if self._measurement is not None:
+            self._measurement.end()
 
-    def _wait_watched(self, watchdog: Watchdog) -> None:
-        while True:
-            try:
-                self._work.wait(_LOOK_AFTER)
-                return
-            except RuntimeError:
-                if self._work.is_completed():
-                    self._work.wait()  # raises the collective's own error
-                    return
-                watchdog.check()
+    def _raise_named(self, error: RuntimeError) -> NoReturn:
+        """Raise a CommError with the name of the collective, and with the rank that is missing if one is."""
+        watchdog = self._watchdog
+        if watchdog is None:
+            if isinstance(error, CommError):
+                raise error
+            raise CommError(self._failed(f"most likely because another rank ended: {error}")) from error
+        if isinstance(error, CommError):
+            known = None if watchdog.has_failed else watchdog.explain()
+            text = str(error) if known is None else self._failed(f"because {known}")
+            if text == str(error) and text.endswith(watchdog.advice):
+                raise error
+            raise CommError(text + watchdog.advice) from None
+        known = watchdog.explain(seconds=EXPLAIN_S)
+        if known is not None:  # the backend's own error would name connections, not ranks
+            raise CommError(self._failed(f"because {known}") + watchdog.advice) from None
+        text = self._failed(f"most likely because another rank ended: {error}")
+        raise CommError(text + watchdog.advice) from error
+
+    def _failed(self, reason: str) -> str:
+        return f"{self._what} failed, {reason}"
 
 
 def sendable(tensor: torch.Tensor) -> torch.Tensor:
