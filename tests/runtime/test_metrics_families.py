@@ -53,7 +53,8 @@ def test_values_are_the_same_where_the_program_keeps_its_metrics_in_files(
 
     expected = text()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    monkeypatch.setattr(prometheus_client.values, "ValueClass", prometheus_client.values.get_value_class())
+    in_files = prometheus_client.values.MultiProcessValue()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(prometheus_client.values, "ValueClass", in_files)
     assert text() == expected
     assert list(tmp_path.iterdir())
 

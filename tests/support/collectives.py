@@ -46,7 +46,7 @@ def _note_wait(handle: Any, note: Callable[[], None]) -> None:
 
     `Pending` and `Exchange` have a wait; records and broadcasts return when they are done.
     """
-    pending = getattr(handle, "_pending", handle)
+    pending = getattr(getattr(handle, "wait", None), "__self__", handle)  # that of an Exchange is a Pending's
     wait = getattr(pending, "_wait", None)
     if wait is not None:
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from zerotrain.runtime.comm.errors import CommError
+from zerotrain.runtime.comm.mismatch import CommError
 
 RING = 4096
 """Maximum number of unfinished collectives of one channel."""

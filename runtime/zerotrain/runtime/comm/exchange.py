@@ -20,22 +20,13 @@ class Exchange:
         finish: Callable[[], None],
         extra_bytes: int,
     ) -> None:
-        self._pending = pending
-        self._parts = parts
-        self._finish = finish
+        self.wait = pending.wait
+        """Block (CPU) or make the current stream wait (CUDA) until the parts are available."""
+        self.parts = parts
+        """Return what every rank sent to this one, in rank order. Read only; one of the parts may alias the
+        buffer that was sent."""
+        self.finish = finish
+        """Declare that the parts have been read and are not needed any more."""
         self.extra_bytes = extra_bytes
         """Bytes that the received parts take until `finish`; 0 if they are read in place on the other
         ranks."""
-
-    def wait(self) -> None:
-        """Block (CPU) or make the current stream wait (CUDA) until the parts are available."""
-        self._pending.wait()
-
-    def parts(self) -> Sequence[torch.Tensor]:
-        """Return what every rank sent to this one, in rank order. Read only; one of the parts may alias the
-        buffer that was sent."""
-        return self._parts()
-
-    def finish(self) -> None:
-        """Declare that the parts have been read and are not needed any more."""
-        self._finish()

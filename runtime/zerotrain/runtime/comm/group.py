@@ -22,13 +22,12 @@ import torch
 import torch.distributed as dist
 
 from zerotrain.contract.launch import CommEnv, LaunchError
-from zerotrain.runtime.comm.accounts import Accounts
+from zerotrain.runtime.comm.accounts import Accounts, NodeMap
 from zerotrain.runtime.comm.delays import Delays
-from zerotrain.runtime.comm.errors import CommError
 from zerotrain.runtime.comm.exchange import Exchange
+from zerotrain.runtime.comm.memory import Memory, PrivateMemory
+from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.model_parallel import ModelParallel
-from zerotrain.runtime.comm.nodes import NodeMap
-from zerotrain.runtime.comm.private import Memory, PrivateMemory
 from zerotrain.runtime.comm.shared import SharedGroup
 from zerotrain.runtime.comm.sharing import share_memory
 from zerotrain.runtime.comm.timing import Pending
@@ -84,7 +83,11 @@ class Comm(Accounts):
         """Process groups of some of the ranks. `SubGroup` adds its group here, so that a failure aborts its
         collectives too, and removes it before leaving the group."""
         self._delays = Delays(options.delay_seconds, seed=self.rank)
-        self.meet = Meetings(self, store_name=f"zerotrain/{self._serial}/{self.global_ranks[0]}/meetings")
+        self.meet = Meetings(
+            self,
+            timeout=timeout,
+            store_name=f"zerotrain/{self._serial}/{self.global_ranks[0]}/meetings",
+        )
         """`meet(name, flag=False)`: wait until every rank has called the engine's method of that name; return
         whether any passed the flag."""
         self._watchdog = self._make_watchdog(options.watchdog_seconds)

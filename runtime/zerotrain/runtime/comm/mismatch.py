@@ -1,5 +1,5 @@
-"""Decides from the progress of all ranks what is wrong with a collective that does not end. Pure functions,
-called by `watchdog.py`."""
+"""The package's error, and what is wrong with a collective that does not end: pure functions of the progress
+of all ranks, called by `watchdog.py`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ ENDED = "ended"
 STUCK_BOUNDS = 2.0
 """Multiple of the bound after which a collective that every rank has entered is reported. By then even the
 last rank has been in it for one bound."""
+
+
+class CommError(RuntimeError):
+    """The process group cannot be set up, the ranks disagree on what they do, or a rank is gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zerotrain.runtime.comm.errors import CommError
-from zerotrain.runtime.comm.mismatch import ENDED, Progress, certain_failure, diagnose
+from zerotrain.runtime.comm.mismatch import ENDED, CommError, Progress, certain_failure, diagnose
 from zerotrain.runtime.comm.rank_records import RankRecords
 
 KEPT = 64

@@ -10,15 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zerotrain.runtime.comm.errors import CommError
-from zerotrain.runtime.comm.mismatch import CALL
+from zerotrain.runtime.comm.accounts import Accounts
+from zerotrain.runtime.comm.mismatch import CALL, CommError
 from zerotrain.runtime.comm.watchdog import own_store
 from zerotrain.runtime.comm.work import Ready
-
-if TYPE_CHECKING:
-    from zerotrain.runtime.comm.group import Comm
 
 _FLAG = 1 << 32
 """Number that a rank with a flag adds to the count of those that arrived, beside itself."""
@@ -77,8 +74,9 @@ class Meeting(Ready):
 class Meetings:
     """Meetings of one `Comm`, in the same order on every rank."""
 
-    def __init__(self, comm: Comm, *, store_name: str) -> None:
+    def __init__(self, comm: Accounts, *, timeout: timedelta, store_name: str) -> None:
         self._comm = comm
+        self._timeout = timeout
         self._store_name = store_name
         self._store: Any = None
         self._met = 0
@@ -100,7 +98,7 @@ class Meetings:
             self._store,
             number=self._met,
             world_size=comm.world_size,
-            timeout=comm.timeout,
+            timeout=self._timeout,
             check=comm.check,
             flag=flag,
         )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from zerotrain.runtime.comm.delays import Delays
-from zerotrain.runtime.comm.errors import CommError
+from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.timing import Measurement
 from zerotrain.runtime.comm.watchdog import Watchdog
 
