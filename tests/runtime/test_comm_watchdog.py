@@ -18,12 +18,11 @@ from tests.support.device import TRANSPORTS
 from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv
 from zerotrain.runtime.comm import group
-from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 from zerotrain.runtime.comm.mismatch import Progress, diagnose
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Watchdog
-from zerotrain.runtime.comm.work import Watched, sendable
+from zerotrain.runtime.comm.work import Delays, Watched, sendable
 
 BOUND_S = 4.0
 """Bound in seconds, above the drift of ranks that start together on a busy machine."""

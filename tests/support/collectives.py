@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zerotrain.runtime.comm.delays import Delays
+from zerotrain.runtime.comm.work import Delays
 from zerotrain.runtime.engine import Engine
 
 COLLECTIVES = {

@@ -11,10 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.timing import CollectiveSample, Measurement, Pending, Stopwatch
 from zerotrain.runtime.comm.watchdog import Watchdog
-from zerotrain.runtime.comm.work import Watched
+from zerotrain.runtime.comm.work import Delays, Watched
 
 _HASH_BITS = (1 << 52) - 1  # float64, which carries the record, holds 52-bit integers exactly
 TIMINGS_KEPT = 65_536

@@ -23,17 +23,15 @@ import torch.distributed as dist
 
 from zerotrain.contract.launch import CommEnv, LaunchError
 from zerotrain.runtime.comm.accounts import Accounts, NodeMap
-from zerotrain.runtime.comm.delays import Delays
-from zerotrain.runtime.comm.exchange import Exchange
 from zerotrain.runtime.comm.memory import Memory, PrivateMemory
 from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.shared import SharedGroup
 from zerotrain.runtime.comm.sharing import share_memory
-from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.comm.timing import Exchange, Pending
 from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.comm.whole_calls import Meetings
-from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, gather_by_broadcasts, sendable
+from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Delays, gather_by_broadcasts, sendable
 
 __all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
 

@@ -1,9 +1,10 @@
-"""Durations of collectives: wall clock on the CPU, events on CUDA, read late so that nothing synchronises."""
+"""Handles of collectives in flight, and their durations: wall clock on the CPU, events on CUDA, read late so
+that nothing synchronises."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -46,6 +47,29 @@ class Pending:
         wait, self._wait = self._wait, None
         if wait is not None:
             wait()
+
+
+class Exchange:
+    """Handle of an all-to-all: call `wait`, read `parts`, call `finish`, in this order and once each."""
+
+    def __init__(
+        self,
+        pending: Pending,
+        *,
+        parts: Callable[[], Sequence[torch.Tensor]],
+        finish: Callable[[], None],
+        extra_bytes: int,
+    ) -> None:
+        self.wait = pending.wait
+        """Block (CPU) or make the current stream wait (CUDA) until the parts are available."""
+        self.parts = parts
+        """Return what every rank sent to this one, in rank order. Read only; one of the parts may alias the
+        buffer that was sent."""
+        self.finish = finish
+        """Declare that the parts have been read and are not needed any more."""
+        self.extra_bytes = extra_bytes
+        """Bytes that the received parts take until `finish`; 0 if they are read in place on the other
+        ranks."""
 
 
 class Measurement:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -9,7 +11,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.timing import Measurement
 from zerotrain.runtime.comm.watchdog import Watchdog
@@ -21,6 +22,20 @@ _LOOK_AFTER = timedelta(milliseconds=200)
 EXPLAIN_S = 2.0
 """Seconds that a wait which failed in the backend looks for the rank that has ended: its process may still be
 exiting."""
+
+
+class Delays:
+    """Random pauses of at most `most_seconds` each around collectives, in a different sequence on every rank:
+    tests so meet orders of events that an idle machine never produces."""
+
+    def __init__(self, most_seconds: float, *, seed: int) -> None:
+        self._most = most_seconds
+        self._random = random.Random(seed)
+
+    def pause(self) -> None:
+        """Sleep for a random part of `most_seconds`."""
+        if self._most > 0.0:
+            time.sleep(self._random.random() * self._most)
 
 
 class Ready:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.launch import CommEnv
 from zerotrain.contract.memory.moved import updates_just_in_time
-from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.work import Delays
 from zerotrain.runtime.offload.updater import Updater
 
 KEY = "zero_optimization.offload_optimizer.just_in_time"

@@ -12,11 +12,10 @@ from typing import Protocol
 
 import torch
 
-from zerotrain.runtime.comm.exchange import Exchange
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.subgroup import SubGroup
 from zerotrain.runtime.comm.sums import accumulate_
-from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.comm.timing import Exchange, Pending
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.quantize import INT4, Quantizer
 

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 import torch
 
-from zerotrain.runtime.comm.exchange import Exchange
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.sums import accumulate_
-from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.comm.timing import Exchange, Pending
 from zerotrain.runtime.zero.gradients import UnitGradients, own_part_to_write
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 

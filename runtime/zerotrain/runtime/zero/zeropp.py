@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zerotrain.runtime.comm.exchange import Exchange
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.subgroup import SubGroup
+from zerotrain.runtime.comm.timing import Exchange
 from zerotrain.runtime.zero.hierarchy import HierarchicalReduction
 from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.ledger import MemoryLedger
