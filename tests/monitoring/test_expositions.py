@@ -1,4 +1,4 @@
-"""What /metrics of a worker and of the operator say: names, types, labels, buckets and values are frozen."""
+"""Frozen expositions of a worker and of the operator: names, types, labels, buckets and values."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ class Families(Collector):
         together."""
         self._series: dict[tuple[str, ...], Series] = {}
         """Series by name and labels, as `labels()` of a metric takes longer than all the rest."""
+        self._totals: dict[tuple[str, ...], float] = {}
+        """Totals of `raise_to` so far, by name and labels."""
         for name, spec in self._specs.items():
             if not spec.only and spec.kind is not MetricKind.INFO:
                 for values in product(*spec.labels.values()):
@@ -58,6 +60,13 @@ class Families(Collector):
 
     def info(self, name: str) -> Info:
         return self._find(Info, name, ())
+
+    def raise_to(self, total: float, name: str, *labels: str) -> None:
+        """Raise a counter to a total that is summed elsewhere; a smaller total comes from a new source that
+        began at 0, and changes nothing."""
+        known = self._totals.get((name, *labels), 0.0)
+        self._totals[(name, *labels)] = most = max(known, total)
+        self.counter(name, *labels).inc(most - known)
 
     def collect(self) -> Iterator[Metric]:
         """Return the families that have samples, without creation times: nothing reads them, and

@@ -85,8 +85,6 @@ class WorkerMetrics:
         self._grad_norm_spikes = SpikeDetector(SpikeRule(factor=5.0))
         self._loss_spikes = SpikeDetector(SpikeRule(factor=1.5))
         self._has_stepped = False
-        self._totals: dict[tuple[str, ...], float] = {}
-        """Totals of `_raise_to` so far, by name and labels."""
         self._facts = {
             "attempt": str(identity.attempt),
             "world_size": str(identity.world_size),
@@ -205,19 +203,12 @@ class WorkerMetrics:
     def set_offload(self, sample: OffloadSample) -> None:
         """Set the totals of offloading so far."""
         for direction, num_bytes in sample.moved_bytes.items():
-            self._raise_to(num_bytes, "zerotrain_transfer_bytes_total", direction)
-        self._raise_to(sample.wait_seconds, "zerotrain_spill_wait_seconds_total")
-        self._raise_to(sample.pass_seconds, "zerotrain_spill_pass_seconds_total")
-        self._raise_to(sample.pass_bytes, "zerotrain_spill_pass_bytes_total")
-        self._raise_to(sample.io_errors, "zerotrain_spill_io_errors_total")
-        self._raise_to(sample.auth_failures, "zerotrain_spill_auth_failures_total")
-
-    def _raise_to(self, total: float, name: str, *labels: str) -> None:
-        """Raise a counter to a total that is summed elsewhere; a smaller total comes from a new source that
-        began at 0, and changes nothing."""
-        known = self._totals.get((name, *labels), 0.0)
-        self._totals[(name, *labels)] = most = max(known, total)
-        self._families.counter(name, *labels).inc(most - known)
+            self._families.raise_to(num_bytes, "zerotrain_transfer_bytes_total", direction)
+        self._families.raise_to(sample.wait_seconds, "zerotrain_spill_wait_seconds_total")
+        self._families.raise_to(sample.pass_seconds, "zerotrain_spill_pass_seconds_total")
+        self._families.raise_to(sample.pass_bytes, "zerotrain_spill_pass_bytes_total")
+        self._families.raise_to(sample.io_errors, "zerotrain_spill_io_errors_total")
+        self._families.raise_to(sample.auth_failures, "zerotrain_spill_auth_failures_total")
 
     def _observe_numbers(self, sample: StepSample) -> None:
         finite = True
