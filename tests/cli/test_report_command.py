@@ -210,7 +210,13 @@ def job_object(**status: Any) -> dict[str, Any]:
             "failures": [failure],
             "checkpoint": {"last": {"step": 120, "path": "/c/gpt/x", "time": moment, "durable": True}},
             "conditions": [
-                {"type": "Progressing", "status": "True", "reason": "StepAdvanced", "message": HOSTILE}
+                {
+                    "type": "Progressing",
+                    "status": "True",
+                    "reason": "StepAdvanced",
+                    "message": HOSTILE,
+                    "lastTransitionTime": moment,
+                }
             ],
             **status,
         },

@@ -40,7 +40,7 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
 
 HANG = {
     "attempt": 2,
-    "since": stamp(400),
+    "detectedAt": stamp(400),
     "step": 61,
     "phase": "step",
     "limitSeconds": 300,
@@ -201,6 +201,7 @@ CASES: list[tuple[str, dict[str, Any], Sequence[Event], Sequence[Pod], list[str]
                 "verification": {
                     "state": "Damaged",
                     "step": 100,
+                    "startTime": stamp(60),
                     "pod": "gpt-2-verify-1",
                     "message": "3 shards",
                 },

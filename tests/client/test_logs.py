@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import small_api
 from tests.support.commands import zerotrain
-from tests.support.job_states import job, pod
+from tests.support.job_states import job, pod, stamp
 from zerotrain.client import Client, ForbiddenError, ServerError, TooManyLogsError, logs
 from zerotrain.client.exit_codes import CommandExit
 from zerotrain.operator.api.status import MAX_FAILURES
@@ -175,7 +175,7 @@ def test_an_attempt_that_grew_beyond_the_limit_is_followed_in_part(served: tuple
     assert problems == ["attempt 2 has 2 workers; followed: the first 1"]
 
 
-FAILED = {"attempt": 1, "rank": 2, "pod": "gpt-1-1", "log": "attempt-1.log"}
+FAILED = {"attempt": 1, "time": stamp(300), "rank": 2, "pod": "gpt-1-1", "log": "attempt-1.log"}
 LABELS = "zerotrain.dev/job=gpt and zerotrain.dev/attempt="
 
 

@@ -144,7 +144,7 @@ def test_the_event_of_a_failure_names_the_policy(words: str, named: bool, restar
 
 @pytest.mark.parametrize(("line", "named"), [("curl: (6) Could not resolve host: hub", True), ("NaN", False)])
 def test_describe_shows_what_to_do(line: str, named: bool) -> None:
-    failure = {"attempt": 1, "reason": "RankFailed", "message": "exit code 1", "lastLine": line}
+    failure = {"attempt": 1, "time": "2026-01-01T00:00:00Z", "reason": "RankFailed", "lastLine": line}
     raw = job_json({"status": {"phase": "Restarting", "attempt": 1, "failures": [failure]}})
     advice = [item.text for item in advice_for(Job.of(raw), (), (), NOW)]
     assert any("spec.network.egressCidrs" in text for text in advice) == named

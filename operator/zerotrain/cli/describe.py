@@ -116,19 +116,21 @@ def _lines(text: str) -> list[str]:
 
 
 def _memory(job: Job) -> list[str]:
+    from zerotrain.client.plan_text import estimate_text, margin_text, used_tiers
+
     plan = job.memory_plan
-    if plan is None or not plan.tiers:
+    if plan is None or not used_tiers(plan):
         return []
     rows = [
-        (tier, _bytes(planned), _bytes(observed), plan.margin_text(tier) or "-")
-        for tier, planned, observed in plan.tiers
+        (tier, _bytes(planned), _bytes(observed), margin_text(plan, tier) or "-")
+        for tier, planned, observed in used_tiers(plan)
     ]
     ranks = f", {plan.ranks} ranks" if plan.ranks else ""
     lines = [*table_lines(("TIER", "PLANNED", "TAKEN", "LEFT BY THE PLAN"), rows)]
-    lines.append(f"fit: {plan.fit or 'unknown'}{ranks}")
-    if plan.estimate:
+    lines.append(f"fit: {plan.verdict or 'unknown'}{ranks}")
+    if estimate := estimate_text(plan):
         taken = f"; now {job.step_seconds:.3g} s" if job.step_seconds else ""
-        lines.append(f"a step, by data sheet: {plan.estimate}{taken}")
+        lines.append(f"a step, by data sheet: {estimate}{taken}")
     return lines
 
 

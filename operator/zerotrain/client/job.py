@@ -8,18 +8,20 @@ from datetime import datetime
 from typing import Any, Self
 
 from zerotrain.client.lenient_json import Fields
-from zerotrain.client.planned import MemoryPlan
-from zerotrain.client.status_records import (
-    FINISHED_PHASES,
-    Checkpoint,
+from zerotrain.operator.api.hangs import HangStatus, StragglerStatus
+from zerotrain.operator.api.lenient import read_leniently
+from zerotrain.operator.api.lifecycle import Verification
+from zerotrain.operator.api.memory_plan import MemoryPlan
+from zerotrain.operator.api.status import (
+    CheckpointRecord,
     Condition,
     Count,
-    Culprit,
     Failure,
+    Phase,
     Restarts,
-    Verification,
-    YieldRequest,
+    ZeroTrainingJobStatus,
 )
+from zerotrain.operator.api.yields import YieldRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +60,16 @@ class Job:
     failures: tuple[Failure, ...]
     """Failures, newest first."""
     restarts: Restarts
-    last_checkpoint: Checkpoint | None
+    last_checkpoint: CheckpointRecord | None
     resumed_from_step: int | None
     verification: Verification | None
     memory_plan: MemoryPlan | None
-    hang: Culprit | None
-    straggler: Culprit | None
+    hang: HangStatus | None
+    straggler: StragglerStatus | None
     yield_request: YieldRequest | None
     excluded_nodes: tuple[str, ...]
+    status: ZeroTrainingJobStatus = field(repr=False, compare=False)
+    """The whole status, as far as this version knows it."""
     raw: Mapping[str, Any] = field(repr=False, compare=False)
     """The whole object."""
 
@@ -73,42 +77,44 @@ class Job:
     def of(cls, raw: Mapping[str, Any]) -> Self:
         """Make the record from the API server's JSON, whichever version of the operator wrote the status."""
         job = Fields(raw)
-        meta, spec, status = job.part("metadata"), job.part("spec"), job.part("status")
-        progress, checkpoint = status.part("progress"), status.part("checkpoint")
+        meta, spec = job.part("metadata"), job.part("spec")
+        status = read_leniently(ZeroTrainingJobStatus, raw.get("status"))
+        progress, checkpoint = status.progress, status.checkpoint
         return cls(
             name=meta.text("name"),
             namespace=meta.text("namespace"),
             uid=meta.text("uid"),
             created=meta.moment("creationTimestamp"),
-            phase=status.text("phase"),
-            attempt=status.count("attempt"),
-            step=progress.count("step"),
-            total_steps=spec.whole("steps") or progress.whole("totalSteps") or None,
-            loss=progress.number("loss"),
-            tokens_per_second=progress.number("tokensPerSecond"),
-            step_seconds=progress.number("stepSeconds"),
-            activity=progress.text("phase"),
-            last_step_time=progress.moment("lastStepTime"),
-            start_time=status.moment("startTime"),
-            attempt_start_time=status.moment("attemptStartTime"),
-            next_attempt_time=status.moment("nextAttemptTime"),
-            completion_time=status.moment("completionTime"),
-            workers=Count.of(status.part("workers")),
-            ranks=Count.of(status.part("ranks")),
+            phase=str(status.phase or ""),
+            attempt=status.attempt,
+            step=progress.step,
+            total_steps=spec.whole("steps") or progress.total_steps or None,
+            loss=progress.loss,
+            tokens_per_second=progress.tokens_per_second,
+            step_seconds=progress.step_seconds,
+            activity=progress.phase,
+            last_step_time=progress.last_step_time,
+            start_time=status.start_time,
+            attempt_start_time=status.attempt_start_time,
+            next_attempt_time=status.next_attempt_time,
+            completion_time=status.completion_time,
+            workers=status.workers,
+            ranks=status.ranks,
             ranks_per_worker=_ranks_per_worker(spec),
-            zero_stage=status.whole("zeroStage"),
+            zero_stage=status.zero_stage,
             suspended=spec.flag("suspend"),
-            conditions=tuple(Condition.of(item) for item in status.parts("conditions")),
-            failures=tuple(Failure.of(item) for item in status.parts("failures")),
-            restarts=Restarts.of(status.part("restarts")),
-            last_checkpoint=Checkpoint.of(checkpoint.part("last")),
-            resumed_from_step=checkpoint.whole("resumedFromStep"),
-            verification=Verification.of(checkpoint.part("verification")),
-            memory_plan=MemoryPlan.of(status.part("memoryPlan")),
-            hang=Culprit.of(status.part("hang")),
-            straggler=Culprit.of(status.part("straggler")),
-            yield_request=YieldRequest.of(status.part("yieldRequest")),
-            excluded_nodes=tuple(item.text("name") for item in status.parts("excludedNodes")),
+            conditions=status.conditions,
+            failures=status.failures,
+            restarts=status.restarts,
+            last_checkpoint=checkpoint.last,
+            resumed_from_step=checkpoint.resumed_from_step,
+            verification=checkpoint.verification,
+            memory_plan=status.memory_plan,
+            hang=status.hang,
+            straggler=status.straggler,
+            yield_request=status.yield_request,
+            excluded_nodes=tuple(item.name for item in status.excluded_nodes),
+            status=status,
             raw=raw,
         )
 
@@ -119,7 +125,7 @@ class Job:
     @property
     def is_finished(self) -> bool:
         """Return whether the job is completed or failed: nothing of it runs any more."""
-        return self.phase in FINISHED_PHASES
+        return self.phase in (Phase.COMPLETED, Phase.FAILED)
 
     @property
     def num_workers(self) -> int:

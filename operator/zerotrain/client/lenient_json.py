@@ -1,7 +1,7 @@
-"""Tolerant access to JSON from other sources: a field that is absent or of another type reads as empty.
+"""Tolerant access to objects of Kubernetes: a field that is absent or of another type reads as empty.
 
-The views use it instead of the API's strict models: a client must show jobs of an operator that is newer or
-older than itself, and whatever a user put into a pod.
+A client must show whatever a user put into a pod. A job's status is read by the API's own models
+(`operator.api.lenient`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from zerotrain.client.log_stream import (
     with_logs,
 )
 from zerotrain.client.observed import LogLine, Pod
-from zerotrain.client.status_records import Failure
+from zerotrain.operator.api.status import Failure
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB
 
 if TYPE_CHECKING:

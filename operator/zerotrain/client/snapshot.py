@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from zerotrain.client.errors import ClientError, JobNotFoundError
 from zerotrain.client.formatting import since, size, span
 from zerotrain.client.job import Job
-from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import JobProgress
+from zerotrain.client.plan_text import used_tiers
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.text import printable
+from zerotrain.operator.api.hangs import HangStatus
+from zerotrain.operator.api.memory_plan import MemoryPeaks
 
 if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
@@ -87,7 +89,7 @@ class Snapshot:
     def tiers(self) -> tuple[TierRow, ...]:
         """Return the tiers that the plan or a rank reports."""
         plan = self.job.memory_plan
-        planned = {name: amount for name, amount, _ in plan.tiers} if plan is not None else {}
+        planned = {name: amount for name, amount, _ in used_tiers(plan)} if plan is not None else {}
         taken = {
             "gpu": max((row.gpu_bytes for row in self.rows), default=0),
             "host": max((row.host_bytes for row in self.rows), default=0),
@@ -159,32 +161,31 @@ def take(reader: JobReader, name: str) -> Snapshot:
 def kept_rows(job: Job, now: datetime) -> Iterator[RankRow]:
     """Iterate over rank 0 as last reported to the operator, and the ranks that the operator names. This is
     incomplete, but needs no connection to the workers."""
-    reported_attempt = Fields(job.raw).part("status").part("progress").count("attempt")
-    if not job.ranks.ready or reported_attempt != job.attempt:
+    if not job.ranks.ready or job.status.progress.attempt != job.attempt:
         return
     named = {
         item.rank: (mark, item)
         for mark, item in ((Mark.SLOW, job.straggler), (Mark.ACCUSED, job.hang))
         if item is not None and item.rank is not None and item.attempt == job.attempt
     }
-    plan = job.memory_plan
+    observed = (job.memory_plan.observed if job.memory_plan else None) or MemoryPeaks()
     for rank in sorted({0, *named}):
         mark, culprit = named.get(rank, (Mark.FINE, None))
         is_first = rank == 0
-        moved = job.last_step_time if is_first or culprit is None else culprit.since
+        hang = culprit if isinstance(culprit, HangStatus) else None
         pod = f"{job.name}-{job.attempt}-{rank // job.ranks_per_worker}"
         yield RankRow(
             rank=rank,
             pod=culprit.pod or pod if culprit else pod,
             node=culprit.node if culprit else "",
-            phase=job.activity if is_first or culprit is None else culprit.phase or "-",
-            step=job.step if is_first or culprit is None else culprit.step or job.step,
+            phase=job.activity if is_first else (hang.phase if hang else "") or "-",
+            step=job.step if is_first or hang is None else hang.step or job.step,
             step_seconds=job.step_seconds if is_first else None,
             waits_s=None,
-            idle_s=(now - moved).total_seconds() if moved else None,
-            gpu_bytes=plan.observed_gpu_bytes or 0 if plan and is_first else 0,
-            host_bytes=plan.observed_host_bytes or 0 if plan and is_first else 0,
-            spill_bytes=plan.observed_nvme_bytes or 0 if plan and is_first else 0,
+            idle_s=(now - job.last_step_time).total_seconds() if is_first and job.last_step_time else None,
+            gpu_bytes=observed.gpu_bytes or 0 if is_first else 0,
+            host_bytes=observed.host_bytes or 0 if is_first else 0,
+            spill_bytes=observed.nvme_bytes or 0 if is_first else 0,
             mark=mark,
         )
 

@@ -108,7 +108,7 @@ def wait_for(states: Iterator[Job | None], name: str, *, until: str, timeout_s: 
 def _is_seen(job: Job) -> bool:
     """Return whether the operator has observed the present spec; a correction takes a moment."""
     generation = Fields(job.raw).part("metadata").whole("generation") or 0
-    return generation <= (Fields(job.raw).part("status").whole("observedGeneration") or 0)
+    return generation <= job.status.observed_generation
 
 
 def _ended(job: Job, until: str) -> str:

@@ -22,6 +22,7 @@ from zerotrain.cli.report.facts import (
     spans_of,
 )
 from zerotrain.cli.report.folders import checkpoint_rows, facts_of, summary_of
+from zerotrain.client.plan_text import estimate_text, margin_text, used_tiers
 from zerotrain.contract.history import (
     HISTORY_DIR,
     AttemptHistory,
@@ -33,7 +34,7 @@ from zerotrain.contract.worker_http import HISTORY_PATH
 
 if TYPE_CHECKING:
     from zerotrain.client import Client, Job
-    from zerotrain.client.planned import MemoryPlan
+    from zerotrain.operator.api.memory_plan import MemoryPlan
 
 _TIERS = {"gpu": "GPU, planned whole", "host": "host memory, planned whole", "nvme": "NVMe volume"}
 
@@ -146,9 +147,11 @@ def _facts(job: Job, attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]
 
 
 def _plan_facts(plan: MemoryPlan) -> list[tuple[str, str]]:
-    left = [f"{tier} {plan.margin_text(tier)}" for tier, _, _ in plan.tiers if plan.margin_text(tier)]
-    rows = [("memory plan", "; left: ".join(filter(None, (plan.fit, ", ".join(left)))))]
-    return [*rows, ("a step, by data sheet", plan.estimate)] if plan.estimate else rows
+    margins = ((tier, margin_text(plan, tier)) for tier, _, _ in used_tiers(plan))
+    left = [f"{tier} {margin}" for tier, margin in margins if margin]
+    rows = [("memory plan", "; left: ".join(filter(None, (plan.verdict, ", ".join(left)))))]
+    estimate = estimate_text(plan)
+    return [*rows, ("a step, by data sheet", estimate)] if estimate else rows
 
 
 def _spans(job: Job, attempts: Sequence[AttemptHistory]) -> list[Span]:
@@ -174,7 +177,7 @@ def _planned(job: Job) -> list[MemoryRow]:
         MemoryRow(
             name=_TIERS.get(tier, tier), planned=planned, measured=measured, planned_by="memory planner"
         )
-        for tier, planned, measured in (plan.tiers if plan is not None else ())
+        for tier, planned, measured in (used_tiers(plan) if plan is not None else ())
     ]
 
 

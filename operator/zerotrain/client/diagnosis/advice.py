@@ -34,12 +34,11 @@ def advice_for(job: Job, events: Sequence[Event], pods: Sequence[Pod], now: date
 
 def _operator(case: Case) -> Iterator[Advice]:
     job = case.job
-    meta, manager = Fields(job.raw).part("metadata"), Fields(job.raw).part("spec").text("managedBy")
+    meta, manager = Fields(job.raw).part("metadata"), Fields(job.spec).text("managedBy")
     if manager and manager != MANAGER:
         yield Advice(text=f"spec.managedBy is {manager}: that controller manages the job, not zerotrain.")
         return
-    seen = Fields(job.raw).part("status").count("observedGeneration")
-    behind = seen < meta.count("generation")
+    behind = job.status.observed_generation < meta.count("generation")
     age_s = (case.now - job.created).total_seconds() if job.created is not None else 0.0
     if (not job.phase and age_s > UNSEEN_S) or (job.phase and behind and age_s > UNREAD_S):
         yield Advice(
@@ -197,7 +196,7 @@ def _memory(case: Case) -> Iterator[Advice]:
     plan = case.job.memory_plan
     if case.job.is_finished or plan is None or case.job.phase == "Stalled":
         return
-    if plan.fit == "Tight":
+    if plan.verdict == "Tight":
         yield Advice(text="Its memory is tight: it fits only if the estimates err on the safe side.")
     limits = case.has("OutOfMemory") or any(item.reason == "OutOfMemory" for item in case.job.failures)
     if limits and case.job.phase != "Failed":

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from zerotrain.client.job import Job, command
 from zerotrain.client.observed import Event
-from zerotrain.client.status_records import Failure
 from zerotrain.contract.exit_codes import meaning_of
+from zerotrain.operator.api.status import Failure
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 _CAUSES = {
@@ -80,7 +80,7 @@ def _details(job: Job, failure: Failure) -> Iterator[str]:
         yield f"last line: {failure.last_line}"
     if failure.action:
         by = f"rule {failure.rule} of failurePolicy" if failure.rule is not None else "the built-in table"
-        paid = _CAUSES.get(failure.cause, "")
+        paid = _CAUSES.get(failure.cause or "", "")
         yield f"{failure.action}, by {by}{f'; {paid}' if paid else ''}"
     others = [item for item in failure.ranks if item.pod and item.pod != failure.pod]
     if others:

@@ -7,9 +7,8 @@ from datetime import datetime
 
 from zerotrain.client.formatting import counted, since, span
 from zerotrain.client.job import Job
-from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import Pod
-from zerotrain.client.status_records import Culprit
+from zerotrain.operator.api.hangs import HangStatus, StragglerStatus
 
 _PHASES = {
     "": "the operator has not seen the job yet",
@@ -115,9 +114,9 @@ def _size(job: Job) -> Iterator[str]:
         f"{job.workers.running} of {counted(job.workers.desired, 'worker')} run, "
         f"{job.ranks.ready} of {counted(job.ranks.desired, 'rank')} have met{stage}."
     )
-    elastic = Fields(job.raw).part("status").part("elastic")
-    if elastic.text("message"):
-        yield f"The size is not the one asked for ({elastic.text('reason')}): {elastic.text('message')}"
+    elastic = job.status.elastic
+    if elastic is not None and elastic.message:
+        yield f"The size is not the one asked for ({elastic.reason or ''}): {elastic.message}"
 
 
 def _attempt(job: Job, now: datetime) -> Iterator[str]:
@@ -168,25 +167,26 @@ def _culprits(job: Job, now: datetime) -> Iterator[str]:
     hang = job.hang
     if hang is not None and hang.attempt == job.attempt:
         yield (
-            f"Hung since {since(hang.since, now)}: step {hang.step:,} does not end; "
-            f"the limit of {hang.phase or 'the phase'} is {span(hang.limit_s)}. {_who(hang)}"
+            f"Hung since {since(hang.detected_at, now)}: step {hang.step:,} does not end; "
+            f"the limit of {hang.phase or 'the phase'} is {span(hang.limit_seconds)}. {_who(hang)}"
         )
     slow = job.straggler
     if slow is not None and slow.attempt == job.attempt:
         yield f"{_who(slow)} Its steps take {slow.percent} % of the middle rank's, and all others wait."
 
 
-def _who(culprit: Culprit) -> str:
+def _who(culprit: HangStatus | StragglerStatus) -> str:
+    message = culprit.message if isinstance(culprit, HangStatus) else ""
     if culprit.rank is None:
-        return culprit.message or "No rank stands out."
+        return message or "No rank stands out."
     place = f"rank {culprit.rank} (pod {culprit.pod}, node {culprit.node or '?'})"
-    return f"Held up by {place}{f': {culprit.message}' if culprit.message else ''}."
+    return f"Held up by {place}{f': {message}' if message else ''}."
 
 
 def _memory(job: Job) -> Iterator[str]:
     plan = job.memory_plan
-    if plan is not None and plan.fit in ("Tight", "DoesNotFit") and plan.message:
-        yield f"Memory plan, {plan.fit}: {plan.message}"
+    if plan is not None and plan.verdict in ("Tight", "DoesNotFit") and plan.message:
+        yield f"Memory plan, {plan.verdict}: {plan.message}"
 
 
 def _waiting_pods(job: Job, pods: Sequence[Pod]) -> Iterator[str]:

@@ -1,12 +1,31 @@
-"""Models of ZeroTrainingJob, the API of zerotrain. Used by the operator, the client and the CLI."""
+"""Models of ZeroTrainingJob, the API of zerotrain. Used by the operator, the client and the CLI.
 
-from .hangs import HangAction, HangPolicy, HangStatus, StragglerStatus
-from .job import ZeroTrainingJob
-from .quantity import Quantity
-from .shape import AttemptShape
-from .spec import ZeroTrainingJobSpec
-from .status import Condition, Failure, Phase, RestartCause, ZeroTrainingJobStatus
-from .yields import YieldReason, YieldRequest
+Names are imported at their first use: who reads only a status does not wait for the models of the spec.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .hangs import HangAction, HangPolicy, HangStatus, StragglerStatus
+    from .job import ZeroTrainingJob
+    from .quantity import Quantity
+    from .shape import AttemptShape
+    from .spec import ZeroTrainingJobSpec
+    from .status import Condition, Failure, Phase, RestartCause, ZeroTrainingJobStatus
+    from .yields import YieldReason, YieldRequest
+
+_PLACES = {
+    "hangs": ("HangAction", "HangPolicy", "HangStatus", "StragglerStatus"),
+    "job": ("ZeroTrainingJob",),
+    "quantity": ("Quantity",),
+    "shape": ("AttemptShape",),
+    "spec": ("ZeroTrainingJobSpec",),
+    "status": ("Condition", "Failure", "Phase", "RestartCause", "ZeroTrainingJobStatus"),
+    "yields": ("YieldReason", "YieldRequest"),
+}
 
 __all__ = [
     "AttemptShape",
@@ -25,3 +44,10 @@ __all__ = [
     "ZeroTrainingJobSpec",
     "ZeroTrainingJobStatus",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -165,9 +165,12 @@ class ObservedModel(ApiModel):
 
 
 def _whole_number(value: object) -> object:
-    """Accept 1e3 as the API server does: JSON has one kind of number."""
+    """Accept 1e3 as the API server does: JSON has one kind of number. No number of the API has more than 64
+    bits."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        value = int(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number has at most 64 bits")
     return value
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from zerotrain.operator.constants import MAX_WORKERS
 
 from .base import ApiModel, Int, ObservedModel, Seconds, rule
+from .lenient import OpenEnum
 
 DEFAULT_SHRINK_AFTER_S = 120
 DEFAULT_GROW_AFTER_S = 300
@@ -55,7 +55,7 @@ class Elastic(ApiModel):
         return self.grow_after_seconds or DEFAULT_GROW_AFTER_S
 
 
-class SizeReason(StrEnum):
+class SizeReason(OpenEnum):
     """Reason why a job has another size than spec.workers."""
 
     CAPACITY = "Capacity"
@@ -94,14 +94,14 @@ class ElasticStatus(ObservedModel):
     message: str = ""
     """Explanation of the reason, for people."""
 
-    since: datetime | None = None
+    since: AwareDatetime | None = None
     """Time of the decision."""
 
     refused: RefusedSize | None = None
     """Refusal of spec.workers, which stands while the job is smaller for another reason; under the reason
     Refused it is in `workers` and `message`."""
 
-    failed_at: datetime | None = None
+    failed_at: AwareDatetime | None = None
     """Time when a rule of failurePolicy last made the job smaller; it grows no sooner than
     failurePolicy.windowSeconds later."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from .base import ApiModel, Int, ObservedModel, Seconds
 
@@ -57,7 +56,7 @@ class HangStatus(ObservedModel):
     attempt: Int
     """Attempt in which it was found."""
 
-    detected_at: datetime
+    detected_at: AwareDatetime
     """Time when the operator was sure of it."""
 
     step: Int = 0

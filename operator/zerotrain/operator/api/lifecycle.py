@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from .base import ApiModel, Int, ObservedModel, Seconds
+from .lenient import OpenEnum
 
 
 class CleanPodPolicy(StrEnum):
@@ -45,7 +45,7 @@ class RunPolicy(ApiModel):
     May be changed at any time."""
 
 
-class VerificationState(StrEnum):
+class VerificationState(OpenEnum):
     RUNNING = "Running"
     VERIFIED = "Verified"
     """Every byte is as it was written."""
@@ -73,10 +73,10 @@ class Verification(ObservedModel):
     tries: Int = 0
     """Number of pods so far; one without a result is followed by another, up to three."""
 
-    start_time: datetime
+    start_time: AwareDatetime
     """Time when it was decided; verifyTimeoutSeconds counts from it."""
 
-    completion_time: datetime | None = None
+    completion_time: AwareDatetime | None = None
     """Time when the outcome was known."""
 
     message: str = ""

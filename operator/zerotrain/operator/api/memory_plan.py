@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
 
 from .base import ATOMIC, Int, Number, ObservedModel
 
@@ -12,11 +12,13 @@ MOST_BYTES = 2**63 - 1
 """Largest integer of the API. A job may name a larger limit, but no status may hold it."""
 
 
-def _in_range(count: int) -> int:
-    return max(-MOST_BYTES, min(count, MOST_BYTES))
+def _in_range(count: object) -> object:
+    if isinstance(count, int) or (isinstance(count, float) and count.is_integer()):
+        return max(-MOST_BYTES, min(count, MOST_BYTES))
+    return count
 
 
-Bytes = Annotated[Int, AfterValidator(_in_range)]
+Bytes = Annotated[Int, BeforeValidator(_in_range)]
 
 MAX_TIERS = 8
 MAX_PHASES = 8

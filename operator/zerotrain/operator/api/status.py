@@ -6,15 +6,14 @@ the very failure that it reports.
 
 from __future__ import annotations
 
-from datetime import datetime
-from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import AwareDatetime, ConfigDict, Field
 
 from .base import ATOMIC, ATOMIC_MAP, Bool, Int, Number, ObservedModel, keyed_by
 from .elastic import ElasticStatus
 from .hangs import HangStatus, StragglerStatus
+from .lenient import OpenEnum
 from .lifecycle import Verification
 from .memory_plan import MemoryPlan
 from .shape import AttemptShape
@@ -28,7 +27,7 @@ MAX_CONDITIONS = 24
 MAX_RECENT_RESTARTS = 1000
 
 
-class Phase(StrEnum):
+class Phase(OpenEnum):
     """One-word summary for the column of `kubectl get`; the conditions hold the details."""
 
     QUEUED = "Queued"
@@ -50,7 +49,7 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
-class RestartCause(StrEnum):
+class RestartCause(OpenEnum):
     APP = "app"
     INFRA = "infra"
     PREEMPTION = "preemption"
@@ -59,7 +58,7 @@ class RestartCause(StrEnum):
 class Restart(ObservedModel):
     """One restart within the budget's window."""
 
-    time: datetime
+    time: AwareDatetime
     """Time of the decision."""
 
     cause: RestartCause
@@ -106,7 +105,7 @@ class Restarts(ObservedModel):
 class Shortage(ObservedModel):
     """Shortage of the current attempt, which holds only a part of what it needs."""
 
-    since: datetime
+    since: AwareDatetime
     """Time when it began."""
 
     reason: str
@@ -164,10 +163,10 @@ class ProgressStatus(ObservedModel):
     phase: str = ""
     """Activity of rank 0: init, step, checkpoint and so on."""
 
-    last_heartbeat: datetime | None = None
+    last_heartbeat: AwareDatetime | None = None
     """Time of rank 0's last report."""
 
-    last_step_time: datetime | None = None
+    last_step_time: AwareDatetime | None = None
     """Time when the step last advanced."""
 
 
@@ -180,7 +179,7 @@ class CheckpointRecord(ObservedModel):
     path: str = ""
     """Folder in the worker."""
 
-    time: datetime | None = None
+    time: AwareDatetime | None = None
     """Time when it was committed."""
 
     attempt: Int = 0
@@ -196,7 +195,7 @@ class CheckpointStatus(ObservedModel):
     last: CheckpointRecord | None = None
     """Newest checkpoint."""
 
-    requested_at: datetime | None = None
+    requested_at: AwareDatetime | None = None
     """Time when a checkpoint was requested (suspend); absent when none is under way."""
 
     resumed_from_step: Int | None = None
@@ -238,7 +237,7 @@ class Failure(ObservedModel):
     attempt: Int
     """Attempt that failed."""
 
-    time: datetime
+    time: AwareDatetime
     """Time when the operator saw it."""
 
     pod: str = ""
@@ -296,14 +295,14 @@ class ExcludedNode(ObservedModel):
     name: str
     """Name of the node."""
 
-    until: datetime
+    until: AwareDatetime
     """End of the exclusion. Attempts that start later may use the node again."""
 
     reason: str = ""
     """Reason of the failure that led to it."""
 
 
-class ConditionStatus(StrEnum):
+class ConditionStatus(OpenEnum):
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -324,11 +323,15 @@ class Condition(ObservedModel):
     message: str = ""
     """Sentence for people: what is the case and what to do next."""
 
-    last_transition_time: datetime
+    last_transition_time: AwareDatetime
     """Time when the status last changed."""
 
     observed_generation: Int = 0
     """Generation (metadata.generation) that it is about."""
+
+    @property
+    def is_true(self) -> bool:
+        return self.status is ConditionStatus.TRUE
 
 
 class ZeroTrainingJobStatus(ObservedModel):
@@ -347,7 +350,7 @@ class ZeroTrainingJobStatus(ObservedModel):
     attempt: Int = 0
     """Number of the current attempt, counted from 1. Written before the pods of that attempt are created."""
 
-    start_time: datetime | None = None
+    start_time: AwareDatetime | None = None
     """Time when the job first became active; set anew on resume, when a queue admits it again, and after
     Stalled. activeDeadlineSeconds counts from it."""
 
@@ -367,13 +370,13 @@ class ZeroTrainingJobStatus(ObservedModel):
     protected_attempt: Int | None = None
     """Attempt whose pods a PodDisruptionBudget protects; absent while there is none."""
 
-    attempt_start_time: datetime | None = None
+    attempt_start_time: AwareDatetime | None = None
     """Time when the current attempt was decided."""
 
     pods_created: Bool = False
     """Whether every pod of the current attempt existed once: a missing one is lost, not late."""
 
-    next_attempt_time: datetime | None = None
+    next_attempt_time: AwareDatetime | None = None
     """End of the hold-off before the next attempt; absent while none is pending."""
 
     shortage: Shortage | None = None
@@ -391,7 +394,7 @@ class ZeroTrainingJobStatus(ObservedModel):
     """Queue that the label names by now, for when the job is suspended next: empty if it was removed, absent
     while it is unchanged."""
 
-    completion_time: datetime | None = None
+    completion_time: AwareDatetime | None = None
     """Time when the job completed or failed. ttlSecondsAfterFinished counts from it."""
 
     zero_stage: Int | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from enum import StrEnum
+from pydantic import AwareDatetime
 
 from .base import Bool, ObservedModel
+from .lenient import OpenEnum
 
 
-class YieldReason(StrEnum):
+class YieldReason(OpenEnum):
     SUSPEND = "Suspend"
     """The user set spec.suspend to true."""
     QUEUE_EVICTION = "QueueEviction"
@@ -25,7 +25,7 @@ class YieldRequest(ObservedModel):
     reason: YieldReason
     """Reason why the ranks stop."""
 
-    requested_at: datetime
+    requested_at: AwareDatetime
     """Time of the decision."""
 
     message: str = ""
