@@ -16,8 +16,9 @@ from tests.support.jobs import job_json
 from zerotrain.cli.get import _row, _why
 from zerotrain.cli.options import Format
 from zerotrain.client import Job
+from zerotrain.client.kubeconfig import Server
 from zerotrain.client.reading import JobReader
-from zerotrain.client.transport import Server, Transport
+from zerotrain.client.transport import Transport
 
 pytestmark = pytest.mark.ranks
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tests.support.job_states import NOW, condition, failure, job, running_status, stamp
 from zerotrain.client.diagnosis import diagnose
-from zerotrain.client.notebook import job_html
+from zerotrain.client.job import job_html
 from zerotrain.client.snapshot import Snapshot, kept_rows, one_line
 from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lenient import read_leniently

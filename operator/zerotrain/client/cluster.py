@@ -11,13 +11,17 @@ All requests go to the API server with the identity of the kubeconfig. Errors ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.client import scrape
 from zerotrain.client.errors import ConflictError, ForbiddenError, InvalidJobError, NotFoundError
 from zerotrain.client.job import Job
+from zerotrain.client.log_stream import MAX_FOLLOWED, LogRequest
+from zerotrain.client.logs import read_logs
+from zerotrain.client.observed import LogLine
 from zerotrain.client.reading import JobReader, job_path
 from zerotrain.client.replacing import merged_over
 from zerotrain.operator.constants import API_VERSION, KIND
@@ -105,6 +109,30 @@ class Client(JobReader):
             self.transport.delete(job_path(self.namespace, name), body, what=f"job {name}")
         except NotFoundError as error:
             raise self.no_such_job(name) from error
+
+    def logs(
+        self,
+        name: str,
+        *,
+        ranks: Sequence[int] | None = None,
+        attempt: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        max_followed: int = MAX_FOLLOWED,
+        on_problem: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Iterate over the lines of all ranks, or of `ranks`, of the current attempt unless given. If the
+        pods are gone, the lines that the operator kept of the failure are returned. `tail`: the last lines of
+        each worker (of each rank if `ranks` is given). `follow` goes on into later attempts, with at most
+        `max_followed` workers at once. A pod whose log cannot be read is reported to `on_problem` (by default
+        the logger of this package), and the others go on. Raises NoLogsError, TooManyLogsError."""
+        chosen = frozenset(ranks) if ranks is not None else None
+        request = LogRequest(
+            ranks=chosen, attempt=attempt, follow=follow, tail=tail, max_followed=max_followed
+        )
+        if on_problem is not None:
+            request = replace(request, on_problem=on_problem)
+        return read_logs(self, name, request)
 
     def describe(self, name: str) -> Diagnosis:
         """Return the state of the job, its history and advice. Only the job itself is used where its events

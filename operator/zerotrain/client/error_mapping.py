@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zerotrain.client.errors import (
     CertificateError,
@@ -22,12 +21,10 @@ from zerotrain.client.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
+from zerotrain.client.kubeconfig import Server
 from zerotrain.client.lenient_json import Fields
 from zerotrain.contract.strict_json import strict_json
 from zerotrain.contract.text import one_line
-
-if TYPE_CHECKING:
-    from zerotrain.client.transport import Server
 
 MAX_MESSAGE_CHARS = 2000
 

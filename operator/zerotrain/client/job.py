@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from html import escape
 from typing import Any, Self
 
 from zerotrain.client.lenient_json import Fields
+from zerotrain.contract.text import one_line
 from zerotrain.operator.api.hangs import HangStatus, StragglerStatus
 from zerotrain.operator.api.lenient import read_leniently
 from zerotrain.operator.api.lifecycle import Verification
@@ -22,6 +24,9 @@ from zerotrain.operator.api.status import (
     ZeroTrainingJobStatus,
 )
 from zerotrain.operator.api.yields import YieldRequest
+
+_COLOURS = {"Completed": "#2e7d32", "Running": "#1565c0", "Failed": "#c62828", "Stalled": "#c62828"}
+_STYLE = "border-collapse:collapse;font-family:sans-serif;font-size:13px"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,8 +154,6 @@ class Job:
         return f"{self.namespace}/{self.name}"
 
     def _repr_html_(self) -> str:
-        from zerotrain.client.notebook import job_html
-
         return job_html(self)
 
 
@@ -162,3 +165,42 @@ def _ranks_per_worker(spec: Fields) -> int:
 def command(job: Job, verb: str, options: str = "") -> str:
     """Return a command about the job that names its namespace, whatever the reader's context is."""
     return f"zerotrain {verb} {job.name} -n {job.namespace}{f' {options}' if options else ''}"
+
+
+def job_html(job: Job) -> str:
+    """Return the HTML of a small table, for a notebook. Everything in it is escaped, as it may be hostile."""
+    colour = _COLOURS.get(job.phase, "#6d4c41")
+    rows = "".join(
+        f'<tr><th style="text-align:left;padding:2px 12px 2px 0">{escape(name)}</th>'
+        f'<td style="text-align:left">{escape(value)}</td></tr>'
+        for name, value in _facts(job)
+        if value
+    )
+    bar = _bar(job, colour)
+    title = f'<b>{escape(job.reference)}</b> <span style="color:{colour}">{escape(job.phase or "new")}</span>'
+    return f'<div style="{_STYLE}">{title}{bar}<table style="{_STYLE}">{rows}</table></div>'
+
+
+def _facts(job: Job) -> list[tuple[str, str]]:
+    failure = job.failures[0] if job.failures else None
+    last = job.last_checkpoint
+    return [
+        ("step", f"{job.step}" + (f" of {job.total_steps}" if job.total_steps else "")),
+        ("loss", f"{job.loss:.4f}" if job.loss is not None else ""),
+        ("tokens/s", f"{job.tokens_per_second:,.0f}" if job.tokens_per_second else ""),
+        ("attempt", str(job.attempt) if job.attempt else ""),
+        ("ranks", f"{job.ranks.ready} of {job.ranks.desired} ready" if job.ranks.desired else ""),
+        ("checkpoint", f"step {last.step} in {one_line(last.path, 200)}" if last is not None else ""),
+        ("restarts", str(job.restarts.total) if job.restarts.total else ""),
+        ("last failure", f"{failure.reason}: {one_line(failure.message, 200)}" if failure else ""),
+    ]
+
+
+def _bar(job: Job, colour: str) -> str:
+    if not job.total_steps:
+        return ""
+    percent = min(100.0, 100.0 * job.step / job.total_steps)
+    return (
+        '<div style="background:#e0e0e0;width:320px;height:6px;margin:4px 0">'
+        f'<div style="background:{colour};width:{percent:.1f}%;height:6px"></div></div>'
+    )

@@ -1,22 +1,20 @@
-"""`JobReader`: all read-only operations on jobs. `cluster.Client` adds those that change them."""
+"""`JobReader`: read-only operations on jobs. `cluster.Client` adds logs, and what changes jobs."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from zerotrain.client import scrape
 from zerotrain.client.errors import JobNotFoundError, NotFoundError
 from zerotrain.client.job import Job
-from zerotrain.client.log_stream import MAX_FOLLOWED, LogRequest
-from zerotrain.client.logs import read_logs
-from zerotrain.client.observed import Event, JobProgress, LogLine, MetricFamily, Pod
+from zerotrain.client.kubeconfig import find_server
+from zerotrain.client.observed import Event, JobProgress, MetricFamily, Pod
 from zerotrain.client.paging import Listing
-from zerotrain.client.transport import Transport, find_server
+from zerotrain.client.transport import Transport
 from zerotrain.client.waiting import changes, wait_for
 from zerotrain.client.watching import Watched, log_warning
 from zerotrain.operator.constants import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
@@ -119,30 +117,6 @@ class JobReader:
         found = [Pod.of(item) for item in Listing(self._transport, path, query, what="pods")]
         kept = [pod for pod in found if attempt is None or pod.attempt == attempt]
         return sorted(kept, key=lambda pod: (pod.worker is None, pod.attempt, pod.worker or 0, pod.name))
-
-    def logs(
-        self,
-        name: str,
-        *,
-        ranks: Sequence[int] | None = None,
-        attempt: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        max_followed: int = MAX_FOLLOWED,
-        on_problem: Callable[[str], None] | None = None,
-    ) -> Iterator[LogLine]:
-        """Iterate over the lines of all ranks, or of `ranks`, of the current attempt unless given. If the
-        pods are gone, the lines that the operator kept of the failure are returned. `tail`: the last lines of
-        each worker (of each rank if `ranks` is given). `follow` goes on into later attempts, with at most
-        `max_followed` workers at once. A pod whose log cannot be read is reported to `on_problem` (by default
-        the logger of this package), and the others go on. Raises NoLogsError, TooManyLogsError."""
-        chosen = frozenset(ranks) if ranks is not None else None
-        request = LogRequest(
-            ranks=chosen, attempt=attempt, follow=follow, tail=tail, max_followed=max_followed
-        )
-        if on_problem is not None:
-            request = replace(request, on_problem=on_problem)
-        return read_logs(self, name, request)
 
     def config_map(self, name: str) -> dict[str, str]:
         """Return the texts of a ConfigMap: stacks after a hang, lines of a failure. Raises NotFoundError."""

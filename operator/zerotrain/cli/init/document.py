@@ -9,9 +9,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from zerotrain.cli.init.answers import Answers
-from zerotrain.cli.init.propose import Choice, Proposal
+from zerotrain.cli.init.propose import Proposal, as_object
 from zerotrain.contract.planner import bytes_text
-from zerotrain.operator.constants import API_VERSION, KIND
 
 HEAD = """A training job for zerotrain.
 Here:           zerotrain run {file}
@@ -29,27 +28,6 @@ COMMENTS = {
     ("checkpoint",): "Without it a restart begins at step 0.",
     ("config",): "A DeepSpeed-style configuration; zerotrain config check explains every key.",
 }
-
-
-def as_object(answers: Answers, choice: Choice) -> dict[str, Any]:
-    """Return the job as the object that kubectl would send."""
-    spec: dict[str, Any] = {"workers": answers.workers, "image": answers.image, "model": dict(answers.model)}
-    spec |= {"data": {"path": answers.data}, "steps": answers.steps}
-    resources: dict[str, Any] = {}
-    if answers.gpus:
-        resources["gpus"] = {"count": answers.gpus}
-        if answers.device is not None:
-            resources["gpus"]["memory"] = f"{answers.device.memory_mib}Mi"
-    resources |= {"cpu": answers.cpu} if answers.cpu else {}
-    resources |= {"memory": answers.memory} if answers.memory else {}
-    spec |= {"resources": resources} if resources else {}
-    if answers.nvme is not None:
-        spec["nvme"] = {"size": answers.nvme, "encryption": "AEAD"}
-    if answers.claim is not None:
-        volume = {"persistentVolumeClaim": {"claimName": answers.claim}}
-        spec["checkpoint"] = {"volume": volume, "everySteps": answers.every_steps, "keepLast": 3}
-    spec["config"] = choice.config(answers)
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": answers.name}, "spec": spec}
 
 
 def as_yaml(answers: Answers, proposal: Proposal, *, file: str) -> str:

@@ -10,6 +10,7 @@ from zerotrain.cli.init.answers import Answers
 from zerotrain.contract.planner import Fit, ModelShape, ShapeError, Tier, demand
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.planning import workload_of
+from zerotrain.operator.constants import API_VERSION, KIND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,10 +113,29 @@ def _choices(answers: Answers) -> Iterator[Choice]:
             yield Choice(stage=3, recompute=True, optimizer="nvme", parameters="nvme")
 
 
+def as_object(answers: Answers, choice: Choice) -> dict[str, Any]:
+    """Return the job as the object that kubectl would send."""
+    spec: dict[str, Any] = {"workers": answers.workers, "image": answers.image, "model": dict(answers.model)}
+    spec |= {"data": {"path": answers.data}, "steps": answers.steps}
+    resources: dict[str, Any] = {}
+    if answers.gpus:
+        resources["gpus"] = {"count": answers.gpus}
+        if answers.device is not None:
+            resources["gpus"]["memory"] = f"{answers.device.memory_mib}Mi"
+    resources |= {"cpu": answers.cpu} if answers.cpu else {}
+    resources |= {"memory": answers.memory} if answers.memory else {}
+    spec |= {"resources": resources} if resources else {}
+    if answers.nvme is not None:
+        spec["nvme"] = {"size": answers.nvme, "encryption": "AEAD"}
+    if answers.claim is not None:
+        volume = {"persistentVolumeClaim": {"claimName": answers.claim}}
+        spec["checkpoint"] = {"volume": volume, "everySteps": answers.every_steps, "keepLast": 3}
+    spec["config"] = choice.config(answers)
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": answers.name}, "spec": spec}
+
+
 def _fit(answers: Answers, choice: Choice, shape: ModelShape | None) -> Fit | None:
     """Return whether the job fits with a choice, by the planner; None if the model's size is not known."""
-    from zerotrain.cli.init.document import as_object
-
     spec = ZeroTrainingJob.parse(as_object(answers, choice)).spec
     try:
         found = demand(workload_of(spec, shape=shape, device=answers.device))
