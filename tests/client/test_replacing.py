@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerotrain.client.replacing import merged_over
+from zerotrain.client.cluster import merged_over
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""`zerotrain env`: the facts that a bug report needs, without secrets."""
+"""`zerotrain env` and `zerotrain version`: the facts that a bug report needs, without secrets."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from zerotrain.cli.options import Output, OutputOption
 from zerotrain.cli.output import show, show_record
 
 EXAMPLE = "Example: zerotrain env"
+VERSION_EXAMPLE = "Example: zerotrain version"
 
 PACKAGES = (
     "zerotrain",
@@ -128,3 +129,22 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
+
+
+def version(output: OutputOption = Output.TABLE) -> None:
+    """Print the versions of zerotrain and of the packages that a bug report needs."""
+    found = {name: _installed(name) for name in ("zerotrain", "torch", "kopf", "kubernetes")}
+    found["python"] = platform.python_version()
+    if output is not Output.TABLE:
+        show_record(found, output)
+        return
+    for name, text in found.items():
+        show(f"{name} {text}")
+
+
+def _installed(distribution: str) -> str:
+    """Return the version from the metadata: importing torch takes seconds."""
+    try:
+        return version_of(distribution)
+    except PackageNotFoundError:
+        return "not installed"

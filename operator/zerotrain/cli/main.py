@@ -7,12 +7,45 @@ from pathlib import Path
 
 import typer
 
-from zerotrain.cli import checkpoint, cluster, config_check, config_show, env, export, plan, run, version
+from zerotrain.cli import (
+    checkpoint,
+    config,
+    describe,
+    env,
+    export,
+    get,
+    lifecycle,
+    logs,
+    plan,
+    run,
+    submit,
+    top,
+)
 from zerotrain.cli.doctor import command as doctor
 from zerotrain.cli.errors import CliError, show
 from zerotrain.cli.explain import commands as explain
 from zerotrain.cli.init import command as init
 from zerotrain.cli.report import command as report
+
+PANEL = "Jobs in a cluster"
+
+
+def register_job_commands(app: typer.Typer) -> None:
+    """Add the commands about jobs in a cluster, in the order of a job's life."""
+    for name, example, command in (
+        ("submit", submit.EXAMPLE, submit.submit),
+        ("get", get.EXAMPLE, get.get),
+        ("describe", describe.EXAMPLE, describe.describe),
+        ("logs", logs.EXAMPLE, logs.logs),
+        ("top", top.EXAMPLE, top.top),
+        ("wait", lifecycle.WAIT_EXAMPLE, lifecycle.wait),
+        ("suspend", lifecycle.SUSPEND_EXAMPLE, lifecycle.suspend),
+        ("resume", lifecycle.RESUME_EXAMPLE, lifecycle.resume),
+        ("scale", lifecycle.SCALE_EXAMPLE, lifecycle.scale),
+        ("delete", lifecycle.DELETE_EXAMPLE, lifecycle.delete),
+    ):
+        app.command(name, epilog=example, rich_help_panel=PANEL)(command)
+
 
 app = typer.Typer(
     name="zerotrain",
@@ -34,10 +67,10 @@ app.command("zero-to-fp32", epilog=export.FP32_EXAMPLE)(export.zero_to_fp32)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command("env", epilog=env.EXAMPLE)(env.env)
 app.command("report", epilog=report.EXAMPLE)(report.report)
-cluster.register(app)
-app.command("version", epilog=version.EXAMPLE)(version.version)
-config_app.command("show", epilog=config_show.EXAMPLE)(config_show.show_config)
-config_app.command("check", epilog=config_check.EXAMPLE)(config_check.check_config)
+register_job_commands(app)
+app.command("version", epilog=env.VERSION_EXAMPLE)(env.version)
+config_app.command("show", epilog=config.SHOW_EXAMPLE)(config.show_config)
+config_app.command("check", epilog=config.CHECK_EXAMPLE)(config.check_config)
 checkpoint_app.command("ls", epilog=checkpoint.LS_EXAMPLE)(checkpoint.ls)
 checkpoint_app.command("verify", epilog=checkpoint.VERIFY_EXAMPLE)(checkpoint.verify_checkpoint)
 checkpoint_app.command("export", epilog=export.EXAMPLE)(export.export)

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 from zerotrain.client import scrape
 from zerotrain.client.errors import ConflictError, ForbiddenError, InvalidJobError, NotFoundError
 from zerotrain.client.job import Job
+from zerotrain.client.lenient_json import Fields
 from zerotrain.client.log_stream import MAX_FOLLOWED, LogRequest
 from zerotrain.client.logs import read_logs
 from zerotrain.client.observed import LogLine
 from zerotrain.client.reading import JobReader, job_path
-from zerotrain.client.replacing import merged_over
 from zerotrain.operator.constants import API_VERSION, KIND
 
 if TYPE_CHECKING:
     from zerotrain.client.diagnosis import Diagnosis
     from zerotrain.operator.api.planning import JobPlan
+
 
 FIELD_OWNER = "zerotrain-client"
 """Name of this client as a field manager, in metadata.managedFields of what it wrote."""
@@ -204,3 +205,27 @@ def _complete(raw: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         **kept,
         "metadata": {**names, "namespace": meta.get("namespace") or namespace},
     }
+
+
+def merged_over(old: Mapping[str, Any], new: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Return `new` at the version of `old`, with those labels and annotations of `old` that other clients
+    have set.
+
+    Labels and annotations that `owner` has set before, and that are not in `new`, are removed.
+    """
+    meta = {**old["metadata"]}
+    meta.pop("managedFields", None)
+    for kind in ("labels", "annotations"):
+        ours = _owned(old, kind, owner)
+        kept = {key: value for key, value in (meta.pop(kind, None) or {}).items() if key not in ours}
+        if texts := kept | dict(new["metadata"].get(kind) or {}):
+            meta[kind] = texts
+    return {**new, "metadata": meta}
+
+
+def _owned(old: Mapping[str, Any], kind: str, owner: str) -> set[str]:
+    """Return the keys of the labels or annotations that this owner has set."""
+    entries = Fields(old).part("metadata").parts("managedFields")
+    mine = [entry for entry in entries if entry.text("manager") == owner]
+    sets = [entry.part("fieldsV1").part("f:metadata").part(f"f:{kind}") for entry in mine]
+    return {name.removeprefix("f:") for found in sets for name in found.names()}

@@ -1,7 +1,8 @@
-"""Tolerant access to objects of Kubernetes: a field that is absent or of another type reads as empty.
+"""Tolerant reading of the API server's objects: parsing within bounds, and fields that may be absent.
 
-A client must show whatever a user put into a pod. A job's status is read by the API's own models
-(`operator.api.lenient`).
+A stored job that is too large or too deep is returned without its spec and with a note that says so. A field
+that is absent or of another type reads as empty: a client must show whatever a user put into a pod. A job's
+status is read by the API's own models (`operator.api.lenient`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import math
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+from zerotrain.contract.json_text import read_json
+from zerotrain.operator.constants import MAX_SPEC_BYTES
 
 MAX_WHOLE = 2**63
 
@@ -82,3 +86,42 @@ class Fields:
     def _pairs(self, name: str) -> Iterator[tuple[str, Any]]:
         value = self._value.get(name)
         yield from value.items() if isinstance(value, Mapping) else ()
+
+
+def read_item(text: bytes) -> dict[str, Any]:
+    """Parse one of many objects. Raises ValueError."""
+    if len(text) <= MAX_SPEC_BYTES:
+        try:
+            return _whole(text)
+        except ValueError:
+            pass
+    from zerotrain.operator.api.job_text import read_job  # the models take a while to import
+
+    return read_job(text)
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """Parse an object that was requested by its name, in full if possible. Raises ValueError."""
+    try:
+        return _whole(text)
+    except ValueError:
+        return read_item(text)
+
+
+def read_line(line: bytes) -> Any:
+    """Parse an event of a watch. Raises ValueError."""
+    if len(line) <= MAX_SPEC_BYTES:
+        try:
+            return read_json(line)
+        except ValueError:
+            pass
+    from zerotrain.operator.api.job_text import read_event
+
+    return read_event(line)
+
+
+def _whole(text: bytes) -> dict[str, Any]:
+    found = read_json(text)
+    if not isinstance(found, dict):
+        raise ValueError("JSON that is no object")
+    return found

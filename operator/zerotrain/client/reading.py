@@ -13,8 +13,7 @@ from zerotrain.client.errors import JobNotFoundError, NotFoundError
 from zerotrain.client.job import Job
 from zerotrain.client.kubeconfig import find_server
 from zerotrain.client.observed import Event, JobProgress, MetricFamily, Pod
-from zerotrain.client.paging import Listing
-from zerotrain.client.transport import Transport
+from zerotrain.client.transport import Listing, Transport
 from zerotrain.client.waiting import changes, wait_for
 from zerotrain.client.watching import Watched, log_warning
 from zerotrain.operator.constants import GROUP, KIND, LABEL_JOB, PLURAL, VERSION

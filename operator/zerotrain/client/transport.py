@@ -1,4 +1,4 @@
-"""Requests to the API server in plain JSON, over the connection of the `kubernetes` package.
+"""Requests to the API server in plain JSON, and its lists, over the connection of the `kubernetes` package.
 
 Used by `cluster.Client` alone. Every failure becomes one of the classes of `errors`, with what to do next.
 The package's typed models are not used: they reject objects that are newer than themselves.
@@ -13,10 +13,12 @@ from typing import Any
 from zerotrain.client.error_mapping import failed_request, lost_connection
 from zerotrain.client.errors import ClientError
 from zerotrain.client.kubeconfig import Server, kubernetes_package
-from zerotrain.client.objects import read_object
+from zerotrain.client.lenient_json import Fields, read_item, read_object
+from zerotrain.contract.json_text import ItemSplitter, read_json
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
+PAGE = 500
 MAX_ANSWER_BYTES = 256 << 20
 MAX_ANSWER_DEPTH = 200
 MERGE_PATCH = "application/merge-patch+json"
@@ -163,3 +165,36 @@ def _chunks(answer: Any, server: Server, what: str) -> Iterator[bytes]:
         yield from answer.stream(1 << 16, decode_content=True)
     except HTTPError as error:
         raise lost_connection(error, server) from error
+
+
+class Listing:
+    """All items of a list, to be iterated over once. Raises ClientError."""
+
+    def __init__(self, transport: Transport, path: str, query: Mapping[str, str], *, what: str) -> None:
+        self._transport, self._path, self._query, self._what = transport, path, dict(query), what
+        self.version = ""
+        """Resource version of the list, once all items have been read."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        token = ""
+        while True:
+            page = {**self._query, "limit": str(PAGE), **({"continue": token} if token else {})}
+            splitter = ItemSplitter()
+            try:
+                yield from map(read_item, self._texts(splitter, page))
+                meta = Fields(read_json(splitter.envelope)).part("metadata")
+            except ValueError as error:
+                url = self._transport.server.url
+                raise ClientError(
+                    f"{self._what}: {url} sent an answer that is not from Kubernetes",
+                    next_step="check the server of your kubeconfig: is there a proxy in front of it?",
+                ) from error
+            token, self.version = meta.text("continue"), meta.text("resourceVersion")
+            if not token:
+                return
+
+    def _texts(self, splitter: ItemSplitter, page: Mapping[str, str]) -> Iterator[bytes]:
+        with self._transport.stream(self._path, page, what=self._what, timeout_s=READ_TIMEOUT_S) as chunks:
+            for chunk in chunks:
+                yield from splitter.feed(chunk)
+        yield from splitter.finish()

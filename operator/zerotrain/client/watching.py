@@ -23,10 +23,8 @@ from zerotrain.client.errors import (
     ServerError,
     UnreachableError,
 )
-from zerotrain.client.lenient_json import Fields
-from zerotrain.client.objects import read_line
-from zerotrain.client.paging import Listing
-from zerotrain.client.transport import Transport
+from zerotrain.client.lenient_json import Fields, read_line
+from zerotrain.client.transport import Listing, Transport
 
 WATCH_S = 240.0
 """Seconds after which the API server ends a watch; the next one begins where it ended."""

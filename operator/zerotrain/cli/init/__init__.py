@@ -1,5 +1,5 @@
 """`zerotrain init`: a valid and planned job file from a few answers.
 
 `command` takes options and asks for the rest. `answers` holds and checks them. `propose` lets the memory
-planner choose. `document` writes the YAML with its comments.
+planner choose, and writes the YAML with its comments.
 """

@@ -168,8 +168,7 @@ def init(
 def _write(file: Path, answers: Answers, shape: ModelShape | None, given: Choice | None) -> None:
     from pydantic import ValidationError
 
-    from zerotrain.cli.init.document import as_yaml
-    from zerotrain.cli.init.propose import propose
+    from zerotrain.cli.init.propose import as_yaml, propose
     from zerotrain.client.jobfile import JobFileError, parse_job
     from zerotrain.operator.api.admission import refusals
 
