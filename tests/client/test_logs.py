@@ -15,8 +15,7 @@ from tests.support.commands import zerotrain
 from tests.support.job_states import job, pod, stamp
 from zerotrain.client import Client, ForbiddenError, ServerError, TooManyLogsError, logs
 from zerotrain.client.exit_codes import CommandExit
-from zerotrain.operator.api.status import MAX_FAILURES
-from zerotrain.operator.cluster.logs import MAX_LINES
+from zerotrain.operator.cluster.actions.logs import MAX_LINES
 
 pytestmark = pytest.mark.ranks
 
@@ -215,5 +214,5 @@ def test_of_a_rank_or_an_attempt_that_did_not_fail_nothing_is_left(served: tuple
     assert f"{LABELS}2" in done.err
 
 
-def test_the_figures_are_the_operators_own() -> None:
-    assert (logs.KEPT_LINES, logs.MAX_FAILURES) == (MAX_LINES, MAX_FAILURES)
+def test_the_limit_is_the_operators_own() -> None:
+    assert logs.KEPT_LINES == MAX_LINES

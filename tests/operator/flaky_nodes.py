@@ -18,7 +18,7 @@ from tests.operator.api_double import pod_json
 from tests.operator.reconcile_builders import UID
 from tests.operator.test_hang_simulation import START, Ranks, started
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.operator.cluster import node_prober
+from zerotrain.operator.cluster import worker_poller
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache
@@ -89,7 +89,7 @@ class Site:
     def go_on(self, until: float) -> None:
         """Advance the time; the operator polls workers when due, and runs passes when it may."""
         while self.now < until:
-            tick_s = node_prober.INTERVAL_S if self.silent else 30.0 * self.chance.uniform(0.8, 1.2)
+            tick_s = worker_poller.INTERVAL_S if self.silent else 30.0 * self.chance.uniform(0.8, 1.2)
             end = min(until, self.now + tick_s)
             while self._wake_at <= end:
                 self._reach(max(self.now, self._wake_at))

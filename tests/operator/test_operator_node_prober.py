@@ -14,9 +14,9 @@ from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.channel import CallKind, ChannelError, NotAsked
 from zerotrain.operator.cluster.job_state import JobStates
-from zerotrain.operator.cluster.node_prober import MISSED_S
 from zerotrain.operator.cluster.progress import ProgressPuller
 from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.cluster.worker_poller import MISSED_S
 from zerotrain.operator.reconcile import NodeView
 
 pytestmark = pytest.mark.unit

@@ -12,8 +12,8 @@ from aiohttp import web
 from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.reconcile_builders import NOW, running
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster import logs
-from zerotrain.operator.cluster.logs import MAX_KEPT_BYTES, last_lines, read_tail
+from zerotrain.operator.cluster.actions import logs
+from zerotrain.operator.cluster.actions.logs import MAX_KEPT_BYTES, last_lines, read_tail
 from zerotrain.operator.cluster.nodes import MAX_GONE, NodeStore
 from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
 

@@ -13,7 +13,7 @@ import pytest
 from tests.operator.api_double import Json, pod_json
 from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.operator.cluster import node_prober
+from zerotrain.operator.cluster import worker_poller
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache
@@ -342,7 +342,7 @@ async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live()
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"]
     del bench.workers.steps["gpt-1-1"]
     bench.job_state.responded_at.clear()
-    assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
+    assert await bench.after(worker_poller.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
     assert bench.job_state.responded_at == {}
 
 
@@ -353,7 +353,7 @@ async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
     assert await bench.after(0) == []
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.job_states.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
-    assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-0"]
+    assert await bench.after(worker_poller.INTERVAL_S) == ["gpt-1-0"]
     assert bench.job_state.responded_at == {"node-0": NOW}
 
 
@@ -364,4 +364,4 @@ async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.job_states.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
     await bench.after(0)
-    assert await bench.after(node_prober.INTERVAL_S) == ["gpt-1-1"]
+    assert await bench.after(worker_poller.INTERVAL_S) == ["gpt-1-1"]

@@ -27,7 +27,7 @@ from zerotrain.client.log_stream import (
     with_logs,
 )
 from zerotrain.client.observed import LogLine, Pod
-from zerotrain.operator.api.status import Failure
+from zerotrain.operator.api.status import MAX_FAILURES, Failure
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 MAX_MERGED = 64
 """Maximum of logs that are open at once; those of more workers are read in groups, one after another."""
 
-KEPT_LINES, MAX_FAILURES = 100, 10
-"""Limits of the operator on kept lines, from `cluster.logs` and `api.status`, which a client does not
-import."""
+KEPT_LINES = 100
+"""Limit of the operator on kept lines, from `cluster.actions.logs`, which a client does not import."""
 
 _MASKED_COLOURS = re.compile(r"\?\[[0-9;]{0,40}m")
 """Remains of colour sequences after the operator has masked control characters."""

@@ -25,11 +25,11 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.channel import CallKind, NotAsked, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
-from zerotrain.operator.cluster.node_prober import NodeProber
 from zerotrain.operator.cluster.rate import InspectionBuckets
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.worker_poller import (
     Answer,
+    NodeProber,
     WorkerPoller,
     any_not_asked,
     none_reachable,

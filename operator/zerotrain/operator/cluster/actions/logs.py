@@ -1,18 +1,104 @@
-"""Storage of the last lines of a rank that failed, before its pod is deleted."""
+"""Storage of the last lines of a rank that failed, before its pod is deleted. They are read through the API
+server, bounded in bytes and time.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+from collections import deque
 
+import aiohttp
+
+from zerotrain.contract.text import one_line, printable
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused
-from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
-from zerotrain.operator.cluster.logs import last_lines, read_tail
+from zerotrain.operator.constants import CONTAINER_NAME
 from zerotrain.operator.reconcile import LogView, SaveLog
 from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
 
 log = logging.getLogger(__name__)
+
+MAX_LINES = 100
+"""Number of lines that are kept of the rank that failed."""
+
+MAX_KEPT_BYTES = 40 * 1024
+"""Maximum size of one failure's log in UTF-8: ten logs and their neighbours fit the 1 MiB of a ConfigMap."""
+
+MAX_LINE_CHARS = 2000
+TAIL_LINES = 2000
+"""Number of lines that are requested: the lines of all ranks of the pod are mixed."""
+
+MAX_READ_BYTES = 8 << 20
+TIMEOUT_S = 5.0
+"""Timeout of the kubelet's answer; the job's next attempt waits for it."""
+
+_OTHER_RANK = re.compile(r"\[rank \d+\] ")
+
+
+async def read_tail(api: Api, *, namespace: str, pod: str, container: str = CONTAINER_NAME) -> str:
+    """Return the container's last lines as text. A line in brackets says why there are none, or why the last
+    ones are missing."""
+    text, problem = await _read(api, namespace, pod, container, lines=TAIL_LINES)
+    if problem:  # too long or too slow: the newest lines come last, so fewer are requested
+        text, problem = await _read(api, namespace, pod, container, lines=MAX_LINES)
+    return f"{text}({problem})\n" if problem else text
+
+
+async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: int) -> tuple[str, str]:
+    """Return what was read, and why it is incomplete; the latter is empty if it is complete."""
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+    params = {"container": container, "tailLines": str(lines)}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    kept, length, total = deque[bytes](), 0, 0
+    problem = ""
+    try:
+        headers = await api.connection.headers()
+        url = api.connection.server + path
+        async with api.session.get(url, params=params, headers=headers, timeout=timeout) as answer:
+            api.telemetry.request("GET", "pods/log", answer.status)
+            # The stream ends with the newest lines, so the excess is dropped from the front.
+            async for chunk in answer.content.iter_any():
+                kept.append(chunk)
+                length, total = length + len(chunk), total + len(chunk)
+                while length - len(kept[0]) > MAX_LINES * MAX_LINE_CHARS * 4:
+                    length -= len(kept.popleft())
+                if total > MAX_READ_BYTES:
+                    problem = "the log continues; the rest was not read"
+                    break
+            if answer.status >= 300:
+                excerpt = one_line(b"".join(kept).decode(errors="replace"), 300)
+                return f"(the log cannot be read: {answer.status} {excerpt})\n", ""
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        api.telemetry.request("GET", "pods/log", 0)
+        problem = f"the log cannot be read: {error!r}"
+    text = b"".join(kept).decode(errors="replace")
+    return (f"{text}\n" if problem and text and not text.endswith("\n") else text), problem
+
+
+def last_lines(text: str, rank: int | None) -> str:
+    """Return the last lines of one rank, printable and bounded; of all ranks where the rank is not known or
+    wrote none."""
+    lines = text.removesuffix("\n").split("\n")
+    own = lines if rank is None else [line for line in lines if _is_of(line, rank)]
+    kept, remaining = list[str](), MAX_KEPT_BYTES
+    for line in reversed((own or lines)[-MAX_LINES:]):
+        # A terminal that shows the log must not receive the control sequences of a tenant's program.
+        clean = printable(line)[:MAX_LINE_CHARS]
+        remaining -= len(clean.encode(errors="replace")) + 1
+        if remaining < 0:
+            break
+        kept.append(clean)
+    return "".join(f"{line}\n" for line in reversed(kept))
+
+
+def _is_of(line: str, rank: int) -> bool:
+    """Return whether the rank wrote the line: the launcher marks the lines of every rank but 0."""
+    if rank == 0:
+        return _OTHER_RANK.match(line) is None
+    return line.startswith(f"[rank {rank}] ")
 
 
 async def save(context: ActionContext, body: Json, action: SaveLog) -> None:
