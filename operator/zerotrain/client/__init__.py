@@ -1,6 +1,6 @@
 """Client library for users' programs: jobs in a cluster, job files, local runs. It never imports the runtime.
 
-Names are imported at their first use: the models of the API take longer than most requests to a cluster.
+Names are imported at their first use: the models of a job take as long as a request to a cluster.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Client(JobReader):
         """Return the operator's plan for a job, given as an object or a file: whether it fits, without a
         request to a cluster. `config`: the JSON file of the ConfigMap that spec.configFrom names. Raises
         JobFileError, ConfigSourceError."""
-        # Imported late: the models of the API take longer than most requests.
+        # Imported late: the models of the spec take longer than most requests.
         from zerotrain.client.planning import plan
 
         return plan(job, workers=workers, config=config)
@@ -183,7 +183,7 @@ class Client(JobReader):
 def _object_of(job: Mapping[str, Any] | Path | str) -> Mapping[str, Any]:
     if isinstance(job, Mapping):
         return job
-    # Imported late: the models of the API take longer than most requests.
+    # Imported late: the models of the spec take longer than most requests.
     from zerotrain.client.jobfile import load_job
 
     found: Mapping[str, Any] = load_job(Path(job)).document.value
