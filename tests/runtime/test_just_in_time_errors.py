@@ -19,7 +19,7 @@ from tests.support.ranks import run_ranks
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.offload.updater import UpdateAbandoned, Updater
-from zerotrain.runtime.optim.update import Update
+from zerotrain.runtime.optim.update import StepUpdate
 from zerotrain.runtime.train.exits import exit_code_of
 from zerotrain.runtime.zero.pending import UpdateInterrupted
 
@@ -66,7 +66,7 @@ def test_every_later_call_raises_it_again(just_in_time: bool, tmp_path: Path) ->
             pause_of(engine, breaks)
             train_step(engine, 1)
         else:
-            engine.optimizer.begin_update = lambda *_, **__: breaks()  # type: ignore[assignment,method-assign]
+            engine.optimizer.begin_step = lambda: breaks()  # type: ignore[assignment,method-assign]
             with pytest.raises(Broken):
                 train_step(engine, 1)
         for name, call in LATER.items():
@@ -182,16 +182,16 @@ def test_an_interrupted_update_is_final(tmp_path: Path) -> None:
     with engine_of(Run(just_in_time=False)) as engine:
         train_step(engine, 0)
         seen: list[str] = []
-        run = Update.run
+        run = StepUpdate.run
 
-        def run_some(update: Update, name: str) -> None:
+        def run_some(update: StepUpdate, name: str) -> None:
             seen.append(name)
             if len(seen) == 3:
                 interrupts()
             run(update, name)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Update, "run", run_some)
+            patch.setattr(StepUpdate, "run", run_some)
             with pytest.raises(KeyboardInterrupt):
                 train_step(engine, 1)
         for name in ("zero_grad", "save", "forward", "close"):

@@ -147,7 +147,7 @@ def train(run: Run) -> dict[str, Any]:
 
 def bytes_of(engine: Engine) -> dict[str, tuple[int, int]]:
     """Bytes by the engine's count and by the formulas, of an engine between steps."""
-    engine.optimizer.registry.tiers.open_pass([]).close()  # what reading the states took is given back
+    engine.optimizer.registry.tiers.open_sweep([])  # what reading the states took is given back
     inputs = memory_inputs(
         engine.config,
         unit_sizes(engine.core.layout),

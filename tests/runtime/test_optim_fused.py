@@ -6,15 +6,18 @@ The kernel exists for CPUs as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.unit_updates import update_on
+from zerotrain.runtime.offload.states import Block
 from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
-from zerotrain.runtime.optim.rules import AdamRule, Hyper, UnitStep
+from zerotrain.runtime.optim.groups import Hyper
+from zerotrain.runtime.optim.rules import AdamRule
+from zerotrain.runtime.optim.update import Segment, TorchKernel, UnitUpdate
 from zerotrain.runtime.zero.rounding import join, split
 
 pytestmark = pytest.mark.unit
@@ -27,19 +30,25 @@ HYPERS = (
 )
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The optimizer's arguments for a run of elements."""
-
-    start: int
-    stop: int
-    hyper: Hyper
-    step: int
-
-
 def segments(step: int) -> list[Segment]:
     """Return segments of which the second group started later, as after an unfreezing."""
-    return [Segment(0, BORDER, HYPERS[0], step), Segment(BORDER, NUMEL, HYPERS[1], max(1, step - 2))]
+    return [
+        Segment(start=0, stop=BORDER, hyper=HYPERS[0], step=step),
+        Segment(start=BORDER, stop=NUMEL, hyper=HYPERS[1], step=max(1, step - 2)),
+    ]
+
+
+def block_of(weight: torch.Tensor, first: torch.Tensor | None, states: Any) -> Block:
+    """Return all elements. `first`: masters or remainders; None: the weights are the masters."""
+    is_split = first is not None and first.dtype is torch.int16
+    return Block(
+        start=0,
+        stop=weight.numel(),
+        master=weight if first is None else None if is_split else first,
+        remainder=first if is_split else None,
+        by_kind=states,
+        weight=None if first is None else weight,
+    )
 
 
 def apply_plain(rule: AdamRule, master: torch.Tensor, grad: torch.Tensor, states: Any, step: int) -> None:
@@ -58,7 +67,6 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
         "amsgrad": amsgrad,
     }
     plain = AdamRule(**options)
-    kernel = FusedKernel(plain)
     generator = torch.Generator().manual_seed(1)
     wanted = torch.randn(NUMEL, generator=generator, dtype=torch.float32)
     states, theirs = (
@@ -71,18 +79,10 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
     for step in range(1, 5):
         grad = torch.randn(NUMEL, generator=generator, dtype=torch.float32)
         apply_plain(plain, wanted, grad, theirs, step)
-        task = kernel.task(
-            UnitStep(
-                segments=segments(step),
-                grad=grad.clone(),
-                grad_scale=SCALE,
-                weight=weight,
-                names=plain.kinds,
-            )
-        )
-        for low, high in ((0, 700), (700, NUMEL)):  # blocks that cut a segment
-            held = {kind: state[low:high] for kind, state in states.items()}
-            kernel.run(task, None if first is None else first[low:high], held, start=low)
+        unit = UnitUpdate(segments=segments(step), grads=grad.clone(), grad_scale=SCALE, weights=weight)
+        kernel = FusedKernel(plain, unit)
+        for part in (slice(0, 700), slice(700, NUMEL)):  # blocks that cut a segment
+            kernel.run(block_of(weight, first, states).cut(part))
     found = weight if first is None else join(weight, first) if kept == "split" else first
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for kind, state in theirs.items():
@@ -96,10 +96,9 @@ def test_a_clip_of_zero_is_a_step_as_elsewhere() -> None:
     weight, rule = torch.ones(3), AdamRule()
     states = {kind: torch.zeros(3) for kind in rule.kinds}
     grad = torch.tensor([1.0, float("inf"), -2.0])
-    everything = [Segment(0, 3, HYPERS[1], 1)]
-    step = UnitStep(segments=everything, grad=grad, grad_scale=0.0, weight=weight, names=rule.kinds)
-    kernel = FusedKernel(rule)
-    kernel.run(kernel.task(step), None, states)
+    everything = [Segment(start=0, stop=3, hyper=HYPERS[1], step=1)]
+    unit = UnitUpdate(segments=everything, grads=grad, grad_scale=0.0, weights=weight)
+    FusedKernel(rule, unit).run(block_of(weight, None, states))
     assert weight.isnan().tolist() == [False, True, False]
     assert weight[[0, 2]].tolist() == [1.0, 1.0]
 
@@ -114,5 +113,5 @@ def test_the_programs_default_dtype_is_not_the_kernels() -> None:
 
 def test_it_is_for_gpus() -> None:
     rule = FusedAdamRule()
-    assert isinstance(rule.kernel_for(torch.device("cuda", 0)), FusedKernel)
-    assert rule.kernel_for(torch.device("cpu")) is None, "there the native kernel is faster"
+    assert type(rule.kernel(update_on("cuda"))) is FusedKernel
+    assert type(rule.kernel(update_on("cpu"))) is TorchKernel, "there the native kernel is faster"

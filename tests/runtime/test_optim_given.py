@@ -25,7 +25,7 @@ from tests.support.training import (
     world,
 )
 from zerotrain.contract.config import ConfigError
-from zerotrain.runtime.offload.device import ResidentStates
+from zerotrain.runtime.offload.resident import ResidentStates
 from zerotrain.runtime.optim.groups import GroupError
 
 Maker = Callable[[Any], torch.optim.Optimizer]

@@ -9,15 +9,16 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from tests.support.ranks import run_ranks
 from tests.support.training import Case, largest_difference, train_with_engine
+from tests.support.unit_updates import update_on
 from zerotrain.contract.config import ConfigError, OptimizerConfig, load, resolve
 from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
 from zerotrain.runtime.optim.native import NativeAdagradRule, NativeAdamRule, NativeKernel, NativeLionRule
 from zerotrain.runtime.optim.optimizer import rule_for
 from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule, SGDRule
+from zerotrain.runtime.optim.update import TorchKernel
 
 CLOSE = 1e-5
 """Tolerance after three steps of 3e-3 on weights of order 0.1; the two differ in rounding alone."""
@@ -55,9 +56,9 @@ def test_the_configuration_chooses_the_rule(kind: str, torch_adam: bool, expecte
 @pytest.mark.unit
 @pytest.mark.parametrize("rule", [NativeAdamRule(), NativeAdagradRule(), NativeLionRule()])
 def test_the_device_chooses_the_kernel(rule: NativeAdamRule | NativeAdagradRule | NativeLionRule) -> None:
-    assert isinstance(rule.kernel_for(torch.device("cpu")), NativeKernel)
-    on_gpu = rule.kernel_for(torch.device("cuda", 0))
-    assert isinstance(on_gpu, FusedKernel) if isinstance(rule, NativeAdamRule) else on_gpu is None
+    assert type(rule.kernel(update_on("cpu"))) is NativeKernel
+    on_gpu = rule.kernel(update_on("cuda"))
+    assert type(on_gpu) is (FusedKernel if isinstance(rule, NativeAdamRule) else TorchKernel)
 
 
 @pytest.mark.unit

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from zerotrain.contract.config import OptimizerConfig
-from zerotrain.runtime.optim.rules import Hyper, rule_of, tiles
+from zerotrain.runtime.optim.groups import Hyper
+from zerotrain.runtime.optim.rules import rule_of
+from zerotrain.runtime.optim.update import tiles
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from zerotrain.runtime.offload.states import Block
-from zerotrain.runtime.optim.rules import AdamRule, Hyper
-from zerotrain.runtime.optim.update import BoundUpdate, SegmentStep, UnitKernel
+from zerotrain.runtime.optim.groups import Hyper
+from zerotrain.runtime.optim.rules import AdamRule
+from zerotrain.runtime.optim.update import Segment, TorchKernel, UnitUpdate
 from zerotrain.runtime.zero.rounding import join, split
 
 pytestmark = pytest.mark.unit
@@ -50,8 +51,8 @@ def test_a_step_without_a_kernel_is_the_same_on_both_forms() -> None:
     generator = torch.Generator().manual_seed(1)
     grads, masters = torch.randn(2, NUMEL, generator=generator)
     segments = [
-        SegmentStep(start=0, stop=30_000, hyper=HYPER, step=1),
-        SegmentStep(start=30_000, stop=NUMEL, hyper=HYPER, step=3),
+        Segment(start=0, stop=30_000, hyper=HYPER, step=1),
+        Segment(start=30_000, stop=NUMEL, hyper=HYPER, step=3),
     ]
     rule, (high, low) = AdamRule(), split(masters)
     states = [{kind: torch.zeros(NUMEL) for kind in rule.kinds} for _ in range(2)]
@@ -61,7 +62,8 @@ def test_a_step_without_a_kernel_is_the_same_on_both_forms() -> None:
         Block(start=0, stop=NUMEL, master=None, remainder=low, by_kind=states[1], weight=high),
     ]
     for block in forms:
-        kernel = UnitKernel(rule=rule, segments=segments, part=None, grad_scale=0.5)  # type: ignore[arg-type]
-        BoundUpdate(update=kernel, grads=grads.clone())(block)
+        assert block.weight is not None
+        unit = UnitUpdate(segments=segments, grads=grads.clone(), grad_scale=0.5, weights=block.weight)
+        TorchKernel(rule, unit).run(block)
     assert join(high, low).equal(plain)
     assert all(states[0][kind].equal(states[1][kind]) for kind in rule.kinds)

@@ -6,13 +6,22 @@ before it leaves the caches. Called through `tiers.StateTiers`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
 from zerotrain.contract.memory.inputs import CHUNK_NUMEL
-from zerotrain.runtime.offload.states import REMAINDER, STORED_DTYPES, Block, Encoding, UnitStates, UnitUpdate
+from zerotrain.runtime.offload.states import (
+    REMAINDER,
+    STORED_DTYPES,
+    Block,
+    Encoding,
+    UnitStates,
+    stored_names,
+)
 from zerotrain.runtime.spill.chunks import Record
 from zerotrain.runtime.spill.store import SpillStore
 from zerotrain.runtime.spill.tile_pipeline import Tile
@@ -162,30 +171,12 @@ class SpillStates(UnitStates):
                         arrays[REMAINDER].copy_(split(initial[start:stop])[1])
                 tile.seal()
 
-    def update(self, update: UnitUpdate, tiles: Iterator[Tile]) -> None:
-        """Update every tile of the record; `tiles` come from a sweep that goes on with the next unit's."""
-        with self.weights_to_update(self.device) as weights:
-            bound = update.bind(weights, self.encoding)
-            for _ in self.record.tiles():
-                tile = next(tiles)
-                if bound.task is not None:
-                    tile.update(bound.task)
-                    continue
-                tile.open()
-                for start, stop, arrays in self.layout.chunks(tile.data, tile.ref.first):
-                    bound(self._block(start, stop, arrays, weights[start:stop]))
-                tile.seal()
-
-    def _block(self, start: int, stop: int, arrays: dict[str, torch.Tensor], weights: torch.Tensor) -> Block:
-        is_master = self.encoding is Encoding.WEIGHT
-        return Block(
-            start=start,
-            stop=stop,
-            master=weights if is_master else arrays.get(MASTER),
-            remainder=arrays.get(REMAINDER),
-            by_kind={kind: arrays[kind] for kind in self.kinds},
-            weight=None if is_master else weights,
-        )
+    def open_blocks(self, tile: Tile, weights: torch.Tensor) -> Iterator[Block]:
+        """Open a tile, yield it chunk by chunk, to be updated with the unit's weights, and seal it."""
+        tile.open()
+        for start, stop, arrays in self.layout.chunks(tile.data, tile.ref.first):
+            yield self.block_of(arrays, weights[start:stop], start=start)
+        tile.seal()
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[_Window, dict[str, torch.Tensor], int, int]]:
         """Yield `(window, arrays, low, high)`: elements `[low, high)` of the chunk's arrays are next."""
@@ -198,6 +189,29 @@ class SpillStates(UnitStates):
             start = first + high
 
 
+class StateSweep:
+    """One pass over spilled states, unit by unit: the tiles of the next unit are read while those of the last
+    one are written. Used by one thread, from the first `tiles` to `end`."""
+
+    def __init__(self, spill_store: SpillStore, order: Sequence[SpillStates]) -> None:
+        self._spill_store, self._order = spill_store, order
+        self._stack = ExitStack()
+        self._tiles: Iterator[Tile] | None = None
+
+    def tiles(self, states: SpillStates) -> Iterator[Tile]:
+        """Yield the tiles of the next states in the order, sealed, and to be left sealed."""
+        if self._tiles is None:
+            refs = [ref for each in self._order for ref in each.record.tiles()]
+            self._tiles = iter(self._stack.enter_context(self._spill_store.sweep(refs, writes=True)))
+        return islice(self._tiles, len(states.record.tiles()))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Wait until everything is stored; `error`: what breaks the sweep off. Raises the first error. A
+        second call does nothing."""
+        trace = None if error is None else error.__traceback__
+        self._stack.__exit__(None if error is None else type(error), error, trace)
+
+
 class StateRecords:
     """The records of one engine's states in a spill store that engines may share, and their accounting."""
 
@@ -208,8 +222,7 @@ class StateRecords:
 
     def add(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding, numel: int) -> SpillStates:
         """Allocate a record for the states of a unit, without contents. Raises SpillDoesNotFit."""
-        first = encoding.stored
-        layout = ChunkLayout(kinds if first is None else (first, *kinds), numel)
+        layout = ChunkLayout(stored_names(kinds, encoding), numel)
         tag_bytes = self._spill_store.memory.tags
         record = self._spill_store.add(unit.name, layout.chunk_bytes, layout=layout.dtypes)
         self._spill_store.allocate()
@@ -223,6 +236,11 @@ class StateRecords:
             layout=layout,
             cache=self.cache,
         )
+
+    def open_sweep(self, order: Sequence[SpillStates]) -> StateSweep:
+        """Return a sweep over these states, in this order."""
+        self.cache.close()
+        return StateSweep(self._spill_store, order)
 
     def forget(self, states: SpillStates) -> None:
         """Release the record of these states."""

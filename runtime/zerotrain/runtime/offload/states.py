@@ -1,9 +1,9 @@
 """States that the optimizer keeps of one unit, however they are encoded and wherever they are stored.
 
 There are three encodings of the fp32 master weight, chosen by the configuration and never by the tier, so
-that every tier computes the same bits. Three tiers store what the encoding leaves to be stored (`device.py`,
-`host.py`, `spilled.py`), and all of them pass it to the update as `Block`s. Made by `tiers.StateTiers`; used
-by the optimizer, checkpoints and state access.
+that every tier computes the same bits. Three tiers store what the encoding leaves to be stored (`resident.py`
+on the device or the host, `spilled.py` in the spill store), and the update takes it from all of them as
+`Block`s. Made by `tiers.StateTiers`; used by the optimizer, checkpoints and state access.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +25,8 @@ REMAINDER = "remainder"
 
 STORED_DTYPES = {REMAINDER: torch.int16}
 """Dtypes of stored arrays; all others are fp32."""
+
+CPU = torch.device("cpu")
 
 _PIECE_NUMEL = 1 << 20
 """Number of elements that are converted at a time."""
@@ -51,6 +52,12 @@ class Encoding(Enum):
         return {Encoding.WEIGHT: None, Encoding.FULL: MASTER, Encoding.SPLIT: REMAINDER}[self]
 
 
+def stored_names(kinds: tuple[str, ...], encoding: Encoding) -> tuple[str, ...]:
+    """Return the names of the arrays that a tier stores, in the order of a record."""
+    first = encoding.stored
+    return kinds if first is None else (first, *kinds)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
     """Elements `[start, stop)` of a unit's states, to be updated in place: 1-D tensors on one device."""
@@ -66,54 +73,60 @@ class Block:
     weight: torch.Tensor | None
     """Weights in compute precision that the update writes (SPLIT: reads, too); None under WEIGHT."""
 
+    def cut(self, part: slice) -> Block:
+        """Return a part of the block, by positions within it."""
 
-class BlockUpdate(Protocol):
-    """The update of one unit, once its weights are available."""
+        def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor[part]
 
-    @property
-    def task(self) -> Any | None:
-        """The same update as a native task over all elements of the unit (`_native.UpdateTask`), where the
-        rule has a kernel: a tile can then be opened, updated and sealed in one pass."""
-        ...
-
-    def __call__(self, block: Block) -> None:
-        """Update a block in place."""
-        ...
-
-
-class UnitUpdate(Protocol):
-    """The update of one unit, before its weights are available."""
-
-    def bind(self, weights: torch.Tensor, encoding: Encoding) -> BlockUpdate:
-        """Bind the update to weights of the states' interval; they decide the device."""
-        ...
+        return Block(
+            start=self.start + part.start,
+            stop=self.start + part.stop,
+            master=of(self.master),
+            remainder=of(self.remainder),
+            by_kind={kind: state[part] for kind, state in self.by_kind.items()},
+            weight=of(self.weight),
+        )
 
 
-class UnitPlace:
-    """The elements of a unit that this rank updates, and their weights."""
+class UnitStates(ABC):
+    """Master and states of one unit's elements that this rank updates; `start` counts elements of
+    `interval`.
 
-    def __init__(self, unit: Unit, encoding: Encoding) -> None:
+    Attributes:
+        interval: elements of the unit that these states cover.
+        numel: number of these elements.
+        device: device on which the update runs.
+    """
+
+    is_spilled = False
+    """Whether the states are on a disk, because memory does not hold them."""
+
+    def __init__(
+        self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding, *, device: torch.device = CPU
+    ) -> None:
         assert unit.layout.trainable
-        self.unit = unit
-        self.encoding = encoding
-        low, high = self.interval
-        self.numel = high - low
+        self.unit, self.kinds, self.encoding, self.device = unit, kinds, encoding, device
+        is_sharded = unit.placement.states_sharded
+        self.interval = (unit.start, unit.stop) if is_sharded else (0, unit.layout.padded_numel)
+        self.numel = self.interval[1] - self.interval[0]
 
-    @property
-    def interval(self) -> tuple[int, int]:
-        """Elements of the unit that these states cover."""
-        unit = self.unit
-        return (unit.start, unit.stop) if unit.placement.states_sharded else (0, unit.layout.padded_numel)
+    def weights_to_update(self) -> AbstractContextManager[torch.Tensor]:
+        """Yield the weights of the interval on the device, as they are now unless the encoding overwrites
+        them all. The contents of the tensor at the end become the weights."""
+        return self.unit.weights_to_update(reads=self.encoding is not Encoding.FULL, device=self.device)
 
-    @property
-    def own_start(self) -> int:
-        """First element of this rank's interval of the layout, in `interval`; also for replicated states."""
-        return self.unit.start - self.interval[0]
-
-    def weights_to_update(self, device: torch.device) -> AbstractContextManager[torch.Tensor]:
-        """Yield the weights of the interval on a device, as they are now unless the encoding overwrites them
-        all. The contents of the tensor at the end become the weights."""
-        return self.unit.weights_to_update(reads=self.encoding is not Encoding.FULL, device=device)
+    def block_of(self, arrays: Mapping[str, torch.Tensor], weights: torch.Tensor, *, start: int) -> Block:
+        """Return a block of stored arrays and of the weights of the same elements, from `start` on."""
+        is_master = self.encoding is Encoding.WEIGHT
+        return Block(
+            start=start,
+            stop=start + weights.numel(),
+            master=weights if is_master else arrays.get(MASTER),
+            remainder=arrays.get(REMAINDER),
+            by_kind={kind: arrays[kind] for kind in self.kinds},
+            weight=None if is_master else weights,
+        )
 
     def read_weights(self, start: int, stop: int) -> torch.Tensor:
         """Return elements of the weights in compute precision: a copy or the memory itself."""
@@ -127,29 +140,6 @@ class UnitPlace:
             self.unit.write_weights(start, values)
         else:
             self.unit.full.tensor[start : start + values.numel()].copy_(values)
-
-
-class UnitStates(UnitPlace, ABC):
-    """Master and states of one unit's elements that this rank updates; `start` counts elements of
-    `interval`."""
-
-    is_spilled = False
-    """Whether the states are on a disk, because memory does not hold them."""
-
-    def __init__(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding) -> None:
-        super().__init__(unit, encoding)
-        self.kinds = kinds
-
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """Names of the arrays that a tier stores, in the order of a record."""
-        first = self.encoding.stored
-        return self.kinds if first is None else (first, *self.kinds)
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which the update runs."""
-        return torch.device("cpu")
 
     @abstractmethod
     def load(self, name: str, start: int, stop: int) -> torch.Tensor:
@@ -275,11 +265,16 @@ class OwnStream:
         """Number of elements of the shard."""
         return self.states.unit.stop - self.states.unit.start
 
+    @property
+    def own_start(self) -> int:
+        """First element of this rank's interval of the layout; also for replicated states."""
+        return self.states.unit.start - self.states.interval[0]
+
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Return fp32 elements: a copy or the memory itself."""
-        offset = self.states.own_start
+        offset = self.own_start
         return self.states.peek(self.kind, offset + start, offset + stop)
 
     def write(self, start: int, values: torch.Tensor) -> None:
         """Replace elements; for MASTER also this rank's weights."""
-        self.states.write(self.kind, self.states.own_start + start, values)
+        self.states.write(self.kind, self.own_start + start, values)

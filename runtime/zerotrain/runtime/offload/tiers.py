@@ -1,4 +1,4 @@
-"""The choice of a tier for the states of every unit, and a step's pass over all of them.
+"""The choice of a tier for the states of every unit.
 
 There are three tiers: the device beside the weights, host memory, the spill store. Made by the engine's setup
 (`make_tiers`), driven by `ZeroOptimizer`.
@@ -6,9 +6,7 @@ There are three tiers: the device beside the weights, host memory, the spill sto
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -18,17 +16,15 @@ import torch
 from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory import kept_states
 from zerotrain.runtime.offload.deferred import DeferredStates, KeptOn
-from zerotrain.runtime.offload.device import ResidentStates, device_states
-from zerotrain.runtime.offload.host import HostStates
-from zerotrain.runtime.offload.states import Encoding, UnitStates, UnitUpdate
+from zerotrain.runtime.offload.resident import ResidentStates, device_states, host_states
+from zerotrain.runtime.offload.states import Encoding, UnitStates
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
 
 if TYPE_CHECKING:  # the spill store is compiled code, and nothing else here is
-    from zerotrain.runtime.offload.spilled import SpillStates, StateRecords
+    from zerotrain.runtime.offload.spilled import SpillStates, StateRecords, StateSweep
     from zerotrain.runtime.spill.store import SpillStore
-    from zerotrain.runtime.spill.tile_pipeline import Tile
 
 
 class TierName(Enum):
@@ -40,7 +36,7 @@ class TierName(Enum):
 
 
 class StateTiers:
-    """Factory of the states of units, and of passes over them."""
+    """Factory of the states of units, and of sweeps over those that are spilled."""
 
     def __init__(
         self,
@@ -61,7 +57,7 @@ class StateTiers:
         self._ratio, self._pinned, self._spill_store = ratio, pinned, spill_store
         self._kept: frozenset[str] = frozenset()
         self._records: StateRecords | None = None
-        self._on_host: list[HostStates] = []
+        self._on_host: list[ResidentStates] = []
         self._places: dict[Unit, SpillStates] = {}
         """Records of all units whose states are in the spill store, also of units whose states are not made
         yet."""
@@ -82,9 +78,10 @@ class StateTiers:
         unit.initial_master = None
         encoding = Encoding.of(unit)
         has_states = bool(kinds) or encoding.stored is not None
+        build: Callable[[torch.Tensor], UnitStates]
         kept_on: KeptOn | None = KeptOn(device=unit.comm.device, kind=MemoryKind.STATES, ledger=ledger)
         if self.name is TierName.DEVICE or unit.name in self._kept or not has_states:
-            build = partial(_on_device, unit, kinds, encoding, ledger)
+            build = partial(device_states, unit, kinds, encoding, ledger=ledger)
         elif self.name is TierName.HOST:
             build = partial(self._on_the_host, unit, kinds, encoding, ledger)
             kept_on = KeptOn(device=torch.device("cpu"), kind=MemoryKind.HOST_STATES, ledger=ledger)
@@ -107,7 +104,7 @@ class StateTiers:
         ledger: MemoryLedger,
         initial: torch.Tensor,
     ) -> UnitStates:
-        states = HostStates(unit, kinds, encoding, initial=initial, ledger=ledger, pinned=self._pinned)
+        states = host_states(unit, kinds, encoding, initial, ledger=ledger, pinned=self._pinned)
         self._on_host.append(states)
         return states
 
@@ -124,17 +121,19 @@ class StateTiers:
         elif self._records is not None:
             self._records.forget(cast("SpillStates", states))
 
-    def open_pass(self, order: Sequence[UnitStates]) -> UpdatePass:
-        """Return a pass that updates each of these states once, in this order."""
-        if self._records is not None:
-            self._records.cache.close()
+    def open_sweep(self, order: Sequence[UnitStates]) -> StateSweep | None:
+        """Return a sweep over those of these states that are in the spill store, in this order; None where
+        nothing ever was."""
+        if self._records is None:
+            return None
         spilled = [cast("SpillStates", states) for states in order if states.is_spilled]
-        return UpdatePass(spilled, self._spill_store)
+        return self._records.open_sweep(spilled)
 
     def close(self) -> None:
         """Unlock the memory that the device's driver has page-locked. Host states stay readable."""
         for states in self._on_host:
-            states.unpin()
+            assert states.pages is not None
+            states.pages.release()
 
     def _state_records(self, ledger: MemoryLedger) -> StateRecords:
         if self._records is None:
@@ -145,50 +144,9 @@ class StateTiers:
         return self._records
 
 
-def _on_device(
-    unit: Unit, kinds: tuple[str, ...], encoding: Encoding, ledger: MemoryLedger, initial: torch.Tensor
-) -> UnitStates:
-    return device_states(unit, kinds, encoding, initial, ledger)
-
-
 def _in_place(states: SpillStates, initial: torch.Tensor) -> UnitStates:
     states.take_initial(initial)
     return states
-
-
-class UpdatePass:
-    """One step's pass over the states. Used by one thread, from the first `update` to `close`.
-
-    The states in the spill store are one sweep over all units, so that the next unit's tiles are read while
-    the last one's are written.
-    """
-
-    def __init__(self, spilled: Sequence[SpillStates], spill_store: SpillStore | None) -> None:
-        self._spilled, self._spill_store = spilled, spill_store
-        self._stack = ExitStack()
-        self._tiles: Iterator[Tile] | None = None
-
-    def update(self, states: UnitStates, update: UnitUpdate) -> None:
-        """Pass a unit's states to `update`. After an error the pass is over."""
-        try:
-            if isinstance(states, ResidentStates):
-                states.update(update)
-            else:
-                cast("SpillStates", states).update(update, self._sweep())
-        except BaseException:
-            self._stack.__exit__(*sys.exc_info())
-            raise
-
-    def close(self) -> None:
-        """Wait until everything is stored. Raises the first error."""
-        self._stack.close()
-
-    def _sweep(self) -> Iterator[Tile]:
-        if self._tiles is None:
-            assert self._spill_store is not None
-            refs = [ref for states in self._spilled for ref in states.record.tiles()]
-            self._tiles = iter(self._stack.enter_context(self._spill_store.sweep(refs, writes=True)))
-        return self._tiles
 
 
 def make_tiers(config: EngineConfig, spill_store: SpillStore | None, *, defers: bool = False) -> StateTiers:

@@ -13,7 +13,8 @@ buffer is used again when the update that read it is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,16 +60,17 @@ class DeviceLink:
         for part in parts:
             part.download = self._download_of(part) if part in self._places else None
 
-    def run(self, name: str, update: Callable[[str], None]) -> None:
-        """Run one unit's update, in any one thread."""
+    @contextmanager
+    def updating(self, name: str) -> Iterator[None]:
+        """Provide the context of one unit's update, in any one thread."""
         with torch.cuda.stream(self._uploads):
-            update(name)
+            yield
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._uploads)
             self._done[name] = event
 
     def wait(self, name: str) -> None:
-        """Make the current stream wait for what `run` put on the upload stream."""
+        """Make the current stream wait for what `updating` put on the upload stream."""
         torch.cuda.current_stream(self._device).wait_event(self._done[name])
 
     def close(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from zerotrain.contract.config import OptimizerConfig
-from zerotrain.runtime.optim.rules import Hyper
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.names import named_parameters
 
@@ -25,6 +25,17 @@ FIXED_OPTIONS = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weig
 
 LABELS = ("name", PARAM_NAMES)
 """Keys of a group that belong to the script and change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hyper:
+    """Hyperparameters that may differ between parameter groups and steps, by value."""
+
+    lr: float
+    weight_decay: float
+    betas: tuple[float, float]
+    eps: float
+    momentum: float
 
 
 class GroupError(ValueError):

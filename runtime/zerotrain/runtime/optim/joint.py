@@ -1,25 +1,27 @@
-"""Input of update rules that cannot work element by element: all units at once, parameter by parameter.
+"""The update of a step by a rule that cannot work element by element: all units at once.
 
-`ZeroOptimizer.begin_update` makes it; `LambRule`, `OneBitAdamRule` and `ForeignRule` take it.
+`StepExecutor` calls it; the rules are `LambRule`, `OneBitAdamRule` and `ForeignRule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from zerotrain.contract.config import ConfigError
-from zerotrain.runtime.offload.device import ResidentStates
+from zerotrain.runtime.offload.resident import ResidentStates
 from zerotrain.runtime.offload.tiers import StateTiers, TierName
-from zerotrain.runtime.optim.rules import Hyper
+from zerotrain.runtime.optim.groups import Hyper
+from zerotrain.runtime.optim.state_registry import StateRegistry
+from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.unit import Placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentRun:
+class ParameterRun:
     """The part of one parameter that lies in a rank's interval of its unit; empty when start >= stop."""
 
     fqn: str
@@ -39,7 +41,7 @@ class JointUnit:
     grads: torch.Tensor
     accumulator: torch.Tensor
     """Gradients of the whole unit at stages 0 and 1, of the interval otherwise."""
-    segments: tuple[SegmentRun, ...]
+    segments: tuple[ParameterRun, ...]
     """Parts of every parameter of the unit, in layout order, on every rank."""
 
 
@@ -57,17 +59,38 @@ class JointRule(Protocol):
         ...
 
 
-@runtime_checkable
-class CountingRule(Protocol):
-    """A rule that keeps values beside its streams."""
+@torch.no_grad()
+def update_jointly(
+    rule: JointRule,
+    registry: StateRegistry,
+    parts: Sequence[UnitGradients],
+    hypers: Sequence[Hyper],
+    *,
+    step: int,
+    grad_scale: float,
+) -> None:
+    """Update the units of `parts`, which are in forward order; `hypers` by group. Collective."""
+    units = [_joint_unit(part, registry, hypers) for part in parts]
+    rule.update_units(units, step, grad_scale=grad_scale)
+    for unit in units:
+        unit.states.round_weights()
 
-    def scalars(self) -> dict[str, Any]:
-        """Return these values as JSON values that are equal on every rank."""
-        ...
 
-    def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Restore the values of `scalars`."""
-        ...
+def _joint_unit(part: UnitGradients, registry: StateRegistry, hypers: Sequence[Hyper]) -> JointUnit:
+    states = registry.states[part.unit.name]
+    assert isinstance(states, ResidentStates)
+    low, high = states.interval
+    runs = tuple(
+        ParameterRun(
+            fqn=segment.fqn,
+            start=max(low, segment.start) - low,
+            stop=min(high, segment.stop) - low,
+            group=registry.group_of[segment.fqn],
+            hyper=hypers[registry.group_of[segment.fqn]],
+        )
+        for segment in part.unit.layout.segments
+    )
+    return JointUnit(states=states, grads=part.shard, accumulator=part.accumulator, segments=runs)
 
 
 def refuse_offload(name: str, tiers: StateTiers, placement: Placement) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.contract.config import OptimizerConfig
-from zerotrain.runtime.optim.joint import JointUnit, SegmentRun
-from zerotrain.runtime.optim.rules import tiles
+from zerotrain.runtime.optim.joint import JointUnit, ParameterRun
+from zerotrain.runtime.optim.update import tiles
 from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ
 
 
@@ -56,7 +56,7 @@ class LambRule:
             for segment in unit.segments:
                 self._apply(unit, segment, step, self._trust_ratio(*next(ratios)))
 
-    def _update_moments(self, unit: JointUnit, segment: SegmentRun, grad_scale: float) -> None:
+    def _update_moments(self, unit: JointUnit, segment: ParameterRun, grad_scale: float) -> None:
         beta1, beta2 = segment.hyper.betas
         for tile in _tiles(unit, segment):
             grad = unit.grads[tile]
@@ -65,7 +65,7 @@ class LambRule:
             unit.states.by_kind[EXP_AVG][tile].mul_(beta1).add_(grad, alpha=1 - beta1)
             unit.states.by_kind[EXP_AVG_SQ][tile].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
 
-    def _squares(self, unit: JointUnit, segment: SegmentRun) -> torch.Tensor:
+    def _squares(self, unit: JointUnit, segment: ParameterRun) -> torch.Tensor:
         """Return the sums of squares (weight, update) of the part that this rank owns, in float64."""
         states = unit.states
         own_start = 0 if states.unit.placement.states_sharded else states.unit.start
@@ -78,7 +78,7 @@ class LambRule:
             sums += torch.stack((weight.dot(weight), update.dot(update)))
         return sums
 
-    def _direction(self, unit: JointUnit, segment: SegmentRun, tile: slice) -> torch.Tensor:
+    def _direction(self, unit: JointUnit, segment: ParameterRun, tile: slice) -> torch.Tensor:
         """Return the step before it is scaled."""
         states, hyper = unit.states, segment.hyper
         variance = states.by_kind[EXP_AVG_SQ][tile]
@@ -92,7 +92,7 @@ class LambRule:
             return 1.0
         return max(self.min_coeff, min(self.max_coeff, weight_norm / update_norm))
 
-    def _apply(self, unit: JointUnit, segment: SegmentRun, step: int, ratio: float) -> None:
+    def _apply(self, unit: JointUnit, segment: ParameterRun, step: int, ratio: float) -> None:
         rate = segment.hyper.lr
         if self.bias_correction:
             beta1, beta2 = segment.hyper.betas
@@ -101,5 +101,5 @@ class LambRule:
             unit.states.master[tile].add_(self._direction(unit, segment, tile), alpha=-rate * ratio)
 
 
-def _tiles(unit: JointUnit, segment: SegmentRun) -> Iterator[slice]:
+def _tiles(unit: JointUnit, segment: ParameterRun) -> Iterator[slice]:
     return tiles(segment.start, segment.stop, unit.states.master.device)

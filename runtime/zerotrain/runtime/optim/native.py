@@ -2,94 +2,84 @@
 instead of eight.
 
 This is a separate module: everything else runs from a wheel without compiled code, where importing this one
-raises ImportError. Called by `ZeroOptimizer` and the state tiers.
+raises ImportError. Called by `ZeroOptimizer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from zerotrain.runtime._native import Segment, UpdateTask, update_
+from zerotrain.runtime import _native
+from zerotrain.runtime._native import UpdateTask, update_
+from zerotrain.runtime.offload.states import Block
 from zerotrain.runtime.optim.fused import FusedAdamRule
-from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, Hyper, Kernel, LionRule, UnitStep, UpdateRule
-from zerotrain.runtime.zero.state import MASTER
-
-REMAINDER = "remainder"
+from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule
+from zerotrain.runtime.optim.update import Kernel, Segment, UnitUpdate, UpdateRule
 
 
-class _NativeRule:
+class _NativeRule(UpdateRule):
     """The kernels' part of a rule of `rules.py`: the same bits on every processor, thread count and cut of
     the range, for masters in fp32 and for those kept as bf16 weight and int16 remainder. Tensors on CUDA are
     updated by the base class, Adam's by `FusedAdamRule`."""
 
     __slots__ = ()
-    kinds: tuple[str, ...]
 
     @property
-    def kernel(self) -> str:
-        """Name of the kernel."""
+    def kernel_name(self) -> str:
+        """Name of the native kernel."""
         raise AssertionError("every rule names its kernel")
 
-    def kernel_for(self, device: torch.device) -> Kernel | None:
-        """Return the native kernel on CPU, else None."""
-        return NativeKernel(self) if device.type == "cpu" else None
+    def kernel(self, update: UnitUpdate) -> Kernel:
+        """Return the native kernel on CPU, else that of the base class."""
+        return NativeKernel(self, update) if update.grads.device.type == "cpu" else super().kernel(update)
 
-    def segment(self, start: int, stop: int, hyper: Hyper, step: int) -> Segment:
-        return Segment(
-            start,
-            stop,
+    def segment(self, segment: Segment) -> _native.Segment:
+        """Return a segment in the form that the kernels take."""
+        hyper = segment.hyper
+        return _native.Segment(
+            segment.start,
+            segment.stop,
             lr=hyper.lr,
             beta1=hyper.betas[0],
             beta2=hyper.betas[1],
             eps=hyper.eps,
             weight_decay=hyper.weight_decay,
-            step=step,
+            step=segment.step,
             bias_correction=getattr(self, "bias_correction", True),
             lr_decay=getattr(self, "lr_decay", 0.0),
             initial_sum=getattr(self, "start", 0.0),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NativeKernel:
-    """The native kernel of a rule: a `Kernel`. `task` takes gradients and weights in fp32, bf16 and fp16."""
+class NativeKernel(Kernel):
+    """The update of a unit by a native kernel, for gradients and weights in fp32, bf16 and fp16. It leaves
+    the gradients unchanged."""
 
-    rule: _NativeRule
+    task: UpdateTask
 
-    def task(self, step: UnitStep) -> UpdateTask:
-        """Return the task of a step, as `Kernel`; it leaves the gradients unchanged. With "remainder" among
-        the names the weight is the upper half of the masters; with neither "remainder" nor "master", it is
-        the fp32 master itself."""
-        return UpdateTask(
-            self.rule.kernel,
-            [self.rule.segment(one.start, one.stop, one.hyper, one.step) for one in step.segments],
-            step.grad,
-            step.weight,
-            grad_scale=step.grad_scale,
-            weight_is_master=MASTER not in step.names and REMAINDER not in step.names,
+    def __init__(self, rule: _NativeRule, unit: UnitUpdate) -> None:
+        self._kinds = rule.kinds
+        self.task = UpdateTask(
+            rule.kernel_name,
+            [rule.segment(segment) for segment in unit.segments],
+            unit.grads,
+            unit.weights,
+            grad_scale=unit.grad_scale,
+            weight_is_master=unit.writes_masters,
         )
 
-    def run(
-        self, task: Any, master: torch.Tensor | None, states: Mapping[str, torch.Tensor], *, start: int = 0
-    ) -> None:
-        """Run a part of a task, as `Kernel`."""
-        update_(task, master, [states[kind] for kind in self.rule.kinds], start=start)
+    def run(self, block: Block) -> None:
+        # A remainder in place of the master; neither where the weight is the master.
+        first = block.remainder if block.weight is None or block.master is None else block.master
+        update_(self.task, first, [block.by_kind[kind] for kind in self._kinds], start=block.start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeAdamRule(_NativeRule, FusedAdamRule):
     """Adam and AdamW by the native kernel, and on CUDA by torch's fused kernel."""
 
-    def kernel_for(self, device: torch.device) -> Kernel | None:
-        """Return the native kernel on CPU, the fused one on CUDA, else None."""
-        return _NativeRule.kernel_for(self, device) or FusedAdamRule.kernel_for(self, device)
-
     @property
-    def kernel(self) -> str:
+    def kernel_name(self) -> str:
         return "adamw" if self.decoupled else "adam"
 
 
@@ -98,7 +88,7 @@ class NativeAdagradRule(_NativeRule, AdagradRule):
     """Adagrad by the native kernel."""
 
     @property
-    def kernel(self) -> str:
+    def kernel_name(self) -> str:
         return "adagrad"
 
 
@@ -107,7 +97,7 @@ class NativeLionRule(_NativeRule, LionRule):
     """Lion by the native kernel."""
 
     @property
-    def kernel(self) -> str:
+    def kernel_name(self) -> str:
         return "lion"
 
 

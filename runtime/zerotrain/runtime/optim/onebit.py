@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.contract.config import OptimizerConfig
-from zerotrain.runtime.offload.device import ResidentStates
+from zerotrain.runtime.offload.resident import ResidentStates
 from zerotrain.runtime.offload.states import UnitStates
-from zerotrain.runtime.optim.joint import JointUnit, SegmentRun
+from zerotrain.runtime.optim.groups import Hyper
+from zerotrain.runtime.optim.joint import JointUnit, ParameterRun
 from zerotrain.runtime.optim.onebit_codec import PackedSigns, SignCodec
-from zerotrain.runtime.optim.rules import Hyper, tiles
+from zerotrain.runtime.optim.update import tiles
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, SERVER_ERROR, WORKER_ERROR, StreamKey
@@ -96,7 +97,7 @@ class OneBitAdamRule:
             for segment in unit.segments:
                 self._apply(unit, segment)
 
-    def _add_gradient(self, unit: JointUnit, segment: SegmentRun, scale: float, *, is_frozen: bool) -> None:
+    def _add_gradient(self, unit: JointUnit, segment: ParameterRun, scale: float, *, is_frozen: bool) -> None:
         beta1, beta2 = segment.hyper.betas
         for tile in tiles(segment.start, segment.stop, unit.grads.device):
             grad = unit.grads[tile].mul_(scale) if scale != 1.0 else unit.grads[tile]
@@ -131,7 +132,7 @@ class OneBitAdamRule:
         PackedSigns.unframed(received, ranks).add_to(momentum.zero_(), weight=1.0)
         buffers.whole.clear_gaps(momentum)
 
-    def _apply(self, unit: JointUnit, segment: SegmentRun) -> None:
+    def _apply(self, unit: JointUnit, segment: ParameterRun) -> None:
         hyper, states = segment.hyper, unit.states
         for tile in tiles(segment.start, segment.stop, states.master.device):
             weight, variance = states.master[tile], states.by_kind[EXP_AVG_SQ][tile]

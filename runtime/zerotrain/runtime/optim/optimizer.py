@@ -1,15 +1,15 @@
-"""The optimizer of one engine: states on shards, groups, and the update of one unit at a time."""
+"""The optimizer of one engine: its update rule, its parameter groups, and the states on shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from zerotrain.contract.config import ConfigError, OptimizerConfig
-from zerotrain.runtime.offload.device import ResidentStates
+from zerotrain.runtime.offload.resident import ResidentStates
 from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.foreign import ForeignRule
 from zerotrain.runtime.optim.fused import fused_rule
@@ -18,6 +18,7 @@ from zerotrain.runtime.optim.groups import (
     LABELS,
     PARAM_NAMES,
     GroupError,
+    Hyper,
     ModelParameters,
     append_group,
     build_groups,
@@ -26,17 +27,16 @@ from zerotrain.runtime.optim.groups import (
     group_hyper,
     names_of,
 )
-from zerotrain.runtime.optim.joint import CountingRule, JointRule, refuse_offload
+from zerotrain.runtime.optim.joint import JointRule, refuse_offload
 from zerotrain.runtime.optim.json_state import from_plain, to_plain
 from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.members import match_stored, members_of, regrouped
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
-from zerotrain.runtime.optim.rules import UpdateRule, rule_of
+from zerotrain.runtime.optim.rules import rule_of
 from zerotrain.runtime.optim.scale_names import ScaleNames
 from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, refuse_step
-from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, joint_unit
-from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.optim.update import UpdateRule
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -175,34 +175,10 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         if not isinstance(self.rule, ForeignRule):  # which reads all options at every step
             check_edits(self.param_groups, self._fixed)
 
-    def begin_update(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> Update | JointUpdate:
-        """Return the next step's update of these units, in forward order, with the present hyperparameters.
-
-        It reads the gradients when it runs, and overwrites them.
-        """
+    def begin_step(self) -> list[Hyper]:
+        """Count the next update, and return the present hyperparameters by group."""
         self.num_updates += 1
-        hypers = [group_hyper(group) for group in self.param_groups]
-        if isinstance(self.rule, JointRule):
-            units = [joint_unit(part, self.registry, hypers) for part in parts]
-            return JointUpdate(self.rule, units, step=self.num_updates, grad_scale=grad_scale)
-        kernels = {
-            part.unit.name: UnitKernel(
-                rule=self.rule,
-                segments=[
-                    SegmentStep(
-                        start=run.start,
-                        stop=run.stop,
-                        hyper=hypers[run.group],
-                        step=self.num_updates - run.born,
-                    )
-                    for run in self.registry.runs[part.unit.name]
-                ],
-                part=part,
-                grad_scale=grad_scale,
-            )
-            for part in parts
-        }
-        return Update(self.registry.tiers, self.states, kernels)
+        return [group_hyper(group) for group in self.param_groups]
 
     def follow_freezing(self) -> None:
         """Raise GroupError for a rule whose own state cannot follow units that are divided anew."""
@@ -237,7 +213,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             "members": members_of(self.registry.group_of, len(self.param_groups)),
             "configured": [dict(values) for values in self._configured],
             **self.registry.scalars(),
-            **({"rule": self.rule.scalars()} if isinstance(self.rule, CountingRule) else {}),
+            **({"rule": self.rule.scalars()} if isinstance(self.rule, ForeignRule) else {}),
         }
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
@@ -257,7 +233,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             mine.update({key: value for key, value in restored.items() if key not in edited})
         self._fixed = [fixed_options(group) for group in self.param_groups]
         self.registry.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
-        if isinstance(self.rule, CountingRule) and "rule" in scalars:
+        if isinstance(self.rule, ForeignRule) and "rule" in scalars:
             self.rule.load_scalars(regrouped(scalars["rule"], order))
 
     def zero_grad(self, set_to_none: bool = True) -> None:

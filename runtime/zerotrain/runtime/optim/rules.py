@@ -7,107 +7,19 @@ only bounds the temporaries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from zerotrain.contract.config import ConfigError, OptimizerConfig
+from zerotrain.runtime.optim.groups import Hyper
+from zerotrain.runtime.optim.update import UpdateRule
 from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, MOMENTUM, SUM
 
-TILE = 1 << 17
-"""Number of elements of a tile on CPU: four fp32 streams and a temporary stay in a core's cache."""
-CUDA_TILE = 1 << 24
-"""Number of elements of a tile on CUDA, where launches cost more than cache misses."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hyper:
-    """Hyperparameters that may differ between parameter groups and steps, by value."""
-
-    lr: float
-    weight_decay: float
-    betas: tuple[float, float]
-    eps: float
-    momentum: float
-
-
-class UpdateRule(Protocol):
-    """An optimizer without tensors of its own."""
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """State streams per element beside the master weight; they start as zeros."""
-        ...
-
-    def update(
-        self,
-        param: torch.Tensor,
-        grad: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        hyper: Hyper,
-        step: int,
-    ) -> None:
-        """Update `param` and `states` in place; `grad` may be overwritten. `step` counts from 1."""
-        ...
-
-
-class Alike(Protocol):
-    """Elements `[start, stop)` that are updated alike; `step` counts from 1."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def hyper(self) -> Hyper: ...
-    @property
-    def step(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitStep:
-    """One step of one unit, without its states, which are passed later and in blocks."""
-
-    segments: Sequence[Alike]
-    grad: torch.Tensor
-    """The gradients, 1-D, of all elements of the unit; a kernel may overwrite them."""
-    grad_scale: float
-    weight: torch.Tensor | None
-    """Weights of the same elements. The step writes them, and reads them where they are (part of) the
-    master."""
-    names: Sequence[str]
-    """Names of the arrays that will be passed."""
-
-
-class Kernel(Protocol):
-    """A kernel that clips, updates and rounds weights in one pass, with the same bits for every cut of the
-    range."""
-
-    def task(self, step: UnitStep) -> Any:
-        """Return the task that `run` takes for a step; hyperparameters are taken by value."""
-        ...
-
-    def run(
-        self, task: Any, master: torch.Tensor | None, states: Mapping[str, torch.Tensor], *, start: int = 0
-    ) -> None:
-        """Run a part of a task, from element `start` on. `master` is fp32, or a remainder (int16), or None
-        where the weight is the master."""
-        ...
-
-
-@runtime_checkable
-class KernelRule(Protocol):
-    """The additional method of an `UpdateRule` that a kernel can carry out."""
-
-    def kernel_for(self, device: torch.device) -> Kernel | None:
-        """Return the kernel for tensors on that device, if there is one."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdamRule:
+class AdamRule(UpdateRule):
     """Adam (https://arxiv.org/abs/1412.6980), or AdamW (https://arxiv.org/abs/1711.05101) when decoupled."""
 
     decoupled: bool = True
@@ -146,7 +58,7 @@ class AdamRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SGDRule:
+class SGDRule(UpdateRule):
     """Gradient descent, with torch's momentum."""
 
     dampening: float = 0.0
@@ -179,7 +91,7 @@ class SGDRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdagradRule:
+class AdagradRule(UpdateRule):
     """Adagrad (https://jmlr.org/papers/v12/duchi11a.html)."""
 
     lr_decay: float = 0.0
@@ -206,7 +118,7 @@ class AdagradRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LionRule:
+class LionRule(UpdateRule):
     """Lion (https://arxiv.org/abs/2302.06675): the sign of a mixed momentum, with decoupled weight decay."""
 
     kinds: tuple[str, ...] = (EXP_AVG,)
@@ -254,12 +166,3 @@ def rule_of(config: OptimizerConfig) -> UpdateRule:
     raise ConfigError(
         "optimizer.type", "must be an optimizer that this version runs", config.type, 'Set it to "AdamW".'
     )
-
-
-def tiles(start: int, stop: int, device: torch.device, *, decodes: bool = False) -> Iterator[slice]:
-    """Cut `[start, stop)` into slices that fit the cache of the device. `decodes`: the caller has several
-    fp32 temporaries, which must not take much of a device's memory."""
-    size = CUDA_TILE if device.type == "cuda" else TILE
-    size = size // 8 if decodes else size
-    for low in range(start, stop, size):
-        yield slice(low, min(low + size, stop))

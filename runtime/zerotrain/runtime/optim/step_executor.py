@@ -6,15 +6,16 @@ Called by `StepPipeline` when the ranks have agreed that the step counts and on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
 import torch
 
 from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
+from zerotrain.runtime.optim.joint import JointRule, update_jointly
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.optim.update import JointUpdate, Update
+from zerotrain.runtime.optim.update import StepUpdate, UpdateRule
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.pending import publish_all
 from zerotrain.runtime.zero.sharded_model import ShardedModel, publication_order, update_order
@@ -42,15 +43,28 @@ class StepExecutor:
     def start(self, grad_scale: float) -> float:
         """Update every unit and bring replicas up to date; return the seconds spent on the latter. Where
         updates run in the background, replicas follow when they are used."""
-        core = self._core
-        self._optimizer.registry.make_deferred()  # no hook saw a backward pass if the model was not entered
+        core, optimizer = self._core, self._optimizer
+        optimizer.registry.make_deferred()  # no hook saw a backward pass if the model was not entered
         trained = [unit for unit in core.units if unit.layout.trainable]
         core.writes.take_private_pages(trained)  # counted writes were settled with the step's record
         try:
             if self.updater is not None:
                 self._update_in_background(self.updater, grad_scale)
                 return 0.0
-            self._update_now(list(core.gradients.values()), grad_scale)
+            parts = list(core.gradients.values())
+            if isinstance(optimizer.rule, JointRule):
+                hypers, step = optimizer.begin_step(), optimizer.num_updates
+                update_jointly(
+                    optimizer.rule, optimizer.registry, parts, hypers, step=step, grad_scale=grad_scale
+                )
+            else:
+                with self._begin(optimizer.rule, parts, grad_scale) as update:
+                    for name in update.order:
+                        with self._copies(name):
+                            update.run(name)
+                if self._link is not None:
+                    for name in update.order:
+                        self._link.wait(name)
             began = perf_counter()
             publish_all(trained, most_numel=core.updates.publish_numel)
             return perf_counter() - began
@@ -65,28 +79,16 @@ class StepExecutor:
         if self._link is not None:
             self._link.close()
 
-    def _update_now(self, parts: Sequence[UnitGradients], grad_scale: float) -> None:
-        update = self._begin(parts, grad_scale)
-        try:
-            for name in update.order:
-                self._run(update, name)
-        except BaseException:
-            with suppress(Exception):  # the first error is the one that counts
-                update.finish()
-            raise
-        update.finish()
-        if self._link is not None:
-            for name in update.order:
-                self._link.wait(name)
-
     def _update_in_background(self, updater: Updater, grad_scale: float) -> None:
-        core = self._core
+        core, rule = self._core, self._optimizer.rule
+        assert not isinstance(rule, JointRule)  # `make_updater` makes no thread for those
         units = update_order(core)
         parts = {unit.name: core.gradients[unit.name] for unit in units}
-        update = self._begin(list(parts.values()), grad_scale)
+        update = self._begin(rule, list(parts.values()), grad_scale)
 
         def run(name: str) -> None:
-            self._run(update, name)
+            with self._copies(name):
+                update.run(name)
             if self._link is None:
                 parts[name].wipe()
 
@@ -99,15 +101,15 @@ class StepExecutor:
             publication=publication_order(core),
         )
 
-    def _begin(self, parts: Sequence[UnitGradients], grad_scale: float) -> Update | JointUpdate:
+    def _begin(self, rule: UpdateRule, parts: Sequence[UnitGradients], grad_scale: float) -> StepUpdate:
+        optimizer = self._optimizer
         if self._link is not None:
-            states, device = self._optimizer.states, self._core.comm.device
+            states, device = optimizer.states, self._core.comm.device
             leaving = [part for part in parts if states[part.unit.name].device.type != device.type]
             self._link.begin(parts, leaving=leaving)
-        return self._optimizer.begin_update(parts, grad_scale=grad_scale)
+        hypers, step = optimizer.begin_step(), optimizer.num_updates
+        return StepUpdate(rule, optimizer.registry, parts, hypers, step=step, grad_scale=grad_scale)
 
-    def _run(self, update: Update | JointUpdate, name: str) -> None:
-        if self._link is None:
-            update.run(name)
-        else:
-            self._link.run(name, update.run)
+    def _copies(self, name: str) -> AbstractContextManager[None]:
+        """Return the context in which a unit is updated, with the copies that it needs."""
+        return nullcontext() if self._link is None else self._link.updating(name)

@@ -1,30 +1,41 @@
-"""One optimizer step as an object that can be carried out later, unit by unit, by another thread.
+"""The update of a step, of one unit in it, and of a block of the unit's elements.
 
-`ZeroOptimizer.begin_update` makes an `Update`, which holds every number of the step by value: a schedule or a
-user may change the groups meanwhile. The step is written once, over the blocks that the state tiers provide.
+`StepExecutor` makes a `StepUpdate` and runs it, unit by unit. It holds every number of the step by value: a
+schedule or a user may change the groups meanwhile, and another thread may run it. For each unit the
+`UpdateRule` makes a `Kernel`, which updates the unit's states block by block, as their tier provides them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 
-from zerotrain.runtime.offload.device import ResidentStates
-from zerotrain.runtime.offload.states import Block, Encoding, UnitStates
-from zerotrain.runtime.offload.tiers import StateTiers
-from zerotrain.runtime.optim.joint import JointRule, JointUnit, SegmentRun
-from zerotrain.runtime.optim.rules import Hyper, Kernel, KernelRule, UnitStep, UpdateRule, tiles
+from zerotrain.runtime.offload.resident import ResidentStates
+from zerotrain.runtime.offload.states import Block, Encoding
+from zerotrain.runtime.optim.groups import Hyper
 from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.zero.gradients import UnitGradients, shard_on
 from zerotrain.runtime.zero.rounding import join, split
 
+if TYPE_CHECKING:  # compiled code
+    from zerotrain.runtime._native import UpdateTask
+    from zerotrain.runtime.offload.spilled import SpillStates
+
+TILE = 1 << 17
+"""Number of elements of a tile on CPU: four fp32 streams and a temporary stay in a core's cache."""
+CUDA_TILE = 1 << 24
+"""Number of elements of a tile on CUDA, where launches cost more than cache misses."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentStep:
-    """Elements `[start, stop)` of a unit's states that this step updates alike."""
+class Segment:
+    """Elements `[start, stop)` of a unit's states that a step updates alike."""
 
     start: int
     stop: int
@@ -34,151 +45,174 @@ class SegmentStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnitKernel:
-    """The update of one unit, by value except for its gradients: a `UnitUpdate`."""
+class UnitUpdate:
+    """The update of one unit in one step, without the states, which a kernel gets block by block."""
 
-    rule: UpdateRule
-    segments: Sequence[SegmentStep]
-    part: UnitGradients
-    grad_scale: float
-
-    def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundUpdate:
-        """Bind the update to weights of the states' interval, on the device where the states are updated."""
-        grads, rule = shard_on(self.part, weights.device), self.rule
-        kernel = rule.kernel_for(weights.device) if isinstance(rule, KernelRule) else None
-        if kernel is None:
-            return BoundUpdate(update=self, grads=grads)
-        stored = encoding.stored
-        step = UnitStep(
-            segments=self.segments,
-            grad=grads,
-            grad_scale=self.grad_scale,
-            weight=weights,
-            names=rule.kinds if stored is None else (stored, *rule.kinds),
-        )
-        return BoundUpdate(update=self, grads=grads, kernel=kernel, task=kernel.task(step))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundUpdate:
-    """The update of one unit with its weights: a `BlockUpdate`."""
-
-    update: UnitKernel
+    segments: Sequence[Segment]
     grads: torch.Tensor
-    kernel: Kernel | None = None
-    task: Any | None = None
-    """Task of the kernel."""
+    """The gradients of all elements of the states, 1-D; a kernel may overwrite them."""
+    grad_scale: float
+    weights: torch.Tensor
+    """Weights of the same elements, on the same device."""
+    writes_masters: bool = False
+    """Whether the weights are the fp32 masters themselves."""
 
-    def __call__(self, block: Block) -> None:
+
+class Kernel(ABC):
+    """The computation of one `UnitUpdate`, with the same bits for every cut into blocks."""
+
+    task: UpdateTask | None = None
+    """The same update as a native task over all elements of the unit, if there is one: a tile of sealed
+    states can then be opened, updated and sealed in one pass."""
+
+    @abstractmethod
+    def run(self, block: Block) -> None:
         """Update a block in place."""
-        if self.kernel is not None:
-            is_master = block.weight is None
-            first = block.remainder if block.master is None or is_master else block.master
-            self.kernel.run(self.task, first, block.by_kind, start=block.start)
-            return
-        for segment in self.update.segments:
+
+
+class UpdateRule(ABC):
+    """An optimizer that works element by element and has no tensors of its own."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def kinds(self) -> tuple[str, ...]:
+        """State streams per element beside the master weight; they start as zeros."""
+
+    @abstractmethod
+    def update(
+        self,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        hyper: Hyper,
+        step: int,
+    ) -> None:
+        """Update `param` and `states` in place; `grad` may be overwritten. `step` counts from 1."""
+
+    def kernel(self, update: UnitUpdate) -> Kernel:
+        """Return the kernel for the update of a unit: `update` in tiles, where there is no faster one."""
+        return TorchKernel(self, update)
+
+
+class TorchKernel(Kernel):
+    """The update by torch's operations, in tiles. Where a tile has no master, one is made for it."""
+
+    def __init__(self, rule: UpdateRule, unit: UnitUpdate) -> None:
+        self.rule = rule
+        self.unit = unit
+
+    def run(self, block: Block) -> None:
+        for segment in self.unit.segments:
             low, high = max(block.start, segment.start), min(block.stop, segment.stop)
-            decodes, device = block.remainder is not None, self.grads.device
+            decodes, device = block.remainder is not None, self.unit.grads.device
             for tile in tiles(low - block.start, high - block.start, device, decodes=decodes):
-                self._update_tile(cut(block, tile), segment)
+                part = block.cut(tile)
+                master = part.master
+                if part.remainder is not None:
+                    assert part.weight is not None
+                    master = join(part.weight, part.remainder)
+                assert master is not None
+                self.update(master, self.unit.grads[part.start : part.stop], part.by_kind, segment)
+                if part.remainder is not None:
+                    for target, half in zip((part.weight, part.remainder), split(master), strict=True):
+                        target.copy_(half)
+                elif part.weight is not None:
+                    part.weight.copy_(master)
 
-    def _update_tile(self, tile: Block, segment: SegmentStep) -> None:
-        """Update a tile with torch's operations, on a master that is made for it where none is stored."""
-        grad, master, weight = self.grads[tile.start : tile.stop], tile.master, tile.weight
-        if self.update.grad_scale != 1.0:
-            grad.mul_(self.update.grad_scale)
-        if tile.remainder is None:
-            assert master is not None
-            self.update.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
-            if weight is not None:
-                weight.copy_(master)
-            return
-        assert weight is not None
-        master = join(weight, tile.remainder)
-        self.update.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
-        for target, half in zip((weight, tile.remainder), split(master), strict=True):
-            target.copy_(half)
+    def update(
+        self, master: torch.Tensor, grad: torch.Tensor, states: Mapping[str, torch.Tensor], segment: Segment
+    ) -> None:
+        """Update masters and states of a tile in place."""
+        if self.unit.grad_scale != 1.0:
+            grad.mul_(self.unit.grad_scale)
+        self.rule.update(master, grad, states, segment.hyper, segment.step)
 
 
-class Update:
-    """One step of an element-wise rule. Call `run` for every unit of `order`, in order, then `finish`."""
-
-    is_collective = False
-    """Whether `finish` communicates with the other ranks."""
+class StepUpdate:
+    """The update of one step by an element-wise rule. Call `run` for every unit of `order`, in order, then
+    `finish`, which the end of its context calls as well. One thread at a time; no communication."""
 
     def __init__(
         self,
-        tiers: StateTiers,
-        states: Mapping[str, UnitStates],
-        kernels: Mapping[str, UnitKernel],
+        rule: UpdateRule,
+        registry: StateRegistry,
+        parts: Sequence[UnitGradients],
+        hypers: Sequence[Hyper],
+        *,
+        step: int,
+        grad_scale: float,
     ) -> None:
-        """Open a pass over the units of `kernels`, which are in forward order."""
-        self.order = tuple(kernels)
+        """Copy the numbers for the units of `parts`, which are in forward order; `hypers` by group. The
+        gradients are read when a unit is updated, and overwritten."""
+        self.order = tuple(part.unit.name for part in parts)
         """Names of the units to be updated, in forward order."""
-        self._states, self._kernels = states, dict(kernels)
-        self._pass = tiers.open_pass([states[name] for name in kernels])
+        self._rule, self._grad_scale = rule, grad_scale
+        self._parts = dict(zip(self.order, parts, strict=True))
+        self._segments = {
+            name: [
+                Segment(start=run.start, stop=run.stop, hyper=hypers[run.group], step=step - run.born)
+                for run in registry.runs[name]
+            ]
+            for name in self.order
+        }
+        self._states = registry.states
+        self._sweep = registry.tiers.open_sweep([registry.states[name] for name in self.order])
 
     @torch.no_grad()
     def run(self, name: str) -> None:
-        """Update masters, states and weights of one unit. Any one thread; no communication."""
-        self._pass.update(self._states[name], self._kernels.pop(name))
+        """Update masters, states and weights of one unit. After an error the step cannot go on."""
+        states, part = self._states[name], self._parts.pop(name)
+        try:
+            with states.weights_to_update() as weights:
+                kernel = self._rule.kernel(
+                    UnitUpdate(
+                        segments=self._segments[name],
+                        grads=shard_on(part, weights.device),
+                        grad_scale=self._grad_scale,
+                        weights=weights,
+                        writes_masters=states.encoding is Encoding.WEIGHT,
+                    )
+                )
+                if isinstance(states, ResidentStates):
+                    kernel.run(states.block(weights))
+                    return
+                assert self._sweep is not None
+                spilled = cast("SpillStates", states)
+                for tile in self._sweep.tiles(spilled):
+                    if kernel.task is not None:
+                        tile.update(kernel.task)
+                        continue
+                    for block in spilled.open_blocks(tile, weights):
+                        kernel.run(block)
+        except BaseException as error:
+            if self._sweep is not None:
+                self._sweep.end(error)
+            raise
 
     def finish(self) -> None:
         """Wait until everything is stored. Raises the first error."""
-        self._pass.close()
+        if self._sweep is not None:
+            self._sweep.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+            return
+        with suppress(Exception):  # the first error is the one that counts
+            self.finish()
 
 
-class JointUpdate:
-    """One step of a rule that needs all units at once: nothing can be done before `finish`."""
-
-    is_collective = True
-    order: tuple[str, ...] = ()
-
-    def __init__(self, rule: JointRule, units: Sequence[JointUnit], *, step: int, grad_scale: float) -> None:
-        self._rule, self._units = rule, units
-        self._step, self._grad_scale = step, grad_scale
-
-    def run(self, name: str) -> None:
-        """Raise KeyError: there is no unit to run."""
-        raise KeyError(name)
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Update all units. Collective."""
-        self._rule.update_units(self._units, self._step, grad_scale=self._grad_scale)
-        for unit in self._units:
-            unit.states.round_weights()
-
-
-def joint_unit(part: UnitGradients, registry: StateRegistry, hypers: Sequence[Hyper]) -> JointUnit:
-    """Return the input of one unit for a rule that works on all units together; `hypers` by group."""
-    states = registry.states[part.unit.name]
-    assert isinstance(states, ResidentStates)
-    low, high = states.interval
-    segments = tuple(
-        SegmentRun(
-            fqn=segment.fqn,
-            start=max(low, segment.start) - low,
-            stop=min(high, segment.stop) - low,
-            group=registry.group_of[segment.fqn],
-            hyper=hypers[registry.group_of[segment.fqn]],
-        )
-        for segment in part.unit.layout.segments
-    )
-    return JointUnit(states=states, grads=part.shard, accumulator=part.accumulator, segments=segments)
-
-
-def cut(block: Block, part: slice) -> Block:
-    """Return a part of a block, by positions within it."""
-
-    def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else tensor[part]
-
-    return Block(
-        start=block.start + part.start,
-        stop=block.start + part.stop,
-        master=of(block.master),
-        remainder=of(block.remainder),
-        by_kind={kind: state[part] for kind, state in block.by_kind.items()},
-        weight=of(block.weight),
-    )
+def tiles(start: int, stop: int, device: torch.device, *, decodes: bool = False) -> Iterator[slice]:
+    """Cut `[start, stop)` into slices that fit the cache of the device. `decodes`: the caller has several
+    fp32 temporaries, which must not take much of a device's memory."""
+    size = CUDA_TILE if device.type == "cuda" else TILE
+    size = size // 8 if decodes else size
+    for low in range(start, stop, size):
+        yield slice(low, min(low + size, stop))

@@ -1,23 +1,27 @@
-"""States that are resident as whole tensors: on the device beside the weights, and the base class of the host
-tier.
+"""States that are resident as whole tensors: on the device beside the weights, or in host memory.
 
-Called through `tiers.StateTiers`.
+Made through `tiers.StateTiers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from zerotrain.runtime.offload.states import REMAINDER, Block, Encoding, UnitStates, UnitUpdate
+from zerotrain.runtime.offload.pages import HostPages
+from zerotrain.runtime.offload.states import (
+    REMAINDER,
+    STORED_DTYPES,
+    Block,
+    Encoding,
+    UnitStates,
+    stored_names,
+)
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
-
-MakeArray = Callable[[int, torch.dtype], torch.Tensor]
-"""Function that returns a 1-D tensor of zeros, of that many elements and that dtype."""
 
 
 class ResidentStates(UnitStates):
@@ -30,21 +34,18 @@ class ResidentStates(UnitStates):
         encoding: Encoding,
         *,
         arrays: Mapping[str, torch.Tensor],
-        counted_as: MemoryKind,
+        device: torch.device,
         ledger: MemoryLedger,
+        pages: HostPages | None = None,
     ) -> None:
-        """Take `arrays` by stored name, all on one device."""
-        super().__init__(unit, kinds, encoding)
+        """Take `arrays` by stored name, all on one device; `pages`: the host memory that they are in."""
+        super().__init__(unit, kinds, encoding, device=device)
         self.arrays = dict(arrays)
-        self._counted_as, self._ledger = counted_as, ledger
+        self.pages = pages
+        self._counted_as = MemoryKind.STATES if pages is None else MemoryKind.HOST_STATES
+        self._ledger = ledger
         self.num_bytes = sum(array.nbytes for array in self.arrays.values())
-        ledger.add(counted_as, self.num_bytes)
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which the update runs."""
-        found = next(iter(self.arrays.values()), None)
-        return self.unit.comm.device if found is None else found.device
+        ledger.add(self._counted_as, self.num_bytes)
 
     @property
     def master(self) -> torch.Tensor:
@@ -70,19 +71,9 @@ class ResidentStates(UnitStates):
     def store(self, name: str, start: int, values: torch.Tensor) -> None:
         self.arrays[name][start : start + values.numel()].copy_(values)
 
-    def update(self, update: UnitUpdate) -> None:
-        """Update all elements in one block."""
-        with self.weights_to_update(self.device) as weights:
-            is_master = self.encoding is Encoding.WEIGHT
-            block = Block(
-                start=0,
-                stop=self.numel,
-                master=weights if is_master else self.arrays.get(MASTER),
-                remainder=self.arrays.get(REMAINDER),
-                by_kind=self.by_kind,
-                weight=None if is_master else weights,
-            )
-            update.bind(weights, self.encoding)(block)
+    def block(self, weights: torch.Tensor) -> Block:
+        """Return all elements, to be updated with these weights."""
+        return self.block_of(self.arrays, weights, start=0)
 
     def round_weights(self) -> None:
         """Round the masters into the weights, after a rule updated them."""
@@ -93,10 +84,12 @@ class ResidentStates(UnitStates):
         """Release the memory."""
         self._ledger.add(self._counted_as, -self.num_bytes)
         self.arrays.clear()
+        if self.pages is not None:
+            self.pages.release()
 
 
 def device_states(
-    unit: Unit, kinds: tuple[str, ...], encoding: Encoding, initial: torch.Tensor, ledger: MemoryLedger
+    unit: Unit, kinds: tuple[str, ...], encoding: Encoding, initial: torch.Tensor, *, ledger: MemoryLedger
 ) -> ResidentStates:
     """Make states on the device beside the weights. `initial`: the unit's fp32 values, which become the
     master where it is stored."""
@@ -108,7 +101,31 @@ def device_states(
         arrays[REMAINDER] = flat_zeros(numel, dtype=torch.int16, device=device)
     for kind in kinds:
         arrays[kind] = flat_zeros(numel, dtype=torch.float32, device=device)
-    states = ResidentStates(unit, kinds, encoding, arrays=arrays, counted_as=MemoryKind.STATES, ledger=ledger)
+    states = ResidentStates(unit, kinds, encoding, arrays=arrays, device=device, ledger=ledger)
     if encoding is Encoding.SPLIT:
         states.take_initial(initial)
+    return states
+
+
+def host_states(
+    unit: Unit,
+    kinds: tuple[str, ...],
+    encoding: Encoding,
+    initial: torch.Tensor,
+    *,
+    ledger: MemoryLedger,
+    pinned: bool,
+) -> ResidentStates:
+    """Make states in one mapping of exactly their bytes, with the arrays one after another; `pinned`:
+    page-locked beside a GPU. `initial`: the unit's fp32 values."""
+    names = stored_names(kinds, encoding)
+    dtypes = [STORED_DTYPES.get(name, torch.float32) for name in names]
+    sizes = [initial.numel() * dtype.itemsize for dtype in dtypes]
+    pages = HostPages(sum(sizes), pinned=pinned and unit.comm.device.type == "cuda")
+    parts = torch.split(pages.data, sizes) if names else ()
+    arrays = {name: part.view(dtype) for name, part, dtype in zip(names, parts, dtypes, strict=True)}
+    states = ResidentStates(
+        unit, kinds, encoding, arrays=arrays, device=torch.device("cpu"), ledger=ledger, pages=pages
+    )
+    states.take_initial(initial)
     return states
