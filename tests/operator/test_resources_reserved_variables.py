@@ -20,7 +20,7 @@ from zerotrain.contract.launch import CommEnv, LaunchSpec, RankEnv, SpillEnv, un
 from zerotrain.contract.variables import LAUNCH_VARIABLE, SETTABLE, TORCH_VARIABLES, is_reserved
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 from zerotrain.runtime.launch.process import rank_environment
-from zerotrain.runtime.offload.settings import spill_settings
+from zerotrain.runtime.offload.spill import spill_settings
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from zerotrain.runtime.checkpoint import CheckpointMismatch
-from zerotrain.runtime.optim.members import match_groups, members_of, regrouped
+from zerotrain.runtime.optim.saved_values import match_groups, members_of, regrouped
 
 
 @pytest.mark.unit

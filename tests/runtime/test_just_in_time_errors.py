@@ -66,7 +66,7 @@ def test_every_later_call_raises_it_again(just_in_time: bool, tmp_path: Path) ->
             pause_of(engine, breaks)
             train_step(engine, 1)
         else:
-            engine.optimizer.begin_step = lambda: breaks()  # type: ignore[assignment,method-assign]
+            engine.optimizer.begin_step = breaks  # type: ignore[assignment,method-assign]
             with pytest.raises(Broken):
                 train_step(engine, 1)
         for name, call in LATER.items():

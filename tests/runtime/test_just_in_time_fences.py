@@ -21,7 +21,7 @@ from tests.support.ranks import run_ranks
 from tests.support.training import world
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.offload.just_in_time import StepFacts, runs_just_in_time
+from zerotrain.runtime.offload.updater import StepFacts, runs_just_in_time
 
 Read = Callable[[Engine, nn.Parameter], Any]
 

@@ -18,7 +18,7 @@ from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
 from zerotrain.runtime.offload.params import HostShard
-from zerotrain.runtime.offload.uploads import Uploads, WeightStaging
+from zerotrain.runtime.offload.transfer import Uploads, WeightStaging
 from zerotrain.runtime.spill.chunks import Record
 from zerotrain.runtime.spill.store import RecordIO, SpillStore
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger

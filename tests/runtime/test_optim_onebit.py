@@ -24,7 +24,7 @@ from tests.support.training import (
 from zerotrain.contract.config import ConfigError, load, resolve
 from zerotrain.contract.memory import UnitSize, gpu_persistent, memory_inputs
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.optim.onebit_codec import BLOCK, PackedSigns, SignCodec
+from zerotrain.runtime.optim.onebit import BLOCK, PackedSigns, SignCodec
 from zerotrain.runtime.zero.layout import ModelLayout, ParameterFact, UnitLayout, build_unit
 from zerotrain.runtime.zero.ledger import MemoryKind
 

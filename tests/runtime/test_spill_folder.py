@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotrain.contract.config import ConfigError, load, resolve
-from zerotrain.runtime.offload.settings import spill_settings
+from zerotrain.runtime.offload.spill import spill_settings
 
 pytestmark = pytest.mark.unit
 

@@ -36,7 +36,7 @@ from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.module_names import ModuleNames
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
 from zerotrain.runtime.notices import log_gradient_access, log_notices
-from zerotrain.runtime.offload.just_in_time import make_updater
+from zerotrain.runtime.offload.updater import make_updater
 from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule

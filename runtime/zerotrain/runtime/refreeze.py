@@ -20,7 +20,11 @@ import torch
 from torch import nn
 
 from zerotrain.runtime.comm.group import CommError
+from zerotrain.runtime.optim.groups import GroupError
+from zerotrain.runtime.optim.joint import JointRule
+from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.optim.update import UpdateRule
 from zerotrain.runtime.step import RELAYOUT_MARK
 from zerotrain.runtime.zero.build import build_unit
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -160,7 +164,7 @@ class Relayout:
                 "everything is frozen, or, for evaluation only, close() this engine and initialize the "
                 "frozen model"
             )
-        self._optimizer.follow_freezing()
+        _check_rule(self._optimizer.rule)
         self._optimizer.registry.admit(
             segment.fqn for unit in layout.units if unit.trainable for segment in unit.segments
         )
@@ -269,3 +273,12 @@ def _members(model: nn.Module) -> list[nn.Parameter]:
             found += module._parameters.values()
             waiting += module._modules.values()
     return [each for each in found if each is not None]
+
+
+def _check_rule(rule: UpdateRule | JointRule) -> None:
+    """Raise GroupError for a rule whose own state cannot follow units that are divided anew."""
+    if isinstance(rule, JointRule) and not isinstance(rule, LambRule):
+        raise GroupError(
+            f"{type(rule).__name__} cannot follow a change of requires_grad after initialize; use AdamW, or "
+            "freeze before"
+        )

@@ -23,8 +23,11 @@ from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.data.epochs import EpochLoader, make_loader
 from zerotrain.runtime.matmul_support import warn_of_slow_products
 from zerotrain.runtime.offload.fit import check_fit
-from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_spill_store
+from zerotrain.runtime.offload.params import make_param_tier
+from zerotrain.runtime.offload.spill import open_spill_store
 from zerotrain.runtime.offload.tiers import make_tiers
+from zerotrain.runtime.offload.transfer import make_staging
+from zerotrain.runtime.optim.joint import JointRule, refuse_offload
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
 from zerotrain.runtime.zero.leaves import with_marked
@@ -205,7 +208,10 @@ def build_core(
         averages=config.precision.gradient_reduce_op == "mean",
     )
     tiers = make_tiers(config, spill_store, defers=optimizer.is_default)
-    optimizer.keep_states_in(tiers, options.placement)
+    optimizer.registry.tiers = tiers
+    if isinstance(optimizer.rule, JointRule):
+        refuse_offload(optimizer.configured.type, tiers, options.placement)
+    tiers.plan(layout, replicated=not options.placement.states_sharded)
     values = take_values(model, comm, BufferRules(layout=layout, precision=config.precision))
     core = ShardedModel(
         model, layout, comm=comm, options=options, values=values, on_made=optimizer.make_states

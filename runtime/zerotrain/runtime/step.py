@@ -24,8 +24,7 @@ from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import sums_of_squares
 from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
-from zerotrain.runtime.optim.loss_division import LossDivision
-from zerotrain.runtime.optim.loss_scale import LossScaler
+from zerotrain.runtime.optim.loss_scale import LossDivision, LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.step_executor import StepExecutor
 from zerotrain.runtime.zero.clipping import clip_factor
@@ -46,7 +45,7 @@ OUTSIDE_WRITES = 16
 """Flag of a step record: the rank wrote into parameters since the last step (see zero/writes.py)."""
 REST = 32
 """Factor, in the flags of a step record, of the number by which the gradients are still to be divided
-(optim/loss_division.py)."""
+(optim/loss_scale.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain.runtime.facade.feeding import Feeding
 from zerotrain.runtime.facade.observer import NO_OBSERVER, EngineObserver
-from zerotrain.runtime.offload.settings import spills
-from zerotrain.runtime.optim.members import match_stored, regrouped
-from zerotrain.runtime.optim.user_schedule import TorchSchedule
+from zerotrain.runtime.offload.spill import spills
+from zerotrain.runtime.optim.saved_values import match_stored, regrouped
+from zerotrain.runtime.optim.schedule import TorchSchedule
 from zerotrain.runtime.snapshot import LoadChoice, reload_weights, streams_of
 from zerotrain.runtime.zero.extra import extra_states, restore_extra_states
 from zerotrain.runtime.zero.ledger import MemoryKind

@@ -24,6 +24,7 @@ from zerotrain.runtime.facade.memory import DeviceMemory, MemoryStatus, OffloadT
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.facade.steplog import StepLog
 from zerotrain.runtime.offload.fit import unit_sizes
+from zerotrain.runtime.optim.torch_face import after_step, before_step
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryKind, Tier
@@ -170,7 +171,7 @@ class Inspection(EngineParts):
 
     def _before_update(self) -> None:
         """Run the optimizer's and the user's hooks at the beginning of a boundary's step."""
-        self.optimizer.before_step()
+        before_step(self.optimizer)
         if self._update_hooks:
             scale, lr = self.pipeline.scaler.scale, self.optimizer.lr
             coming = StepResult(step=self.global_steps + 1, at_boundary=True, loss_scale=scale, lr=lr)
@@ -183,7 +184,7 @@ class Inspection(EngineParts):
             torch.cuda.synchronize(self.device)
 
     def _after_step(self, result: StepResult) -> None:
-        self.optimizer.after_step()
+        after_step(self.optimizer)
         if self.core.writes.watch is not None:
             self.core.writes.watch.remember()
         samples = self.config.batch.train_batch_size

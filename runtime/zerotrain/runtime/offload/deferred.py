@@ -87,7 +87,7 @@ class DeferredStates(UnitStates):
             return
         if self.made is None and name == self.encoding.stored and self._kept_on is not None:
             if self._kept is None:
-                self._keep(self._derived().to(self._kept_on.device))
+                self._keep(_derived(self).to(self._kept_on.device))
             assert self._kept is not None
             self._kept[start : start + values.numel()].copy_(values)
             return
@@ -96,14 +96,14 @@ class DeferredStates(UnitStates):
     @torch.no_grad()
     def take_initial(self, initial: torch.Tensor) -> None:
         """Take the first fp32 values, from which the weights were rounded."""
-        if self.encoding is Encoding.WEIGHT or self._are_weights(initial):
+        if self.encoding is Encoding.WEIGHT or _is_exact(initial, self.unit.dtype):
             return
         if self._kept_on is None:
             self.made = self._build(initial)
         elif self.encoding is Encoding.FULL:
             self._keep(initial.to(self._kept_on.device))
         else:
-            self._keep(self._derived().to(self._kept_on.device))
+            self._keep(_derived(self).to(self._kept_on.device))
             super().take_initial(initial)
 
     def take_weights(self, written: torch.Tensor) -> None:
@@ -114,31 +114,15 @@ class DeferredStates(UnitStates):
         """Return whether storing these values changes nothing: zeros of a state, or masters that
         equal the weights."""
         if name != MASTER:  # true of a remainder as well
-            return self._is_absent(name) and not values.any()
-        return self._kept is None and self._are_weights(values)
-
-    def _is_absent(self, name: str) -> bool:
-        return self._kept is None or name != self.encoding.stored
-
-    def _are_weights(self, values: torch.Tensor) -> bool:
-        """Return whether the unit's dtype represents these fp32 values exactly."""
-        dtype = self.unit.dtype
-        if dtype is torch.float32:
-            return True
-        parts = (values[start:stop] for start, stop in windows(values.numel()))
-        return all(torch.equal(part, part.to(dtype).float()) for part in parts)
-
-    def _derived(self) -> torch.Tensor:
-        """Return a new tensor with what the encoding stores of masters that equal the weights."""
-        if self.encoding is Encoding.SPLIT:
-            return flat_zeros(self.numel, dtype=torch.int16, device=self.unit.comm.device)
-        return flat_copy(self.read_weights(0, self.numel).to(self.unit.comm.device), torch.float32)
+            is_absent = self._kept is None or name != self.encoding.stored
+            return is_absent and not values.any()
+        return self._kept is None and _is_exact(values, self.unit.dtype)
 
     def _masters(self) -> torch.Tensor:
         """Return all masters in fp32: weights that are their own masters, the kept ones, or a new tensor."""
         if self.encoding is Encoding.WEIGHT:
             return self.read_weights(0, self.numel)
-        kept = self._derived() if self._kept is None else self._kept
+        kept = _derived(self) if self._kept is None else self._kept
         if self.encoding is Encoding.FULL:
             return kept
         weights = self.read_weights(0, self.numel)
@@ -151,3 +135,18 @@ class DeferredStates(UnitStates):
     def _count(self, sign: int) -> None:
         if self._kept is not None and self._kept_on is not None:
             self._kept_on.ledger.add(self._kept_on.kind, sign * self._kept.nbytes)
+
+
+def _is_exact(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the dtype represents these fp32 values exactly."""
+    if dtype is torch.float32:
+        return True
+    parts = (values[start:stop] for start, stop in windows(values.numel()))
+    return all(torch.equal(part, part.to(dtype).float()) for part in parts)
+
+
+def _derived(states: UnitStates) -> torch.Tensor:
+    """Return a new tensor with what the encoding stores of masters that equal the weights."""
+    if states.encoding is Encoding.SPLIT:
+        return flat_zeros(states.numel, dtype=torch.int16, device=states.unit.comm.device)
+    return flat_copy(states.read_weights(0, states.numel).to(states.unit.comm.device), torch.float32)

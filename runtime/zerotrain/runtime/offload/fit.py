@@ -20,7 +20,7 @@ from zerotrain.contract.memory import UnitSize
 from zerotrain.contract.memory.nearest import Hardware, Needs, Proposal, nearest, needs_of
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.offload.free_memory import disk_free, free_memory
-from zerotrain.runtime.offload.settings import SpillSettings, possible_spill, spill_settings
+from zerotrain.runtime.offload.spill import SpillSettings, possible_spill, spill_settings
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, ModelLayout
 
 GIB = 1 << 30

@@ -24,7 +24,7 @@ import torch
 
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
 from zerotrain.runtime.offload.pages import HostPages
-from zerotrain.runtime.offload.uploads import Uploads
+from zerotrain.runtime.offload.transfer import Uploads
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 if TYPE_CHECKING:

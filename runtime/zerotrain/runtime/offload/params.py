@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory.inputs import PARAM_CHUNK_BYTES, fitting
+from zerotrain.contract.memory.moved import offload_tiers
+from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
-from zerotrain.runtime.offload.uploads import Uploads
+from zerotrain.runtime.offload.transfer import Uploads
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout, round_up
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
@@ -240,6 +243,22 @@ class SpilledShard:
 
     def _view(self, data: torch.Tensor) -> torch.Tensor:
         return data[: self._numel * self._dtype.itemsize].view(self._dtype)
+
+
+def make_param_tier(
+    config: EngineConfig, comm: Comm, spill_store: SpillStore | None
+) -> OffloadedParams | None:
+    """Return the tier of the weights; None where they stay on the device."""
+    block = config.zero.offload_param
+    where = offload_tiers(config, on_host=comm.device.type == "cpu").params
+    if block is None or where == "gpu":
+        return None
+    return OffloadedParams(
+        comm.device,
+        spill_store=spill_store if where == "nvme" else None,
+        host_numel=block.max_in_cpu,
+        pins=block.pin_memory and comm.device.type == "cuda",
+    )
 
 
 def _num_bytes(layout: UnitLayout, numel: int) -> int:

@@ -16,6 +16,7 @@ from zerotrain.runtime.offload.states import (
     Block,
     Encoding,
     UnitStates,
+    block_of,
     stored_names,
 )
 from zerotrain.runtime.zero.buffer import flat_zeros
@@ -73,7 +74,7 @@ class ResidentStates(UnitStates):
 
     def block(self, weights: torch.Tensor) -> Block:
         """Return all elements, to be updated with these weights."""
-        return self.block_of(self.arrays, weights, start=0)
+        return block_of(self, self.arrays, weights, start=0)
 
     def round_weights(self) -> None:
         """Round the masters into the weights, after a rule updated them."""

@@ -20,6 +20,7 @@ from zerotrain.runtime.offload.states import (
     Block,
     Encoding,
     UnitStates,
+    block_of,
     stored_names,
 )
 from zerotrain.runtime.spill.chunks import Record
@@ -175,7 +176,7 @@ class SpillStates(UnitStates):
         """Open a tile, yield it chunk by chunk, to be updated with the unit's weights, and seal it."""
         tile.open()
         for start, stop, arrays in self.layout.chunks(tile.data, tile.ref.first):
-            yield self.block_of(arrays, weights[start:stop], start=start)
+            yield block_of(self, arrays, weights[start:stop], start=start)
         tile.seal()
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[_Window, dict[str, torch.Tensor], int, int]]:

@@ -116,18 +116,6 @@ class UnitStates(ABC):
         them all. The contents of the tensor at the end become the weights."""
         return self.unit.weights_to_update(reads=self.encoding is not Encoding.FULL, device=self.device)
 
-    def block_of(self, arrays: Mapping[str, torch.Tensor], weights: torch.Tensor, *, start: int) -> Block:
-        """Return a block of stored arrays and of the weights of the same elements, from `start` on."""
-        is_master = self.encoding is Encoding.WEIGHT
-        return Block(
-            start=start,
-            stop=start + weights.numel(),
-            master=weights if is_master else arrays.get(MASTER),
-            remainder=arrays.get(REMAINDER),
-            by_kind={kind: arrays[kind] for kind in self.kinds},
-            weight=None if is_master else weights,
-        )
-
     def read_weights(self, start: int, stop: int) -> torch.Tensor:
         """Return elements of the weights in compute precision: a copy or the memory itself."""
         if self.unit.placement.states_sharded:
@@ -250,6 +238,21 @@ class UnitStates(ABC):
     def _check(self, kind: str) -> None:
         if kind not in self.kinds:
             raise KeyError(f"the optimizer keeps no state {kind!r}; it has {sorted(self.kinds)}")
+
+
+def block_of(
+    states: UnitStates, arrays: Mapping[str, torch.Tensor], weights: torch.Tensor, *, start: int
+) -> Block:
+    """Return a block of stored arrays and of the weights of the same elements, from `start` on."""
+    is_master = states.encoding is Encoding.WEIGHT
+    return Block(
+        start=start,
+        stop=start + weights.numel(),
+        master=weights if is_master else arrays.get(MASTER),
+        remainder=arrays.get(REMAINDER),
+        by_kind={kind: arrays[kind] for kind in states.kinds},
+        weight=None if is_master else weights,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,9 @@
-"""The thread that updates units while the main thread goes on; called by `StepPipeline`.
+"""The thread that updates units while the main thread goes on, and the decision whether an engine has one.
+
+Called by `StepExecutor`; the engine makes it.
 
 [Note: one thread] Updates run in the order of their submission, one at a time, without any collective: how
-far the thread is decides only how long the wait for a `UnitTicket` takes. The thread is a daemon. `close`,
+far the thread is decides only how long the wait for a `Ticket` takes. The thread is a daemon. `close`,
 the end of the interpreter and the disappearance of the `Updater` end it after the unit that it updates; none
 of them waits longer than `EXIT_SECONDS` for a disk that hangs. A forked child (a worker of a DataLoader) has
 no such thread and raises an error instead of waiting for it.
@@ -15,11 +17,21 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 
 import torch
+
+from zerotrain.contract.config import ConfigError, EngineConfig
+from zerotrain.contract.launch import CommEnv
+from zerotrain.contract.memory.moved import updates_just_in_time
+from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.work import Delays
+from zerotrain.runtime.zero.pending import Ticket
+
+KEY = "zero_optimization.offload_optimizer.just_in_time"
 
 EXIT_SECONDS = 30.0
 """Seconds that the end of the process waits for the unit that is being updated."""
@@ -35,43 +47,6 @@ class UpdateAbandoned(RuntimeError):
         )
 
 
-class UnitTicket:
-    """A handle on one unit's update in the background."""
-
-    __slots__ = ("_done", "_error", "_on_wait", "_pid", "seconds")
-
-    def __init__(self, on_wait: Callable[[], None] | None) -> None:
-        self.seconds = 0.0
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._on_wait = on_wait
-        self._pid = os.getpid()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether `wait` would not block. For observation only: what ranks do must not depend on it."""
-        return self._done.is_set()
-
-    def wait(self) -> None:
-        """Block until the update is over, and make the device wait for its copies. Raises the update's
-        error."""
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "the weights are being updated by a thread of the parent process, which a forked process "
-                "does not have; call engine.synchronize() before the fork"
-            )
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        if self._on_wait is not None:
-            self._on_wait()
-
-    def end(self, seconds: float, error: BaseException | None = None) -> None:
-        """Mark the update as finished; called by the thread."""
-        self.seconds, self._error = seconds, error
-        self._done.set()
-
-
 class Task:
     """The thread's work for one step: the updates of all units, one after another."""
 
@@ -81,8 +56,8 @@ class Task:
         finish: Callable[[], None],
         *,
         pause: Callable[[], None],
-        tickets: dict[str, UnitTicket],
-        stored: UnitTicket,
+        tickets: dict[str, Ticket],
+        stored: Ticket,
     ) -> None:
         self._run, self._finish, self._pause = run, finish, pause
         self._tickets, self._stored = tickets, stored
@@ -131,11 +106,11 @@ class Updater:
         run: Callable[[str], None],
         finish: Callable[[], None],
         on_wait: Callable[[str], None] | None = None,
-    ) -> tuple[dict[str, UnitTicket], UnitTicket]:
+    ) -> tuple[dict[str, Ticket], Ticket]:
         """Call `run(name)` for every unit in this order, then `finish`, in the thread. Returns a ticket per
         unit, and one for `finish`. A thread that has waited for a unit calls `on_wait(name)`."""
-        tickets = {name: UnitTicket(None if on_wait is None else partial(on_wait, name)) for name in order}
-        stored = UnitTicket(None)
+        tickets = {name: Ticket(None if on_wait is None else partial(on_wait, name)) for name in order}
+        stored = Ticket(None)
         if self._thread is None:
             self._start()
         self._queue.put(Task(run, finish, pause=self.pause, tickets=tickets, stored=stored))
@@ -186,3 +161,52 @@ def _end(
     running = thread()
     if running is not None and running is not threading.current_thread():
         running.join(EXIT_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFacts:
+    """Facts on which the decision rests; the same on every rank."""
+
+    tier: str
+    """Tier of the states: none, cpu or nvme."""
+    stage: int
+    world_size: int
+    on_cuda: bool
+    is_elementwise: bool
+    """Whether the rule updates unit by unit, without collectives."""
+
+
+def runs_just_in_time(requested: bool | None, facts: StepFacts) -> bool:
+    """Return whether steps update just in time, by `updates_just_in_time`. Raises ConfigError when the user
+    asks for it with an optimizer that works on all units together."""
+    if facts.tier != "none" and not facts.is_elementwise:
+        if requested:
+            raise ConfigError(
+                KEY,
+                "needs an optimizer that updates each weight by itself",
+                True,
+                'Remove the key, or take "AdamW".',
+            )
+        return False
+    return updates_just_in_time(
+        requested, tier=facts.tier, stage=facts.stage, world_size=facts.world_size, on_cuda=facts.on_cuda
+    )
+
+
+def make_updater(config: EngineConfig, comm: Comm, *, is_elementwise: bool) -> Updater | None:
+    """Return the thread that updates in the background, as configured; None = steps are synchronous.
+
+    Raises ConfigError as `runs_just_in_time`.
+    """
+    offload = config.zero.offload_optimizer
+    facts = StepFacts(
+        tier="none" if offload is None else offload.device,
+        stage=config.zero.stage,
+        world_size=comm.world_size,
+        on_cuda=comm.device.type == "cuda",
+        is_elementwise=is_elementwise,
+    )
+    if not runs_just_in_time(None if offload is None else offload.just_in_time, facts):
+        return None
+    delays = Delays(CommEnv.from_env(os.environ).delay_seconds, seed=comm.world_size + comm.rank)
+    return Updater(device=comm.device, pause=delays.pause)

@@ -18,7 +18,7 @@ from torch import nn
 
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.optim.joint import JointUnit
-from zerotrain.runtime.optim.json_state import from_plain, to_plain
+from zerotrain.runtime.optim.saved_values import from_plain, to_plain
 
 WHOLE_TENSOR = {
     "LBFGS": "it evaluates the loss several times per step",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotrain.runtime import _native
+from zerotrain.runtime._native import Segment as NativeSegment
 from zerotrain.runtime._native import UpdateTask, update_
 from zerotrain.runtime.offload.states import Block
 from zerotrain.runtime.optim.fused import FusedAdamRule
@@ -33,10 +33,10 @@ class _NativeRule(UpdateRule):
         """Return the native kernel on CPU, else that of the base class."""
         return NativeKernel(self, update) if update.grads.device.type == "cpu" else super().kernel(update)
 
-    def segment(self, segment: Segment) -> _native.Segment:
+    def segment(self, segment: Segment) -> NativeSegment:
         """Return a segment in the form that the kernels take."""
         hyper = segment.hyper
-        return _native.Segment(
+        return NativeSegment(
             segment.start,
             segment.stop,
             lr=hyper.lr,

@@ -10,7 +10,6 @@ from torch import nn
 
 from zerotrain.contract.config import ConfigError, OptimizerConfig
 from zerotrain.runtime.offload.resident import ResidentStates
-from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.foreign import ForeignRule
 from zerotrain.runtime.optim.fused import fused_rule
 from zerotrain.runtime.optim.groups import (
@@ -27,20 +26,18 @@ from zerotrain.runtime.optim.groups import (
     group_hyper,
     names_of,
 )
-from zerotrain.runtime.optim.joint import JointRule, refuse_offload
-from zerotrain.runtime.optim.json_state import from_plain, to_plain
+from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.lamb import LambRule
-from zerotrain.runtime.optim.members import match_stored, members_of, regrouped
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.rules import rule_of
-from zerotrain.runtime.optim.scale_names import ScaleNames
+from zerotrain.runtime.optim.saved_values import from_plain, match_stored, members_of, regrouped, to_plain
 from zerotrain.runtime.optim.state_registry import StateRegistry
-from zerotrain.runtime.optim.torch_face import TorchOptimizer, refuse_step
+from zerotrain.runtime.optim.torch_face import ScaleNames, TorchOptimizer, refuse_step
 from zerotrain.runtime.optim.update import UpdateRule
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.sharded_model import ShardedModel
-from zerotrain.runtime.zero.unit import Placement, Unit
+from zerotrain.runtime.zero.unit import Unit
 
 
 def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
@@ -109,7 +106,9 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         """
         given = prototype.param_groups if prototype is not None else model_parameters
         is_foreign = is_torchs or prototype is not None
-        self._config, self._names = config, names_of(model)
+        self.configured = config
+        """Configuration of the optimizer that runs: the file's, or one for what the caller passed."""
+        self._names = names_of(model)
         groups, group_of = build_groups(model, config, given, is_foreign=is_foreign)
         super().__init__(groups, _defaults(config, groups[0], prototype))
         self.rule = ForeignRule(prototype, self.param_groups) if prototype is not None else rule_for(config)
@@ -125,14 +124,6 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         """Whether the run names no optimizer; states are then made at the first backward pass."""
         self.drop_gradients: Callable[[], None] = lambda: None
         """The implementation of `zero_grad`; the engine sets its own here."""
-
-    def keep_states_in(self, tiers: StateTiers, placement: Placement) -> None:
-        """Set the tiers of the states, before any unit is made. Raises ConfigError for a rule whose states
-        cannot be there."""
-        self.registry.tiers = tiers
-        if isinstance(self.rule, JointRule):
-            refuse_offload(self._config.type, tiers, placement)
-        tiers.plan(self.layout, replicated=not placement.states_sharded)
 
     def make_states(self, unit: Unit, ledger: MemoryLedger) -> None:
         """Make the states of a new unit, which releases its fp32 values: the values of all units never exist
@@ -155,18 +146,15 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         core.on_first_backward = self.registry.make_deferred
         core.reducer.keeps_local = lambda: self.is_local
 
-    @property
-    def configured(self) -> OptimizerConfig:
-        """Configuration of the optimizer that runs: the file's, or one for what the caller passed."""
-        return self._config
-
     def append_group(self, group: Mapping[str, Any]) -> None:
         """Add a group, as `add_param_group`."""
         if isinstance(self.rule, (ForeignRule, OneBitAdamRule)):
             raise GroupError(
                 f"{type(self.rule).__name__} keeps the groups that it was made with; pass all to initialize"
             )
-        append_group(self.param_groups, self.registry.group_of, group, names=self._names, config=self._config)
+        append_group(
+            self.param_groups, self.registry.group_of, group, names=self._names, config=self.configured
+        )
         self._configured.append(_json_values(self.param_groups[-1]))
         self._fixed.append(fixed_options(self.param_groups[-1]))
 
@@ -179,14 +167,6 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         """Count the next update, and return the present hyperparameters by group."""
         self.num_updates += 1
         return [group_hyper(group) for group in self.param_groups]
-
-    def follow_freezing(self) -> None:
-        """Raise GroupError for a rule whose own state cannot follow units that are divided anew."""
-        if isinstance(self.rule, JointRule) and not isinstance(self.rule, LambRule):
-            raise GroupError(
-                f"{type(self.rule).__name__} cannot follow a change of requires_grad after initialize; use "
-                "AdamW, or freeze before"
-            )
 
     @property
     def is_local(self) -> bool:
@@ -219,7 +199,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Restore the state of `scalars`, except for values that the user has configured differently since.
 
-        Raises ValueError when the groups differ, as `match_groups` of `members.py`.
+        Raises ValueError when the groups differ, as `match_groups` of `saved_values.py`.
         """
         order = match_stored(scalars, self.registry.group_of, len(self.param_groups))
         groups = [scalars["groups"][index] for index in order]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -112,7 +112,7 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
             changed = before(self, state)
             state = state if changed is None else changed
         groups: list[dict[str, Any]] = state["param_groups"]
-        self._check_loadable(state, groups)
+        _check_loadable(self, state, groups)
         if SCALARS in state:
             self.load_scalars(state[SCALARS])
         for mine, saved in zip(self.param_groups, groups, strict=True):
@@ -120,42 +120,77 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
-    def _check_loadable(self, state: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
-        sizes = [len(group["params"]) for group in groups]
-        mine = [len(group["params"]) for group in self.param_groups]
-        if sizes != mine:
-            raise ValueError(
-                f"the state dict has parameter groups of {sizes} parameters, this optimizer of {mine}; pass "
-                "the same model_parameters"
-            )
-        updates = int(state[SCALARS]["num_updates"]) if SCALARS in state else 0
-        if state["state"] or updates != self.num_updates:
-            raise RuntimeError(
-                f"load_state_dict cannot restore optimizer states ({updates} updates there, "
-                f"{self.num_updates} here): they are divided among the ranks. Save and load them with "
-                "engine.save_checkpoint and engine.load_checkpoint, or set those of a plain torch optimizer "
-                "with zerotrain.runtime.set_full_optimizer_state(parameter, kind, value) on every rank"
-            )
-
-    def before_step(self) -> None:
-        """Run the hooks of `register_step_pre_hook`; the engine calls it before each update."""
-        hooks = torch_optimizer._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks
-        for hook in chain(*(list(each.values()) for each in hooks)):
-            hook(self.face, (), {})
-
-    def after_step(self) -> None:
-        """Run the hooks of `register_step_post_hook`, and mark the step as taken for schedules."""
-        for each in self.followers:
-            each._opt_called = True  # type: ignore[attr-defined]  # torch.optim.lr_scheduler's own mark
-        hooks = self._optimizer_step_post_hooks, torch_optimizer._global_optimizer_post_hooks
-        for hook in chain(*(list(each.values()) for each in hooks)):
-            hook(self.face, (), {})
-
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "an engine drives this optimizer, so it cannot be copied or pickled; engine.save_checkpoint "
             "saves its states, on every rank, and state_dict() gives its groups"
         )
+
+
+class ScaleNames:
+    """DeepSpeed's names on the engine's optimizer, for losses and the outcome of the last step. The engine
+    sets the attributes to functions of its own."""
+
+    read_loss_scale: Callable[[], float] = staticmethod(lambda: 1.0)
+    read_skipped: Callable[[], bool] = staticmethod(lambda: False)
+    run_backward: Callable[..., Any]
+
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
+        """Accumulate the gradients of a scalar loss, which is not divided by the accumulation steps.
+
+        Errors are those of `engine.backward`.
+        """
+        self.run_backward(loss, retain_graph=retain_graph)
+
+    @property
+    def loss_scale(self) -> float:
+        """Present factor on the loss; 1 unless fp16 computes."""
+        return self.read_loss_scale()
+
+    cur_scale = loss_scale
+    """Present factor on the loss, by another name."""
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was skipped because the gradient was not finite."""
+        return self.read_skipped()
+
+
+def _check_loadable(
+    optimizer: TorchOptimizer, state: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> None:
+    """Raise the errors of `load_state_dict`."""
+    sizes = [len(group["params"]) for group in groups]
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != mine:
+        raise ValueError(
+            f"the state dict has parameter groups of {sizes} parameters, this optimizer of {mine}; pass "
+            "the same model_parameters"
+        )
+    updates = int(state[SCALARS]["num_updates"]) if SCALARS in state else 0
+    if state["state"] or updates != optimizer.num_updates:
+        raise RuntimeError(
+            f"load_state_dict cannot restore optimizer states ({updates} updates there, "
+            f"{optimizer.num_updates} here): they are divided among the ranks. Save and load them with "
+            "engine.save_checkpoint and engine.load_checkpoint, or set those of a plain torch optimizer "
+            "with zerotrain.runtime.set_full_optimizer_state(parameter, kind, value) on every rank"
+        )
+
+
+def before_step(optimizer: TorchOptimizer) -> None:
+    """Run the hooks of `register_step_pre_hook`; the engine calls it before each update."""
+    hooks = torch_optimizer._global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
+    for hook in chain(*(list(each.values()) for each in hooks)):
+        hook(optimizer.face, (), {})
+
+
+def after_step(optimizer: TorchOptimizer) -> None:
+    """Run the hooks of `register_step_post_hook`, and mark the step as taken for schedules."""
+    for each in optimizer.followers:
+        each._opt_called = True  # type: ignore[attr-defined]  # torch.optim.lr_scheduler's own mark
+    hooks = optimizer._optimizer_step_post_hooks, torch_optimizer._global_optimizer_post_hooks
+    for hook in chain(*(list(each.values()) for each in hooks)):
+        hook(optimizer.face, (), {})
 
 
 def share_step_hooks(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:

@@ -109,17 +109,18 @@ class TorchKernel(Kernel):
             decodes, device = block.remainder is not None, self.unit.grads.device
             for tile in tiles(low - block.start, high - block.start, device, decodes=decodes):
                 part = block.cut(tile)
-                master = part.master
-                if part.remainder is not None:
-                    assert part.weight is not None
-                    master = join(part.weight, part.remainder)
-                assert master is not None
-                self.update(master, self.unit.grads[part.start : part.stop], part.by_kind, segment)
-                if part.remainder is not None:
-                    for target, half in zip((part.weight, part.remainder), split(master), strict=True):
-                        target.copy_(half)
-                elif part.weight is not None:
-                    part.weight.copy_(master)
+                grad = self.unit.grads[part.start : part.stop]
+                if part.remainder is None:
+                    assert part.master is not None
+                    self.update(part.master, grad, part.by_kind, segment)
+                    if part.weight is not None:
+                        part.weight.copy_(part.master)
+                    continue
+                assert part.weight is not None
+                master = join(part.weight, part.remainder)
+                self.update(master, grad, part.by_kind, segment)
+                for target, half in zip((part.weight, part.remainder), split(master), strict=True):
+                    target.copy_(half)
 
     def update(
         self, master: torch.Tensor, grad: torch.Tensor, states: Mapping[str, torch.Tensor], segment: Segment

@@ -9,7 +9,7 @@ effect.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import nn
@@ -17,11 +17,9 @@ from torch import nn
 from zerotrain.contract.config import ConfigError, EngineConfig, OptimizerConfig
 from zerotrain.runtime.optim.foreign import ForeignRule, refuse_whole_tensor
 from zerotrain.runtime.optim.groups import GroupError, ModelParameters, listed
-from zerotrain.runtime.optim.named import NamedOptimizer
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.optim.schedule import LrSchedule, Schedule
+from zerotrain.runtime.optim.schedule import LrSchedule, Schedule, TorchSchedule
 from zerotrain.runtime.optim.torch_face import refuse_step, share_step_hooks
-from zerotrain.runtime.optim.user_schedule import TorchSchedule
 from zerotrain.runtime.zero.layout import ModelLayout
 
 _OWN = {
@@ -31,6 +29,23 @@ _OWN = {
     torch.optim.Adagrad: ("Adagrad", ("lr_decay", "initial_accumulator_value")),
 }
 """Optimizers of torch that the engine implements: its name, and the options that all groups must share."""
+
+
+class NamedOptimizer(torch.optim.Optimizer):
+    """Base of optimizers that only name one of the engine's updates, for scripts that make their optimizer
+    themselves: torch has no LAMB and no Lion. It holds the groups and options."""
+
+    update_name: ClassVar[str]
+    """Name of the update in the configuration's `optimizer.type`."""
+    shared_options: ClassVar[tuple[str, ...]] = ()
+    """Options that must be equal in all groups."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
+        """Raise RuntimeError: the engine does the update."""
+        raise RuntimeError(
+            f"{type(self).__name__} has no update of its own: pass it to initialize(optimizer=...), and call "
+            "engine.step()"
+        )
 
 
 def make_optimizer(

@@ -13,12 +13,13 @@ settles them, or raises an error.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Protocol
 
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -46,16 +47,41 @@ class UpdateInterrupted(RuntimeError):
         )
 
 
-class Ticket(Protocol):
-    """Update of one unit in the background."""
+class Ticket:
+    """A handle on one unit's update in the background, which the thread of the updates makes and ends."""
 
-    seconds: float
-    """Duration of the update in seconds; 0.0 until it is over."""
+    __slots__ = ("_done", "_error", "_on_wait", "_pid", "seconds")
+
+    def __init__(self, on_wait: Callable[[], None] | None) -> None:
+        self.seconds = 0.0
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._on_wait = on_wait
+        self._pid = os.getpid()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not block. For observation only: what ranks do must not depend on it."""
+        return self._done.is_set()
 
     def wait(self) -> None:
-        """Block until the update is over; on CUDA the current stream waits for the weights. Raises the
-        update's error."""
-        ...
+        """Block until the update is over, and make the device wait for its copies. Raises the update's
+        error."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "the weights are being updated by a thread of the parent process, which a forked process "
+                "does not have; call engine.synchronize() before the fork"
+            )
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        if self._on_wait is not None:
+            self._on_wait()
+
+    def end(self, seconds: float, error: BaseException | None = None) -> None:
+        """Mark the update as finished; called by the thread."""
+        self.seconds, self._error = seconds, error
+        self._done.set()
 
 
 class PendingUpdates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
-from zerotrain.runtime.optim.named import NamedOptimizer
+from zerotrain.runtime.optim.user_optimizer import NamedOptimizer
 
 __all__ = ["FusedLamb"]
 

@@ -1,4 +1,5 @@
-"""Parameter groups at a resume: the stored groups are matched with the present ones by their parameters.
+"""The values of optimizers and schedules in a checkpoint, beside tensors: JSON values, as no checkpoint needs
+pickle, and parameter groups, which are matched with the present ones by their parameters.
 
 A script that lists its groups in another order, or the same parameters under another label, goes on with
 every parameter's own options; a script that divides the parameters in another way is rejected.
@@ -6,8 +7,14 @@ every parameter's own options; a script that divides the parameters in another w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+
+PAIRS = "__pairs__"
+"""Key of an object that stands for a mapping whose keys are not texts."""
 
 _PER_GROUP = frozenset(
     {
@@ -22,6 +29,41 @@ _PER_GROUP = frozenset(
     }
 )
 """Names of lists with one value per group in the states of torch's schedules and of `ForeignRule`."""
+
+
+def to_plain(value: Any, path: str) -> Any:
+    """Return the value in JSON types. Raises ValueError with the path of a value that has none."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_plain(item, f"{path}.{key}") for key, item in value.items()}
+        return {PAIRS: [[key, to_plain(item, f"{path}[{key!r}]")] for key, item in value.items()]}
+    raise ValueError(
+        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold; "
+        "keep numbers, texts, lists and mappings in the state"
+    )
+
+
+def from_plain(value: Any, like: Any) -> Any:
+    """Convert a value of `to_plain` back; `like` is a value of the same shape that shows the types."""
+    if isinstance(value, dict) and PAIRS in value:
+        pairs = dict(value[PAIRS])
+        return Counter(pairs) if isinstance(like, Counter) else pairs
+    if isinstance(value, dict):
+        known = like if isinstance(like, dict) else {}
+        return {key: from_plain(item, known.get(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        alike = isinstance(like, (list, tuple)) and len(like) == len(value)
+        items = [from_plain(item, like[index] if alike else None) for index, item in enumerate(value)]
+        return tuple(items) if isinstance(like, tuple) else items
+    if isinstance(like, torch.Tensor):
+        return torch.full_like(like, value)
+    return value
 
 
 def members_of(group_of: Mapping[str, int], num_groups: int) -> list[list[str]]:
