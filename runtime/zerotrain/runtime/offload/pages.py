@@ -1,4 +1,5 @@
-"""Host memory that a CUDA device copies from and to: an exact number of bytes, page-locked if requested.
+"""Host memory that a CUDA device copies from and to: an exact number of bytes, page-locked if requested; and
+pools of buffers for records of the spill store.
 
 Neither malloc nor torch's pinned allocator serves here: malloc keeps freed pages, and the pinned allocator
 rounds up to powers of two.
@@ -12,9 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.spill.store import RecordIO
 
 _PORTABLE = 1
 """The value of cudaHostRegisterPortable: page-locked for every context of the process."""
@@ -64,6 +70,65 @@ class _Map(mmap.mmap):
         # The pages are unlocked before the memory is unmapped. At the process's end the driver may be gone.
         with contextlib.suppress(Exception):
             self.unlock_pages()
+
+
+class RecordBuffer:
+    """A buffer for one record."""
+
+    __slots__ = ("copied", "data", "io", "pinned")
+
+    def __init__(self, data: torch.Tensor, pinned: HostPages | None) -> None:
+        self.data = data
+        self.pinned = pinned
+        self.io: RecordIO | None = None
+        """The read or write that is under way in the buffer, if any."""
+        self.copied: Any = None
+        """CUDA event after which the device has read the buffer."""
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the device does not read the buffer any more."""
+        return self.copied is None or self.copied.query()
+
+    def wait(self) -> None:
+        """Wait for the buffer's transfers. Then it holds weights after a read, nothing of use after a
+        write."""
+        if (io := self.io) is not None:
+            io.wait()
+            self.io = None
+        if self.copied is not None:
+            self.copied.synchronize()
+            self.copied = None
+
+
+class BufferPool:
+    """Free buffers of one size."""
+
+    def __init__(self, count: int, ledger: MemoryLedger, *, pins: bool) -> None:
+        """Create an empty pool of `count` buffers to be. `pins`: the buffers are page-locked."""
+        self._count = count
+        self._ledger = ledger
+        self._pins = pins
+        self.num_bytes = 0
+        self.free: list[RecordBuffer] = []
+
+    def grow(self, num_bytes: int) -> None:
+        """Replace the buffers where they are smaller than `num_bytes`. All buffers must be free."""
+        if num_bytes <= self.num_bytes:
+            return
+        for buffer in self.free:
+            self._ledger.add(MemoryKind.RING, -buffer.data.nbytes)
+            if buffer.pinned is not None:
+                buffer.pinned.release()
+        self.free = [self._made(num_bytes) for _ in range(self._count)]
+        self.num_bytes = num_bytes
+
+    def _made(self, num_bytes: int) -> RecordBuffer:
+        from zerotrain.runtime._native import aligned_buffer  # needs compiled code
+
+        pinned = HostPages(num_bytes, pinned=True) if self._pins else None
+        data = aligned_buffer(num_bytes) if pinned is None else pinned.data
+        return RecordBuffer(self._ledger.count(MemoryKind.RING, data), pinned)
 
 
 def _runtime() -> Any:

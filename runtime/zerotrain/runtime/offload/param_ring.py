@@ -18,77 +18,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
-from zerotrain.runtime.offload.pages import HostPages
+from zerotrain.runtime.offload.pages import BufferPool, RecordBuffer
 from zerotrain.runtime.offload.transfer import Uploads
-from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryLedger
 
 if TYPE_CHECKING:
     from zerotrain.runtime.spill.chunks import Record
-    from zerotrain.runtime.spill.store import RecordIO, SpillStore
-
-
-class _Buffer:
-    """A buffer for one record."""
-
-    __slots__ = ("copied", "data", "io", "pinned")
-
-    def __init__(self, data: torch.Tensor, pinned: HostPages | None) -> None:
-        self.data = data
-        self.pinned = pinned
-        self.io: RecordIO | None = None
-        """The read or write that is under way in the buffer, if any."""
-        self.copied: Any = None
-        """CUDA event after which the device has read the buffer."""
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether the device does not read the buffer any more."""
-        return self.copied is None or self.copied.query()
-
-    def wait(self) -> None:
-        """Wait for the buffer's transfers. Then it holds weights after a read, nothing of use after a
-        write."""
-        if (io := self.io) is not None:
-            io.wait()
-            self.io = None
-        if self.copied is not None:
-            self.copied.synchronize()
-            self.copied = None
-
-
-class _Pool:
-    """Free buffers of one size."""
-
-    def __init__(self, count: int, ledger: MemoryLedger, *, pins: bool) -> None:
-        """Create an empty pool of `count` buffers to be. `pins`: the buffers are page-locked."""
-        self._count = count
-        self._ledger = ledger
-        self._pins = pins
-        self.num_bytes = 0
-        self.free: list[_Buffer] = []
-
-    def grow(self, num_bytes: int) -> None:
-        """Replace the buffers where they are smaller than `num_bytes`. All buffers must be free."""
-        if num_bytes <= self.num_bytes:
-            return
-        for buffer in self.free:
-            self._ledger.add(MemoryKind.RING, -buffer.data.nbytes)
-            if buffer.pinned is not None:
-                buffer.pinned.release()
-        self.free = [self._made(num_bytes) for _ in range(self._count)]
-        self.num_bytes = num_bytes
-
-    def _made(self, num_bytes: int) -> _Buffer:
-        from zerotrain.runtime._native import aligned_buffer  # needs compiled code
-
-        pinned = HostPages(num_bytes, pinned=True) if self._pins else None
-        data = aligned_buffer(num_bytes) if pinned is None else pinned.data
-        return _Buffer(self._ledger.count(MemoryKind.RING, data), pinned)
+    from zerotrain.runtime.spill.store import SpillStore
 
 
 class ParamRing:
@@ -98,8 +39,8 @@ class ParamRing:
         self, spill_store: SpillStore, uploads: Uploads, ledger: MemoryLedger, *, pins: bool
     ) -> None:
         """Create the pools, without buffers yet. `pins`: the buffers are page-locked."""
-        self._to_read = _Pool(READ_BUFFERS, ledger, pins=pins)
-        self._to_update = _Pool(UPDATE_BUFFERS, ledger, pins=pins)
+        self._to_read = BufferPool(READ_BUFFERS, ledger, pins=pins)
+        self._to_update = BufferPool(UPDATE_BUFFERS, ledger, pins=pins)
         lock = RLock()
         self.updates = UpdateBuffers(spill_store, self._to_update, lock)
         self.gathers = GatherBuffers(spill_store, self._to_read, lock, self.updates, uploads)
@@ -142,13 +83,13 @@ class ParamRing:
 class UpdateBuffers:
     """Buffers of weights that are read for an update, updated, or written."""
 
-    def __init__(self, spill_store: SpillStore, pool: _Pool, lock: RLock) -> None:
+    def __init__(self, spill_store: SpillStore, pool: BufferPool, lock: RLock) -> None:
         self._spill_store = spill_store
         self._pool = pool
         self._lock = lock
-        self._loading: dict[Record, _Buffer] = {}
+        self._loading: dict[Record, RecordBuffer] = {}
         """Buffers that hold, or will hold, the weights for the next update, by record."""
-        self._written: dict[Record, _Buffer] = {}
+        self._written: dict[Record, RecordBuffer] = {}
         """Buffers that are being written to the file, by record, oldest first."""
         self._busy: set[Record] = set()
 
@@ -218,7 +159,7 @@ class UpdateBuffers:
         self.settle(record)
         self._loading[record] = self._take(record, loads=True)
 
-    def _take(self, record: Record, *, loads: bool) -> _Buffer:
+    def _take(self, record: Record, *, loads: bool) -> RecordBuffer:
         if not self._pool.free:
             self.settle(next(iter(self._written)))
         with self._lock:
@@ -232,15 +173,15 @@ class GatherBuffers:
     """Buffers of weights for gathers, and a window on the record that is accessed part by part."""
 
     def __init__(
-        self, spill_store: SpillStore, pool: _Pool, lock: RLock, updates: UpdateBuffers, uploads: Uploads
+        self, spill_store: SpillStore, pool: BufferPool, lock: RLock, updates: UpdateBuffers, uploads: Uploads
     ) -> None:
         self._spill_store = spill_store
         self._pool = pool
         self._lock = lock
         self._updates = updates
         self._uploads = uploads
-        self._ahead: dict[Record, _Buffer] = {}
-        self._window: tuple[Record, _Buffer] | None = None
+        self._ahead: dict[Record, RecordBuffer] = {}
+        self._window: tuple[Record, RecordBuffer] | None = None
         self._is_dirty = False
 
     @contextmanager
@@ -315,7 +256,7 @@ class GatherBuffers:
                 self._is_dirty = False
             self.drop(record)
 
-    def borrow(self) -> _Buffer | None:
+    def borrow(self) -> RecordBuffer | None:
         """Return a free buffer for fresh weights that needs no waiting; None where there is none."""
         with self._lock:
             for index, buffer in enumerate(self._pool.free):
@@ -323,7 +264,7 @@ class GatherBuffers:
                     return self._pool.free.pop(index)
         return None
 
-    def keep(self, record: Record, buffer: _Buffer) -> None:
+    def keep(self, record: Record, buffer: RecordBuffer) -> None:
         """Keep the borrowed buffer, which holds the weights for the record's next gather."""
         with self._lock:
             self._ahead[record] = buffer
@@ -335,12 +276,12 @@ class GatherBuffers:
             for record in list(self._ahead):
                 self.drop(record)
 
-    def _read(self, record: Record) -> _Buffer:
+    def _read(self, record: Record) -> RecordBuffer:
         buffer = self._take()
         buffer.io = self._spill_store.start_read(record, buffer.data[: record.num_bytes])
         return buffer
 
-    def _take(self) -> _Buffer:
+    def _take(self) -> RecordBuffer:
         self._close_window()
         if not self._pool.free:
             _, guessed = self._ahead.popitem()  # not the record that is needed now
