@@ -14,7 +14,7 @@ from zerotrain.cli.main import app
 from zerotrain.contract.exit_codes import EXIT_CODES
 from zerotrain.operator.api.elastic import SizeReason
 from zerotrain.operator.api.failures import FailureReason
-from zerotrain.operator.api.yields import YieldReason
+from zerotrain.operator.api.lifecycle import YieldReason
 from zerotrain.operator.constants import ConditionType, Reason
 
 pytestmark = pytest.mark.unit

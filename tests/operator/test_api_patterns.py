@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotrain.operator.api.patterns import PatternError, compiled
+from zerotrain.operator.api.failures import PatternError, compiled
 
 pytestmark = pytest.mark.unit
 

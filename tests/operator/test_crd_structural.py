@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.structural import violations
 from zerotrain.operator.api.crd import INT_OR_STRING, PRESERVE, openapi_schema
-from zerotrain.operator.api.structural import violations
 
 pytestmark = pytest.mark.unit
 

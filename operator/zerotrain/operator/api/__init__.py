@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .hangs import HangAction, HangPolicy, HangStatus, StragglerStatus
     from .job import ZeroTrainingJob
+    from .lifecycle import YieldReason, YieldRequest
     from .quantity import Quantity
-    from .shape import AttemptShape
+    from .scheduling import AttemptShape
     from .spec import ZeroTrainingJobSpec
     from .status import Condition, Failure, Phase, RestartCause, ZeroTrainingJobStatus
-    from .yields import YieldReason, YieldRequest
 
 _PLACES = {
     "hangs": ("HangAction", "HangPolicy", "HangStatus", "StragglerStatus"),
     "job": ("ZeroTrainingJob",),
+    "lifecycle": ("YieldReason", "YieldRequest"),
     "quantity": ("Quantity",),
-    "shape": ("AttemptShape",),
+    "scheduling": ("AttemptShape",),
     "spec": ("ZeroTrainingJobSpec",),
     "status": ("Condition", "Failure", "Phase", "RestartCause", "ZeroTrainingJobStatus"),
-    "yields": ("YieldReason", "YieldRequest"),
 }
 
 __all__ = [

@@ -7,21 +7,47 @@ nothing is created; a field is never silently ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.planner import Limit
 from zerotrain.contract.presets import PRESETS, auto_values
 from zerotrain.contract.strict_json import own_json
-from zerotrain.operator.constants import RESERVED_MOUNTS, Reason
+from zerotrain.operator.constants import CHECKPOINT_MOUNT, CONFIG_DIR, RESERVED_MOUNTS, Reason
 
+from .core.containers import Container
+from .core.volumes import VolumeMount
 from .outcomes import Outcomes
-from .pod_rules import pod_template_refusals, taken_by
+from .paths import PATH_RULE, is_plain
+from .pod_template import PodTemplate
 from .quantity import format_bytes
-from .refusal import Refusal, invalid
 from .spec import ZeroTrainingJobSpec
-from .spill_rules import spill_refusals
+from .storage import Encryption, Nvme
 
-__all__ = ["Refusal", "engine_config", "refusals"]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """One reason, about one field."""
+
+    path: str
+    """Path of the field from the object's root, such as spec.nvme.mountPath."""
+
+    reason: Reason
+    """Kind of the reason. INVALID_SPEC: wrong in every version; NOT_SUPPORTED: this version has no behaviour
+    for it."""
+
+    message: str
+    """Text with the rule, the value and a remedy."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def invalid(path: str, message: str) -> Refusal:
+    return Refusal(path=path, reason=Reason.INVALID_SPEC, message=message)
 
 
 def refusals(spec: ZeroTrainingJobSpec) -> tuple[Refusal, ...]:
@@ -102,6 +128,158 @@ def _nvme_mount(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
             "spec.nvme.mountPath",
             f"{spec.nvme.mount_path} collides with {clash}, which the operator mounts; choose another path",
         )
+
+
+_ZERO = "spec.config.zero_optimization"
+
+
+def spill_refusals(spec: ZeroTrainingJobSpec, config: EngineConfig) -> Iterator[Refusal]:
+    """Yield contradictions between the configuration and `spec.nvme`; none if nothing is offloaded to nvme.
+
+    A spill to another place than the volume would fill the container's own disk, and the kubelet cannot see
+    it there: its file has no name.
+    """
+    blocks = {"offload_optimizer": config.zero.offload_optimizer, "offload_param": config.zero.offload_param}
+    spilled = {name: block for name, block in blocks.items() if block is not None and block.device == "nvme"}
+    for name, block in spilled.items():
+        path = f"{_ZERO}.{name}"
+        if spec.nvme is None:
+            yield invalid(
+                "spec.nvme", f"{path}.device is nvme, but the job asks for no volume; add spec.nvme"
+            )
+        elif block.nvme_path is not None and block.nvme_path.rstrip("/") != spec.nvme.mount_path:
+            yield invalid(
+                f"{path}.nvme_path",
+                f"{block.nvme_path} is not spec.nvme.mountPath {spec.nvme.mount_path}; "
+                "remove nvme_path or make them equal",
+            )
+    if spilled and spec.nvme is not None:
+        yield from _spill_folders(spec.nvme, config)
+        yield from _spill_encryption(spec.nvme, config)
+        yield from _spill_bytes(spec, spec.nvme, config)
+
+
+def spill_limit(max_bytes: int, ranks: int) -> Limit:
+    """Return the limit that `spill.max_bytes` of the configuration sets for a worker with `ranks` ranks."""
+    return Limit(num_bytes=max_bytes * ranks, source=f"spill.max_bytes {format_bytes(max_bytes)} per rank")
+
+
+def _spill_folders(nvme: Nvme, config: EngineConfig) -> Iterator[Refusal]:
+    mount = PurePosixPath(nvme.mount_path)
+    for folder in config.zero.spill.paths:
+        if not is_plain(folder):
+            yield invalid(f"{_ZERO}.spill.paths", f"{folder!r} {PATH_RULE}")
+        elif not PurePosixPath(folder).is_relative_to(mount):
+            yield invalid(
+                f"{_ZERO}.spill.paths",
+                f"{folder} is not on spec.nvme.mountPath {nvme.mount_path}; name folders below it, or remove "
+                "spill.paths",
+            )
+
+
+def _spill_encryption(nvme: Nvme, config: EngineConfig) -> Iterator[Refusal]:
+    asked = config.zero.spill.encryption
+    if asked is not None and nvme.encryption is not None and Encryption(asked) is not nvme.encryption:
+        yield invalid(
+            f"{_ZERO}.spill.encryption",
+            f"{asked} is not spec.nvme.encryption {nvme.encryption.value}; give it in one place only",
+        )
+
+
+def _spill_bytes(spec: ZeroTrainingJobSpec, nvme: Nvme, config: EngineConfig) -> Iterator[Refusal]:
+    limit, ranks = config.zero.spill.max_bytes, spec.num_ranks_per_worker
+    if limit is not None and limit * ranks > nvme.size.num_bytes:
+        yield invalid(
+            f"{_ZERO}.spill.max_bytes",
+            f"{limit} bytes for each of {ranks} ranks do not fit spec.nvme.size {nvme.size}; lower it, or "
+            "remove it and each rank gets an equal part",
+        )
+
+
+_OWN_FOLDERS = (CONFIG_DIR, CHECKPOINT_MOUNT)
+
+
+def pod_template_refusals(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    """Yield contradictions between the lists of podTemplate, which the API server would find only when it
+    rejects the pod."""
+    template = spec.pod_template
+    if template is None:
+        return
+    root = "spec.podTemplate"
+    yield from _unknown_volumes(f"{root}.volumeMounts", template.volume_mounts, template)
+    yield from _taken_paths(f"{root}.volumeMounts", template.volume_mounts, _taken_mounts(spec))
+    yield from _on_the_spill(f"{root}.volumeMounts", template.volume_mounts, spec)
+    for field, containers in (
+        ("initContainers", template.init_containers),
+        ("sidecars", template.sidecars),
+    ):
+        for index, container in enumerate(containers):
+            mounts = f"{root}.{field}[{index}].volumeMounts"
+            yield from _unknown_volumes(mounts, container.volume_mounts, template)
+    yield from _repeated_names(root, (*template.init_containers, *template.sidecars))
+
+
+def _taken_mounts(spec: ZeroTrainingJobSpec) -> tuple[str, ...]:
+    return (*RESERVED_MOUNTS, *([spec.nvme.mount_path] if spec.nvme is not None else []))
+
+
+def _unknown_volumes(path: str, mounts: tuple[VolumeMount, ...], template: PodTemplate) -> Iterator[Refusal]:
+    known = {volume.name for volume in template.volumes}
+    for index, mount in enumerate(mounts):
+        if mount.name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            yield invalid(
+                f"{path}[{index}].name",
+                f"there is no volume {mount.name!r} in spec.podTemplate.volumes (it holds {listed}); add it",
+            )
+
+
+def _taken_paths(path: str, mounts: tuple[VolumeMount, ...], taken: tuple[str, ...]) -> Iterator[Refusal]:
+    for index, mount in enumerate(mounts):
+        clash = taken_by(mount.mount_path, taken)
+        if clash is not None:
+            yield invalid(
+                f"{path}[{index}].mountPath",
+                f"{mount.mount_path} collides with {clash}, which the operator mounts; choose another path",
+            )
+
+
+def _on_the_spill(path: str, mounts: tuple[VolumeMount, ...], spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    """Yield refusals of mounts below the NVMe volume: data spilled there would lie on another volume, under
+    other rules."""
+    if spec.nvme is None:
+        return
+    spill = PurePosixPath(spec.nvme.mount_path)
+    for index, mount in enumerate(mounts):
+        if spill in PurePosixPath(mount.mount_path).parents:
+            yield invalid(
+                f"{path}[{index}].mountPath",
+                f"{mount.mount_path} is below spec.nvme.mountPath {spill}, where only the NVMe volume may "
+                "lie; choose another path",
+            )
+
+
+def taken_by(path: str, taken: Iterable[str]) -> str | None:
+    """Return the first of the paths in `taken` that a mount at `path` would collide with."""
+    return next((own for own in taken if _collide(path, own)), None)
+
+
+def _collide(path: str, own: str) -> bool:
+    """Return whether the paths collide. The operator's own folders are also closed above and below; a folder
+    below /tmp, say, is free."""
+    mine, theirs = PurePosixPath(path), PurePosixPath(own)
+    if mine == theirs:
+        return True
+    return own in _OWN_FOLDERS and (mine in theirs.parents or theirs in mine.parents)
+
+
+def _repeated_names(root: str, containers: Iterable[Container]) -> Iterator[Refusal]:
+    for name, times in Counter(container.name for container in containers).items():
+        if times > 1:
+            yield invalid(
+                f"{root}.sidecars",
+                f"the name {name!r} is taken by an init container, too; rename one of them",
+            )
 
 
 _CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (

@@ -13,11 +13,10 @@ from zerotrain.contract.planner import Edits, Reader, Terms, Tier, Workload
 from zerotrain.contract.planner.changes import MAX_WORKER_FACTOR
 from zerotrain.operator.constants import MAX_WORKERS
 
-from .admission import engine_config, refusals
+from .admission import engine_config, refusals, spill_limit
 from .quantity import Quantity
 from .sizes import resolved_at
 from .spec import ZeroTrainingJobSpec
-from .spill_rules import spill_limit
 from .storage import Nvme
 
 _ROOMY = Nvme(size=Quantity("1Ei"))

@@ -3,7 +3,7 @@
 Pydantic writes JSON Schema 2020-12 with references; the API server wants a *structural* OpenAPI v3 schema:
 references inlined, Optional flattened (the API server drops nulls itself), no `additionalProperties: false`
 beside `properties`, no titles. Defaults that say "nothing" (null, empty) are left out, so that a field that
-the user did not write stays absent. `structural.py` checks the result.
+the user did not write stays absent. A test checks the result.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from zerotrain.operator.constants import API_VERSION, KIND, MAX_JOB_NAME_LENGTH
 
 from .base import ApiModel, rule
 from .core.meta import ObjectMeta
-from .shape import AttemptShape
+from .scheduling import AttemptShape
 from .spec import RULE_FOR_CHANGES, ZeroTrainingJobSpec
 from .status import ZeroTrainingJobStatus
 

@@ -1,4 +1,5 @@
-"""End of a job: deadlines, clean-up, and the verification of its last checkpoint."""
+"""End of a job or of an attempt: deadlines, requests to stop, clean-up, and the verification of the last
+checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
-from .base import ApiModel, Int, ObservedModel, Seconds
+from .base import ApiModel, Bool, Int, ObservedModel, Seconds
 from .lenient import OpenEnum
 
 
@@ -81,3 +82,30 @@ class Verification(ObservedModel):
 
     message: str = ""
     """Description of what is wrong, or of why the state could not be determined."""
+
+
+class YieldReason(OpenEnum):
+    SUSPEND = "Suspend"
+    """The user set spec.suspend to true."""
+    QUEUE_EVICTION = "QueueEviction"
+    """The queue that admitted the job reclaims its resources."""
+    DRAIN = "Drain"
+    """A worker has to leave its node, as in a node drain; all workers move together."""
+    RESIZE = "Resize"
+    """The job goes on with another number of workers."""
+
+
+class YieldRequest(ObservedModel):
+    """One request; it stands until the pods of its attempt are gone."""
+
+    reason: YieldReason
+    """Reason why the ranks stop."""
+
+    requested_at: AwareDatetime
+    """Time of the decision."""
+
+    message: str = ""
+    """Cause of the request, for people."""
+
+    joined: Bool = True
+    """Whether the ranks had met: before that there is nothing to save, and their pods are ended at once."""

@@ -37,11 +37,10 @@ from zerotrain.contract.planner import (
 from zerotrain.contract.presets import PRESETS
 from zerotrain.contract.train_spec import GptSpec
 
-from .admission import engine_config
+from .admission import engine_config, spill_limit
 from .changed import most_workers, terms_of
 from .sizes import resolved_at
 from .spec import ZeroTrainingJobSpec
-from .spill_rules import spill_limit
 from .storage import Encryption
 
 LABEL_PRODUCT = "nvidia.com/gpu.product"

@@ -14,10 +14,9 @@ from .base import ATOMIC, ATOMIC_MAP, Bool, Int, Number, ObservedModel, keyed_by
 from .elastic import ElasticStatus
 from .hangs import HangStatus, StragglerStatus
 from .lenient import OpenEnum
-from .lifecycle import Verification
+from .lifecycle import Verification, YieldRequest
 from .memory_plan import MemoryPlan
-from .shape import AttemptShape
-from .yields import YieldRequest
+from .scheduling import AttemptShape
 
 MAX_FAILURES = 10
 MAX_MOVED_OFF = 64

@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from .base import ApiModel, Bool, Int, ObjectName, one_of, rule
-from .core.claims import ClaimSource, EphemeralSource
-from .core.volumes import EmptyDirSource, NfsSource
+from .core.volumes import ClaimSource, EmptyDirSource, EphemeralSource, NfsSource
 from .paths import AbsolutePath
 from .quantity import Bytes
 

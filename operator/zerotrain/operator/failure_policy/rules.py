@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerotrain.operator.api.failures import FailureAction, FailureReason, FailureRule
-from zerotrain.operator.api.patterns import compiled
+from zerotrain.operator.api.failures import FailureAction, FailureReason, FailureRule, compiled
 from zerotrain.operator.constants import Reason
 
 from .classification import FailureClass, RetryDecision

@@ -6,13 +6,10 @@ The request is in status before any rank is asked; `yielding` carries it out.
 from __future__ import annotations
 
 from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainingJobSpec
-from zerotrain.operator.api.spec_hash import spec_hash
+from zerotrain.operator.api.spec import spec_hash
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import avoided_nodes, queueing, resizing
-from zerotrain.operator.reconcile.attempts import (
-    AttemptView,
-    WorkerState,
-)
+from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from zerotrain.contract.text import word
 from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
-from zerotrain.operator.api.spec_hash import spec_hash
+from zerotrain.operator.api.spec import spec_hash
 from zerotrain.operator.constants import ANNOTATION_EXCLUDED, ANNOTATION_MADE_FROM, LABEL_RANK
 
 from .amounts import at_least

@@ -1,8 +1,8 @@
 """Check whether a schema is structural, by the rules of apiextensions.k8s.io/v1 that tools without an API
 server miss.
 
-Used by the tests, before a real API server is asked: a violation here names the path, and the API server's
-own message often does not.
+It is used before a real API server is asked: a violation here names the path, and the API server's own
+message often does not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .crd import INT_OR_STRING, PRESERVE
+from zerotrain.operator.api.crd import INT_OR_STRING, PRESERVE
 
 _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean"})
 _KEYWORDS = frozenset(
