@@ -15,7 +15,8 @@ import yaml  # type: ignore[import-untyped]
 from tests.support.crd import install_crd
 from tests.support.devcluster import REPOSITORY, Cluster
 from zerotrain.client.jobfile import load_job
-from zerotrain.operator.api.admission import engine_config, refusals
+from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.configuration import engine_config
 from zerotrain.operator.api.planning import plan_job
 
 FOLDER = REPOSITORY / "deploy" / "examples"

@@ -8,8 +8,8 @@ import pytest
 
 from tests.operator.reconcile_builders import job
 from zerotrain.contract.config import ConfigError, load
-from zerotrain.operator.api import ZeroTrainingJobSpec, admission
-from zerotrain.operator.api.outcomes import Outcomes
+from zerotrain.operator.api import ZeroTrainingJobSpec, admission, configuration
+from zerotrain.operator.api.configuration import Outcomes
 from zerotrain.operator.controller.controller import HEAVY_BYTES, is_heavy
 
 pytestmark = pytest.mark.unit
@@ -28,8 +28,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(config)
         return load(config)
 
-    monkeypatch.setattr(admission, "load", counting)
-    monkeypatch.setattr(admission, "_outcomes", Outcomes(most=4))
+    monkeypatch.setattr(configuration, "load", counting)
+    monkeypatch.setattr(configuration, "_outcomes", Outcomes(most=4))
     return seen
 
 
@@ -48,7 +48,7 @@ def test_the_same_configuration_is_weighed_once(checked: list[Any], wrong: bool)
 def test_a_cached_refusal_does_not_collect_the_frames_of_its_callers(checked: list[Any]) -> None:
     def depth() -> int:
         with pytest.raises(ConfigError) as caught:
-            admission.engine_config(spec(no_such_key=1))
+            configuration.engine_config(spec(no_such_key=1))
         return len(caught.traceback)
 
     depth()
@@ -58,7 +58,7 @@ def test_a_cached_refusal_does_not_collect_the_frames_of_its_callers(checked: li
 def test_a_bounded_number_of_outcomes_is_kept(checked: list[Any]) -> None:
     for number in range(10):
         admission.refusals(spec(train_micro_batch_size_per_gpu=number + 1))
-    assert len(admission._outcomes) == 4
+    assert len(configuration._outcomes) == 4
 
 
 def test_large_configurations_are_distinguished_from_usual_ones() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.jobs import make_job
-from zerotrain.operator.api.sizes import largest_size, refusal_of_size
+from zerotrain.operator.api.configuration import largest_size, refusal_of_size
 
 pytestmark = pytest.mark.unit
 

@@ -202,7 +202,7 @@ def _of_job(file: Path, world_size: int | None, config: Path | None) -> EngineCo
     # Imported late: importing the API's models takes a second, which no other command needs to spend.
     from zerotrain.client.config_source import ConfigSourceError, inlined
     from zerotrain.client.jobfile import JobFileError, load_job
-    from zerotrain.operator.api.admission import engine_config
+    from zerotrain.operator.api.configuration import engine_config
 
     try:
         spec = inlined(load_job(file), config).job.spec

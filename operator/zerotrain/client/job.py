@@ -12,7 +12,7 @@ from zerotrain.client.lenient_json import Fields
 from zerotrain.contract.text import one_line
 from zerotrain.operator.api.hangs import HangStatus, StragglerStatus
 from zerotrain.operator.api.lenient import read_leniently
-from zerotrain.operator.api.lifecycle import Verification
+from zerotrain.operator.api.lifecycle import Verification, YieldRequest
 from zerotrain.operator.api.memory_plan import MemoryPlan
 from zerotrain.operator.api.status import (
     CheckpointRecord,
@@ -23,7 +23,6 @@ from zerotrain.operator.api.status import (
     Restarts,
     ZeroTrainingJobStatus,
 )
-from zerotrain.operator.api.yields import YieldRequest
 
 _COLOURS = {"Completed": "#2e7d32", "Running": "#1565c0", "Failed": "#c62828", "Stalled": "#c62828"}
 _STYLE = "border-collapse:collapse;font-family:sans-serif;font-size:13px"

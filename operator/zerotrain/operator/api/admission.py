@@ -6,21 +6,19 @@ nothing is created; a field is never silently ignored.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.planner import Limit
-from zerotrain.contract.presets import PRESETS, auto_values
-from zerotrain.contract.strict_json import own_json
+from zerotrain.contract.presets import PRESETS
 from zerotrain.operator.constants import CHECKPOINT_MOUNT, CONFIG_DIR, RESERVED_MOUNTS, Reason
 
+from .configuration import engine_config
 from .core.containers import Container
 from .core.volumes import VolumeMount
-from .outcomes import Outcomes
 from .paths import PATH_RULE, is_plain
 from .pod_template import PodTemplate
 from .quantity import format_bytes
@@ -55,24 +53,6 @@ def refusals(spec: ZeroTrainingJobSpec) -> tuple[Refusal, ...]:
     features."""
     found = [refusal for check in _CHECKS for refusal in check(spec)]
     return tuple(sorted(found, key=lambda refusal: refusal.reason != Reason.INVALID_SPEC))
-
-
-def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -> EngineConfig | None:
-    """Return the inline configuration, resolved for the job's world size unless another is given; None with
-    configFrom, which only the workers read. Raises ConfigError."""
-    if spec.config is None:
-        return None
-    gpt = spec.model.gpt if spec.model is not None else None
-    preset = spec.model.preset if spec.model is not None else None
-    auto = auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
-    # Use the text as key, since True, 1 and 1.0 are one key but not one value.
-    text, ranks = json.dumps(spec.config, sort_keys=True), world_size or spec.world_size
-    return _outcomes.of(
-        text, (ranks, auto), lambda: resolve(load(own_json(text)), world_size=ranks, auto=auto)
-    )
-
-
-_outcomes = Outcomes()
 
 
 def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:

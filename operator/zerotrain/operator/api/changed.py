@@ -13,9 +13,9 @@ from zerotrain.contract.planner import Edits, Reader, Terms, Tier, Workload
 from zerotrain.contract.planner.changes import MAX_WORKER_FACTOR
 from zerotrain.operator.constants import MAX_WORKERS
 
-from .admission import engine_config, refusals, spill_limit
+from .admission import refusals, spill_limit
+from .configuration import engine_config, resolved_at
 from .quantity import Quantity
-from .sizes import resolved_at
 from .spec import ZeroTrainingJobSpec
 from .storage import Nvme
 

@@ -37,9 +37,9 @@ from zerotrain.contract.planner import (
 from zerotrain.contract.presets import PRESETS
 from zerotrain.contract.train_spec import GptSpec
 
-from .admission import engine_config, spill_limit
+from .admission import spill_limit
 from .changed import most_workers, terms_of
-from .sizes import resolved_at
+from .configuration import engine_config, resolved_at
 from .spec import ZeroTrainingJobSpec
 from .storage import Encryption
 

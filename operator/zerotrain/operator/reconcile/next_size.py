@@ -13,8 +13,8 @@ from typing import Any
 
 from zerotrain.contract.planner import Fit
 from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
+from zerotrain.operator.api.configuration import largest_size, refusal_of_size
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, RefusedSize, SizeReason
-from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.queueing import in_queue

@@ -14,7 +14,7 @@ from zerotrain.contract.train_spec import (
     TrainSpec,
 )
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.api.sizes import base_workers, config_at
+from zerotrain.operator.api.configuration import base_workers, config_at
 from zerotrain.operator.api.storage import Checkpoint
 from zerotrain.operator.api.workload import Model
 

@@ -1,13 +1,16 @@
-"""Configuration of a job at another size than its own: the sizes that work, and the files that the workers
-get.
+"""Configuration of a job, resolved at its own size or at another: the sizes that work, and the files that the
+workers get.
 
-Called by reconcile when it decides on a size, and by resources when they render the files of an attempt.
+Called by admission, by reconcile when it decides on a size, and by resources when they render the files of an
+attempt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
@@ -16,8 +19,48 @@ from zerotrain.contract.presets import auto_values
 from zerotrain.contract.strict_json import own_json
 
 from .job import ZeroTrainingJob
-from .outcomes import Outcomes
 from .spec import ZeroTrainingJobSpec
+
+MAX_OUTCOMES = 256
+
+
+class Outcomes:
+    """Cache of the newest resolved configurations, errors included, shared by all threads: a job that waits
+    or is refused asks again in every pass."""
+
+    def __init__(self, most: int = MAX_OUTCOMES) -> None:
+        self._most = most
+        self._known: dict[tuple[bytes, Hashable], EngineConfig | ConfigError] = {}
+        self._change = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, config: str, terms: Hashable, resolve: Callable[[], EngineConfig]) -> EngineConfig:
+        """Return what `resolve` returned for this configuration under these terms, or raise what it raised.
+        Raises ConfigError."""
+        key = (hashlib.sha256(config.encode(errors="surrogatepass")).digest(), terms)
+        found = self._known.get(key)
+        if found is None:
+            try:
+                found = resolve()
+            except ConfigError as error:
+                found = error
+            with self._change:
+                while len(self._known) >= self._most:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = found
+        if isinstance(found, ConfigError):
+            # Drop the frames of earlier callers, which each raise would add to.
+            raise found.with_traceback(None)
+        return found
+
+
+_outcomes = Outcomes()
+"""Configurations at the size that the job asks for."""
+
+_outcomes_at = Outcomes()
+"""Configurations at other sizes."""
 
 
 def auto_of(spec: ZeroTrainingJobSpec) -> AutoValues:
@@ -25,6 +68,19 @@ def auto_of(spec: ZeroTrainingJobSpec) -> AutoValues:
     gpt = spec.model.gpt if spec.model is not None else None
     preset = spec.model.preset if spec.model is not None else None
     return auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
+
+
+def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -> EngineConfig | None:
+    """Return the inline configuration, resolved for the job's world size unless another is given; None with
+    configFrom, which only the workers read. Raises ConfigError."""
+    if spec.config is None:
+        return None
+    auto = auto_of(spec)
+    # Use the text as key, since True, 1 and 1.0 are one key but not one value.
+    text, ranks = json.dumps(spec.config, sort_keys=True), world_size or spec.world_size
+    return _outcomes.of(
+        text, (ranks, auto), lambda: resolve(load(own_json(text)), world_size=ranks, auto=auto)
+    )
 
 
 def base_workers(job: ZeroTrainingJob) -> int:
@@ -57,10 +113,7 @@ def resolved_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> EngineCon
     def resolved() -> EngineConfig:
         return resolve(load(_scaled(own_json(text), base_ranks, ranks, auto)), world_size=ranks, auto=auto)
 
-    return _outcomes.of(text, (base_ranks, ranks, auto), resolved)
-
-
-_outcomes = Outcomes()
+    return _outcomes_at.of(text, (base_ranks, ranks, auto), resolved)
 
 
 def _scaled(config: dict[str, Any], base_ranks: int, ranks: int, auto: AutoValues) -> dict[str, Any]:
