@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.contract.planner import Tier, demand
-from zerotrain.operator.api.planning import workload_of
+from zerotrain.operator.api.plan_inputs import workload_of
 from zerotrain.operator.api.spec import ZeroTrainingJobSpec
 
 MIB = 1 << 20

@@ -127,7 +127,7 @@ def _workload(
     file: JobFile, workers: int | None, shape: ModelShape | None, device: Accelerator | None
 ) -> Workload:
     from zerotrain.contract.planner import ShapeError
-    from zerotrain.operator.api.planning import workload_of
+    from zerotrain.operator.api.plan_inputs import workload_of
 
     try:
         return workload_of(
@@ -161,7 +161,7 @@ def _rates(
     file: JobFile, device: Accelerator | None, workload: Workload, *, probe: Path | None, given: Iterable[str]
 ) -> Rates:
     """Return the rates of the data sheet. Measured rates replace them, and the user's replace both."""
-    from zerotrain.operator.api.planning import sheet_rates
+    from zerotrain.operator.api.plan_inputs import sheet_rates
 
     rates = sheet_rates(file.job.spec, workload, device)
     if probe is not None:

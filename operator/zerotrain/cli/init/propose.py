@@ -13,7 +13,7 @@ from ruamel.yaml.comments import CommentedMap
 from zerotrain.cli.init.answers import Answers
 from zerotrain.contract.planner import Fit, ModelShape, ShapeError, Tier, bytes_text, demand
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.api.planning import workload_of
+from zerotrain.operator.api.plan_inputs import workload_of
 from zerotrain.operator.constants import API_VERSION, KIND
 
 

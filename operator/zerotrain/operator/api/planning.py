@@ -7,45 +7,31 @@ plans (`known_plan`), and makes the others in a thread (`plan_job`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.planner import (
-    Accelerator,
     Demand,
     Fit,
-    Limit,
-    ModelShape,
     Pace,
+    Phase,
     Proposal,
     Rates,
     ShapeError,
     Tier,
+    TierDemand,
     Workload,
-    accelerator,
     demand,
-    gpt_shape,
-    guessed_shape,
     nearest,
     pace,
-    rates_of,
     summary,
     way_out,
 )
-from zerotrain.contract.presets import PRESETS
-from zerotrain.contract.train_spec import GptSpec
 
-from .admission import spill_limit
-from .changed import most_workers, terms_of
-from .configuration import engine_config, resolved_at
+from .memory_plan import MemoryPlan, NearestPlan, PlannedPace, PlannedPhase, PlannedTier
+from .plan_inputs import most_workers, sheet_rates, terms_of, workload_of
 from .spec import ZeroTrainingJobSpec
-from .storage import Encryption
-
-LABEL_PRODUCT = "nvidia.com/gpu.product"
-LABEL_MEMORY = "nvidia.com/gpu.memory"
-"""Labels of NVIDIA's GPU feature discovery; the second one is in MiB."""
 
 MAX_PLANS = 512
 """Maximum number of cached plans; the newest are kept."""
@@ -175,118 +161,71 @@ def plan_of(
     )
 
 
-def workload_of(
-    spec: ZeroTrainingJobSpec,
-    *,
-    workers: int | None = None,
-    base_workers: int | None = None,
-    shape: ModelShape | None = None,
-    device: Accelerator | None = None,
-) -> Workload:
-    """Return the planner's view of a job. `shape` and `device` replace what the spec says of model and GPU.
+def status_of(plan: JobPlan) -> MemoryPlan:
+    """Return the plan for `status.memoryPlan`: the figures of `zerotrain plan -o json`, in API spelling.
 
-    Raises ShapeError when the model or the configuration cannot be read from the spec.
+    Without a demand, it holds the verdict and the message alone.
+    Zero and unknown values are left out: every write sends the object to all clients that watch jobs.
     """
-    count = workers or spec.workers
-    try:
-        if base_workers is not None:
-            config: EngineConfig | None = resolved_at(spec, base_workers, count)
-        else:
-            config = engine_config(spec, world_size=count * spec.num_ranks_per_worker)
-    except ConfigError as error:
-        raise ShapeError(f"the configuration does not resolve for {count} workers: {error}") from error
-    if config is None:
-        raise ShapeError(_by_reference(spec))
-    known = shape if shape is not None else shape_of(spec)
-    asked, volume = config.zero.spill.encryption, spec.nvme.encryption if spec.nvme is not None else None
-    return Workload(
-        shape=known,
-        config=config,
-        ranks_per_worker=spec.num_ranks_per_worker,
-        on_host=spec.num_gpus == 0,
-        is_encrypted="None" not in (asked, None if volume is None else Encryption(volume).value),
-        limits=limits_of(spec, spill_bytes=config.zero.spill.max_bytes, device=device),
+    found, proposal = plan.demand, plan.proposal
+    if found is None:
+        return MemoryPlan(verdict=str(plan.verdict), message=plan.message, ranks=plan.ranks)
+    sizes = {tier.tier: tier.per_rank_bytes for tier in found.tiers}
+    nearest = None
+    if proposal is not None:
+        nearest = NearestPlan(changes=proposal.changes, tiers=_tiers(proposal.demand.tiers))
+    return MemoryPlan(
+        verdict=str(plan.verdict),
+        message=plan.message,
+        ranks=plan.ranks,
+        gpu_bytes=sizes.get(Tier.GPU),
+        host_bytes=sizes.get(Tier.HOST),
+        pinned_bytes=sizes.get(Tier.PINNED),
+        shared_bytes=sizes.get(Tier.SHARED),
+        nvme_bytes=sizes.get(Tier.NVME),
+        network_bytes=found.formulas.traffic.network_bytes,
+        activation_bytes=_activations(found),
+        tiers=_tiers(found.tiers),
+        phases=tuple(_phase(phase) for phase in found.phases),
+        nearest=nearest,
+        pace=None if plan.pace is None else _pace(plan.pace),
     )
 
 
-def _by_reference(spec: ZeroTrainingJobSpec) -> str:
-    name = spec.config_from.config_map_key_ref.name if spec.config_from is not None else "?"
-    return (
-        f"the configuration is in ConfigMap {name} (spec.configFrom), which only the workers read. "
-        "`zerotrain plan JOB.YAML` plans it: from the ConfigMap in the same file, or with --config FILE"
-    )
+def _activations(found: Demand) -> int:
+    """Return the activation bytes of one rank."""
+    computes = found.tier(Tier.GPU) or found.tier(Tier.HOST)
+    if computes is None:
+        return 0
+    ranks = 1 if computes.tier is Tier.GPU else found.workload.ranks_per_worker
+    return computes.activation_bytes // ranks
 
 
-def shape_of(spec: ZeroTrainingJobSpec) -> ModelShape:
-    """Return the model's sizes, as far as the spec has them. Raises ShapeError."""
-    model = spec.model
-    if model is None:
-        raise ShapeError("the program is the user's own and spec.model is not given")
-    if model.gpt is not None:
-        gpt = model.gpt
-        sizes = GptSpec(d_model=gpt.d_model, layers=gpt.layers, heads=gpt.heads, context=gpt.context)
-        return gpt_shape(sizes, source="spec.model.gpt")
-    if model.preset is not None:
-        if model.preset not in PRESETS:
-            raise ShapeError(f"spec.model.preset {model.preset!r} is unknown")
-        return gpt_shape(PRESETS[model.preset], source=f"preset {model.preset}")
-    if model.parameters is not None:
-        return guessed_shape(model.parameters, context=model.factory.context if model.factory else None)
-    where = f"only the workers see {model.path}" if model.path else "a factory's model is not built here"
-    raise ShapeError(f"{where}; give its size as spec.model.parameters")
-
-
-def limits_of(
-    spec: ZeroTrainingJobSpec, *, spill_bytes: int | None = None, device: Accelerator | None = None
-) -> dict[Tier, Limit]:
-    """Return the memory limits: of one GPU for the GPU, of one worker for all other kinds of memory."""
-    limits: dict[Tier, Limit] = {}
-    resources, nvme = spec.resources, spec.nvme
-    if spec.num_gpus:
-        found = _device_limit(spec, device)
-        limits |= {Tier.GPU: found} if found is not None else {}
-    if resources is not None and resources.memory is not None:
-        limits[Tier.HOST] = Limit(num_bytes=resources.memory.num_bytes, source="spec.resources.memory")
-    if resources is not None and resources.pinned_memory is not None:
-        limits[Tier.PINNED] = Limit(
-            num_bytes=resources.pinned_memory.num_bytes, source="spec.resources.pinnedMemory"
+def _tiers(found: Iterable[TierDemand]) -> tuple[PlannedTier, ...]:
+    return tuple(
+        PlannedTier(
+            tier=str(tier.tier),
+            per=tier.per,
+            needed_bytes=tier.total_bytes,
+            limit_bytes=None if tier.limit is None else tier.limit.num_bytes,
+            margin_bytes=tier.margin_bytes,
         )
-    if nvme is not None:
-        limits[Tier.NVME] = Limit(num_bytes=nvme.size.num_bytes, source="spec.nvme.size")
-        allowed = None if spill_bytes is None else spill_limit(spill_bytes, spec.num_ranks_per_worker)
-        if allowed is not None and allowed.num_bytes < nvme.size.num_bytes:
-            limits[Tier.NVME] = allowed
-    return limits
+        for tier in found
+    )
 
 
-def _device_limit(spec: ZeroTrainingJobSpec, device: Accelerator | None) -> Limit | None:
-    """Return the limit of one GPU: from the caller, else the spec, else the labels of the nodes that the spec
-    asks for."""
-    if device is not None:
-        return Limit(num_bytes=device.memory_bytes, source=device.name)
-    gpus = spec.resources.gpus if spec.resources is not None else None
-    if gpus is not None and gpus.memory is not None:
-        return Limit(num_bytes=gpus.memory.num_bytes, source="spec.resources.gpus.memory")
-    return _by_labels((spec.scheduling.node_selector if spec.scheduling else None) or {})
+def _phase(phase: Phase) -> PlannedPhase:
+    return PlannedPhase(
+        name=phase.name,
+        engine_bytes=phase.engine_bytes,
+        activation_bytes=phase.activation_bytes or None,
+        host_bytes=phase.host_bytes or None,
+        network_bytes=phase.network_bytes or None,
+    )
 
 
-def _by_labels(labels: Mapping[str, str]) -> Limit | None:
-    where = "spec.scheduling.nodeSelector"
-    memory, product = labels.get(LABEL_MEMORY, ""), labels.get(LABEL_PRODUCT)
-    if memory.isascii() and memory.isdigit() and 0 < int(memory) < 1 << 40:
-        return Limit(num_bytes=int(memory) << 20, source=f"{where}[{LABEL_MEMORY}]")
-    known = accelerator(product) if product else None
-    return None if known is None else Limit(num_bytes=known.memory_bytes, source=f"{known.name}, {where}")
-
-
-def sheet_rates(spec: ZeroTrainingJobSpec, workload: Workload, device: Accelerator | None = None) -> Rates:
-    """Return rates by the data sheet of `device`, else of the GPU that the spec names; no rates on CPUs."""
-    found = (device or device_of(spec)) if spec.num_gpus else None
-    return rates_of(found, workload.config.precision.product_dtype)
-
-
-def device_of(spec: ZeroTrainingJobSpec) -> Accelerator | None:
-    """Return the GPU that the labels of the requested nodes name, for its speed."""
-    labels = (spec.scheduling.node_selector if spec.scheduling else None) or {}
-    product = labels.get(LABEL_PRODUCT)
-    return accelerator(product) if product else None
+def _pace(pace: Pace) -> PlannedPace:
+    """Return the pace, rounded: more digits than an estimate has would make a status longer for nothing."""
+    return PlannedPace(
+        seconds=float(f"{pace.seconds:.4g}"), bound_by=pace.bound_by, missing_rates=pace.missing or None
+    )

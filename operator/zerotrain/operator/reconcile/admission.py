@@ -25,8 +25,7 @@ from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.memory_plan import MemoryPlan
 from zerotrain.operator.api.network import is_within
-from zerotrain.operator.api.plan_status import status_of
-from zerotrain.operator.api.planning import JobPlan
+from zerotrain.operator.api.planning import JobPlan, status_of
 from zerotrain.operator.constants import (
     ANNOTATION_ENCRYPTED_VOLUMES,
     ANNOTATION_IGNORE_MEMORY_PLAN,
