@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.images.context import HERE, IMAGES, ROOT, SUMS, Image, default_wheels, make_context
-from zerotrain.operator.resources.security import WORKER_USER
+from zerotrain.operator.resources.container import WORKER_USER
 
 BOTH = pytest.mark.parametrize("image", IMAGES.values(), ids=list(IMAGES))
 

@@ -44,7 +44,7 @@ from zerotrain.operator.reconcile import (
     reconcile,
 )
 from zerotrain.operator.reconcile.admission import refusal_of, unreadable
-from zerotrain.operator.resources.stacks import stacks_config_map
+from zerotrain.operator.resources.diagnostics import stacks_config_map
 from zerotrain.operator.resources.storage_class import declared_encryption
 
 pytestmark = pytest.mark.unit

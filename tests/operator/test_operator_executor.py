@@ -36,7 +36,7 @@ from zerotrain.operator.reconcile import (
     UnprotectWorkers,
 )
 from zerotrain.operator.resources import ResourceOptions, network_policy, service_name
-from zerotrain.operator.resources.stacks import stacks_config_map
+from zerotrain.operator.resources.diagnostics import stacks_config_map
 
 KEY = b"k" * 32
 CORE = "/api/v1/namespaces/ml"

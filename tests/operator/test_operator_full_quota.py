@@ -23,7 +23,7 @@ from zerotrain.operator.controller import controller as controller_module
 from zerotrain.operator.controller import work_queue as queue_module
 from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan, SaveLog
 from zerotrain.operator.resources import ResourceOptions, network_policy, service_name
-from zerotrain.operator.resources.failures import failures_config_map
+from zerotrain.operator.resources.diagnostics import failures_config_map
 
 pytestmark = pytest.mark.ranks
 

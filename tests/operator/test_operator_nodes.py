@@ -15,7 +15,7 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions import logs
 from zerotrain.operator.cluster.actions.logs import MAX_KEPT_BYTES, last_lines, read_tail
 from zerotrain.operator.cluster.nodes import MAX_GONE, NodeStore
-from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
+from zerotrain.operator.resources.diagnostics import failures_config_map, outdated_keys
 
 
 def node(

@@ -18,7 +18,7 @@ from zerotrain.operator.resources import (
     shared_objects,
     worker_pods,
 )
-from zerotrain.operator.resources.budget import disruption_budget
+from zerotrain.operator.resources.pod import disruption_budget
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.resources import ResourceOptions, shared_objects, worker_pod
 from zerotrain.operator.resources.gang import has_group
 from zerotrain.operator.resources.kueue import workload, workload_name
-from zerotrain.operator.resources.topology import keep_off
+from zerotrain.operator.resources.pod import keep_off
 
 pytestmark = pytest.mark.unit
 

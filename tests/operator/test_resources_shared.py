@@ -22,7 +22,7 @@ from zerotrain.operator.resources import (
     secret_name,
     service_name,
 )
-from zerotrain.operator.resources.config_files import config_files
+from zerotrain.operator.resources.secret import config_files
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.jobs import make_job
-from zerotrain.operator.resources.stacks import CUT, MAX_BYTES, stacks_config_map, summary
+from zerotrain.operator.resources.diagnostics import CUT, MAX_STACKS_BYTES, stacks_config_map, summary
 
 pytestmark = pytest.mark.unit
 
@@ -43,9 +43,9 @@ def test_it_belongs_to_the_job_and_the_attempt() -> None:
 def test_hostile_texts_are_bounded_and_cannot_drive_a_terminal() -> None:
     flood = "=== rank 1 (pid 1, x)\n" * 30_000
     made = stacks_config_map(
-        make_job({}), 1, {0: flood, 1: "\x1b]0;owned\x07\x00\ud800" + "ü" * MAX_BYTES, 2: ""}
+        make_job({}), 1, {0: flood, 1: "\x1b]0;owned\x07\x00\ud800" + "ü" * MAX_STACKS_BYTES, 2: ""}
     )
     whole = "".join(made["data"].values())
-    assert len(whole.encode()) <= MAX_BYTES
+    assert len(whole.encode()) <= MAX_STACKS_BYTES
     assert CUT in made["data"]["worker-1.txt"]
     assert made["data"]["worker-1.txt"].startswith("??ü")

@@ -19,7 +19,7 @@ from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.failures import FailureRule
 from zerotrain.operator.api.storage import Nvme
 from zerotrain.operator.failure_policy import Budget
-from zerotrain.operator.resources.config_files import config_files, train_spec
+from zerotrain.operator.resources.secret import config_files, train_spec
 
 CHECKPOINTS_DIR = "checkpoints"
 """Folder in the run folder that stands for /checkpoints in a worker: the job writes below

@@ -23,7 +23,7 @@ from zerotrain.client.observed import Pod
 from zerotrain.contract.strict_json import strict_json
 from zerotrain.contract.text import printable
 from zerotrain.operator.constants import APP_NAME, LABEL_HELPER
-from zerotrain.operator.resources.security import container_security_context, pod_security_context
+from zerotrain.operator.resources.container import container_security_context, pod_security_context
 
 if TYPE_CHECKING:
     from zerotrain.client import Client

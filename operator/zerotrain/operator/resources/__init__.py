@@ -8,10 +8,9 @@ from zerotrain.operator.api import ZeroTrainingJob
 
 from .gang import pod_group
 from .identity import Json, ResourceOptions, pod_name, secret_name, selector
-from .network_policy import network_policy
+from .network import headless_service, network_policy, service_name
 from .pod import worker_pod, worker_pods
 from .secret import attempt_secret
-from .service import headless_service, service_name
 
 __all__ = [
     "Json",

@@ -1,4 +1,4 @@
-"""The worker container: the launcher, its environment, resources, ports and probe."""
+"""The worker container: the launcher, its environment, resources, ports, probe and security context."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
 from zerotrain.contract.variables import is_reserved, settings_in
 from zerotrain.contract.worker_http import READY_PATH
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.core.containers import ContainerUser
 from zerotrain.operator.api.storage import Checkpoint
 from zerotrain.operator.constants import (
     CHECKPOINT_MOUNT,
@@ -21,10 +22,8 @@ from zerotrain.operator.constants import (
 )
 
 from .identity import Json, ResourceOptions, pod_name
-from .scratch import EPHEMERAL_STORAGE, ephemeral_limit
-from .security import worker_security_context
-from .service import domain
-from .volumes import MountedVolume, as_written, has_train_spec
+from .network import domain
+from .volumes import EPHEMERAL_STORAGE, MountedVolume, as_written, ephemeral_limit, has_train_spec
 
 LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
 DEFAULT_GRACE_S: Final = 30
@@ -191,3 +190,44 @@ def _resources(job: ZeroTrainingJob) -> Json:
     # programs use.
     requests[EPHEMERAL_STORAGE] = str(nvme.size) if nvme is not None and spilled else "0"
     return {"limits": limits, "requests": requests}
+
+
+IPC_LOCK: Final = "IPC_LOCK"
+"""The only capability that a worker may request."""
+
+WORKER_USER: Final = 65532
+"""User ID of "nonroot" in the common base images and in the runtime image."""
+
+
+def pod_security_context() -> Json:
+    """Return a security context by Pod Security "restricted"."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": WORKER_USER,
+        "runAsGroup": WORKER_USER,
+        "fsGroup": WORKER_USER,
+        # A checkpoint volume may hold a million files: change their group once, not at every start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def worker_security_context(job: ZeroTrainingJob) -> Json:
+    """Return the security context of the worker container. Only RDMA needs more than "restricted" allows: it
+    pins the memory that its devices access."""
+    context = container_security_context()
+    resources = job.spec.resources
+    if resources is not None and resources.rdma is not None:
+        context["capabilities"] = {**context["capabilities"], "add": [IPC_LOCK]}
+    return context
+
+
+def container_security_context(user: ContainerUser | None = None) -> Json:
+    """Return the security context of a container; `user` is the part that podTemplate may set for its
+    containers."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        **(as_written(user) if user is not None else {}),
+    }

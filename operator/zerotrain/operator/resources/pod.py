@@ -1,5 +1,5 @@
-"""The worker pods: the worker container, the operator's volumes, and the parts from podTemplate and
-scheduling.
+"""The worker pods: the worker container, the operator's volumes, the parts from podTemplate and scheduling,
+and the disruption budget of an attempt.
 
 The workers of an attempt differ only in their index, so the other parts are built once: a job may have
 thousands.
@@ -13,17 +13,21 @@ from dataclasses import replace
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.containers import Container
 from zerotrain.operator.api.pod_template import PodTemplate
-from zerotrain.operator.api.scheduling import Scheduling
-from zerotrain.operator.constants import CONTAINER_NAME
+from zerotrain.operator.api.scheduling import Scheduling, TopologyPolicy
+from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_UID
 
-from .container import environment, grace_period_s, launch_spec, worker_container
+from .container import (
+    container_security_context,
+    environment,
+    grace_period_s,
+    launch_spec,
+    pod_security_context,
+    worker_container,
+)
 from .gang import join
-from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
-from .scratch import limited
-from .security import container_security_context, pod_security_context
-from .service import domain
-from .topology import keep_off, place
-from .volumes import MountedVolume, as_written, own_volumes
+from .identity import Json, ResourceOptions, attempt_labels, metadata, pod_name, selector, worker_labels
+from .network import domain
+from .volumes import MountedVolume, as_written, limited, own_volumes
 
 
 def worker_pod(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> Json:
@@ -100,8 +104,8 @@ def _add_scheduling(spec: Json, job: ZeroTrainingJob) -> None:
     scheduling, shape = job.spec.scheduling or Scheduling(), job.shape
     if scheduling.priority_class_name is not None:
         spec["priorityClassName"] = scheduling.priority_class_name
-    if selector := {**(scheduling.node_selector or {}), **shape.node_selector}:
-        spec["nodeSelector"] = selector
+    if labels := {**(scheduling.node_selector or {}), **shape.node_selector}:
+        spec["nodeSelector"] = labels
     if tolerations := (*scheduling.tolerations, *shape.tolerations):
         spec["tolerations"] = [as_written(toleration) for toleration in tolerations]
 
@@ -128,4 +132,72 @@ def _extra_container(container: Container) -> Json:
         # Without it, only the exit code of a failure is known.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security_context(container.security_context),
+    }
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def place(spec: Json, job: ZeroTrainingJob, attempt: int) -> None:
+    """Add the topology of spec.scheduling to a pod spec, besides the constraints of podTemplate."""
+    scheduling = job.spec.scheduling
+    key = scheduling.topology_key if scheduling is not None else None
+    # If a queue chose a value of the key, the node selector already contains it.
+    if scheduling is None or key is None or key in job.shape.node_selector:
+        return
+    peers = {"matchLabels": {LABEL_JOB_UID: job.uid, LABEL_ATTEMPT: str(attempt)}}
+    if scheduling.topology_policy is TopologyPolicy.SPREAD:
+        spread: Json = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule"}
+        # Otherwise a zone whose nodes are all cordoned would count as a zone without pods, and no pod could
+        # be scheduled.
+        spec["topologySpreadConstraints"] = [{**spread, "labelSelector": peers, "nodeTaintsPolicy": "Honor"}]
+        return
+    # The first worker matches itself and goes anywhere; the others follow it.
+    affinity = dict(spec.get("affinity", {}))
+    near = dict(affinity.get("podAffinity", {}))
+    near[_REQUIRED] = [*near.get(_REQUIRED, ()), {"topologyKey": key, "labelSelector": peers}]
+    spec["affinity"] = {**affinity, "podAffinity": near}
+
+
+def keep_off(spec: Json, nodes: Iterable[str]) -> None:
+    """Keep a pod away from these nodes, whatever nodes podTemplate selects."""
+    # There is one requirement per node, because the API accepts a single value for the name of a node.
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(set(nodes))]
+    if not away:
+        return
+    affinity = dict(spec.get("affinity", {}))
+    node = dict(affinity.get("nodeAffinity", {}))
+    # Terms are alternatives, so each of them gets the condition.
+    terms = node.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{}]
+    node[_REQUIRED] = {
+        "nodeSelectorTerms": [
+            {**term, "matchFields": [*term.get("matchFields", ()), *away]} for term in terms
+        ]
+    }
+    spec["affinity"] = {**affinity, "nodeAffinity": node}
+
+
+def budget_name(job_name: str, attempt: int) -> str:
+    return f"{job_name}-{attempt}"
+
+
+def disruption_budget(job: ZeroTrainingJob, attempt: int, workers: int) -> Json:
+    """Return the budget that blocks evictions from an attempt of `workers` workers while all of them train.
+
+    The eviction of one rank ends all others, so the only useful budget is "none at a time". A node drain
+    still succeeds: it cordons the node first, `reconcile.avoided_nodes` notices the cordon and moves the
+    whole job through a checkpoint, and a pod that has ended no longer counts.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(job, budget_name(job.name, attempt), attempt_labels(job, attempt)),
+        "spec": {
+            # This is a number: for a percentage or maxUnavailable the cluster would read our scale
+            # subresource, which reports the requested workers and not those of the attempt.
+            "minAvailable": workers,
+            "selector": {"matchLabels": {**selector(job), LABEL_ATTEMPT: str(attempt)}},
+            # Pods whose ranks have not completed the rendezvous have nothing to lose.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
     }

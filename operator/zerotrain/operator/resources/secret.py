@@ -9,12 +9,24 @@ whenever it calls a worker, so it needs no permission to read them.
 from __future__ import annotations
 
 import base64
+import json
+from typing import Any
 
 from zerotrain.contract.channel_token import derive
+from zerotrain.contract.train_spec import (
+    CONFIG_FILE,
+    TRAIN_SPEC_FILE,
+    CheckpointPolicy,
+    GptSpec,
+    ModelSpec,
+    TrainSpec,
+)
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.configuration import base_workers, config_at
+from zerotrain.operator.api.storage import Checkpoint
+from zerotrain.operator.api.workload import Model
 from zerotrain.operator.constants import TOKEN_KEY
 
-from .config_files import config_files
 from .identity import Json, attempt_labels, metadata, secret_name
 
 
@@ -30,3 +42,73 @@ def attempt_secret(job: ZeroTrainingJob, attempt: int, operator_key: bytes) -> J
         "immutable": True,
         "data": {name: base64.b64encode(text.encode()).decode() for name, text in files.items()},
     }
+
+
+def config_file_names(job: ZeroTrainingJob) -> tuple[str, ...]:
+    """Return the keys of `config_files` without rendering the files."""
+    spec = job.spec
+    trains = spec.model is not None and spec.data is not None and spec.steps is not None
+    return (*((CONFIG_FILE,) if spec.config is not None else ()), *((TRAIN_SPEC_FILE,) if trains else ()))
+
+
+def config_files(job: ZeroTrainingJob) -> dict[str, str]:
+    """Return the texts by file name; ds_config.json is missing if the job refers to a ConfigMap of the
+    user."""
+    files: dict[str, str] = {}
+    if job.spec.config is not None:
+        files[CONFIG_FILE] = json.dumps(_config(job), indent=1, sort_keys=True, allow_nan=False)
+    spec = train_spec(job)
+    if spec is not None:
+        files[TRAIN_SPEC_FILE] = spec.to_json()
+    return files
+
+
+def _config(job: ZeroTrainingJob) -> dict[str, Any]:
+    """Return the configuration as the user wrote it; for an elastic job, with the batch sizes for the
+    attempt's ranks."""
+    if job.spec.elastic is None or job.spec.config is None:
+        return job.spec.config or {}
+    return config_at(job.spec, base_workers(job), job.shape.workers)
+
+
+def train_spec(job: ZeroTrainingJob) -> TrainSpec | None:
+    """Return the input of the built-in trainer; None for a user program without model, data or steps."""
+    spec = job.spec
+    if spec.model is None or spec.data is None or spec.steps is None:
+        return None
+    factory = spec.model.factory
+    return TrainSpec(
+        model=_model(spec.model),
+        data_path=spec.data.path,
+        steps=spec.steps,
+        seed=spec.seed,
+        log_every_steps=spec.log_every_steps,
+        checkpoint=_checkpoint_policy(spec.checkpoint),
+        context=factory.context if factory else None,
+    )
+
+
+def _model(model: Model) -> ModelSpec:
+    gpt = model.gpt
+    factory = model.factory
+    return ModelSpec(
+        gpt=GptSpec(d_model=gpt.d_model, layers=gpt.layers, heads=gpt.heads, context=gpt.context)
+        if gpt
+        else None,
+        preset=model.preset,
+        path=model.path,
+        factory=factory.function if factory else None,
+        factory_args=(factory.args or {}) if factory else {},
+    )
+
+
+def _checkpoint_policy(checkpoint: Checkpoint | None) -> CheckpointPolicy:
+    if checkpoint is None:
+        return CheckpointPolicy()
+    return CheckpointPolicy(
+        every_steps=checkpoint.every_steps,
+        every_seconds=checkpoint.every_seconds,
+        keep_last=checkpoint.keep_last,
+        on_termination=checkpoint.on_termination,
+        resume_from=checkpoint.resume_from,
+    )

@@ -8,16 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.constants import (
-    CHECKPOINT_MOUNT,
-    LABEL_HELPER,
-    RESERVED_PREFIX,
-    SCRATCH_DIR,
-)
+from zerotrain.operator.constants import CHECKPOINT_MOUNT, LABEL_HELPER, RESERVED_PREFIX, SCRATCH_DIR
 
-from .container import checkpoint_dir
+from .container import checkpoint_dir, container_security_context, pod_security_context
 from .identity import Json, ResourceOptions, common_labels, metadata
-from .security import container_security_context, pod_security_context
 from .volumes import as_written
 
 HELPER: Final = "verify"

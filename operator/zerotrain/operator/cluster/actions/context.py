@@ -18,7 +18,7 @@ from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID, Reason
 from zerotrain.operator.reconcile import Problem
 from zerotrain.operator.resources import ResourceOptions
-from zerotrain.operator.resources.security import IPC_LOCK
+from zerotrain.operator.resources.container import IPC_LOCK
 
 log = logging.getLogger(__name__)
 

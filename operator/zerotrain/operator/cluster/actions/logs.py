@@ -17,7 +17,7 @@ from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
 from zerotrain.operator.constants import CONTAINER_NAME
 from zerotrain.operator.reconcile import LogView, SaveLog
-from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
+from zerotrain.operator.resources.diagnostics import failures_config_map, outdated_keys
 
 log = logging.getLogger(__name__)
 

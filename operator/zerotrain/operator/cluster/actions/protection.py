@@ -6,7 +6,7 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.context import PATHS, ActionContext
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.reconcile import Protection, ProtectWorkers, UnprotectWorkers
-from zerotrain.operator.resources.budget import budget_name, disruption_budget
+from zerotrain.operator.resources.pod import budget_name, disruption_budget
 
 KIND = "PodDisruptionBudget"
 RESOURCE = "poddisruptionbudgets"

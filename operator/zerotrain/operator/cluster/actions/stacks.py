@@ -18,7 +18,7 @@ from zerotrain.operator.cluster.channel import CallKind, ChannelError, Worker, s
 from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.worker_poller import call_concurrently
 from zerotrain.operator.reconcile import CollectStacks, StackSource, StacksView
-from zerotrain.operator.resources.stacks import stacks_config_map
+from zerotrain.operator.resources.diagnostics import stacks_config_map
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
 from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared
 from zerotrain.operator.resources import shared_objects, worker_pods
-from zerotrain.operator.resources.budget import disruption_budget
+from zerotrain.operator.resources.pod import disruption_budget
 
 log = logging.getLogger(__name__)
 

@@ -1,21 +1,43 @@
-"""The ConfigMap that keeps the stacks of a hung attempt: a summary of the ranks by stack, then each worker's
-stacks.
-
-The texts come from the tenant's program. They are bounded, and free of the control characters that could
-manipulate a terminal that shows them.
-"""
+"""The ConfigMaps that keep what failed and hung attempts left: the last log lines of failed ranks, and the
+stacks of hung ones."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zerotrain.contract.text import printable_lines
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.status import MAX_FAILURES
 
-from .identity import Json, attempt_labels, metadata
+from .identity import Json, attempt_labels, common_labels, metadata
 
-MAX_BYTES = 512 << 10
+_LOG_KEY = re.compile(r"attempt-(\d+)\.")
+
+
+def failures_name(job_name: str) -> str:
+    return f"{job_name}-failures"
+
+
+def failures_config_map(job: ZeroTrainingJob, data: Mapping[str, str]) -> Json:
+    """Return the ConfigMap with the last log lines of the failed rank of the newest attempts.
+
+    There is one per job, not per attempt: it is deleted with the job, and its size is bounded.
+    """
+    meta = metadata(job, failures_name(job.name), common_labels(job))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": dict(data)}
+
+
+def outdated_keys(keys: Iterable[str], newest: str) -> list[str]:
+    """Return the keys of attempts beyond the number that status.failures shows, once `newest` is added."""
+    attempts = {key: int(found[1]) for key in keys if (found := _LOG_KEY.match(key))}
+    added = _LOG_KEY.match(newest)
+    numbers = sorted({*attempts.values(), *([int(added[1])] if added else [])})
+    kept = set(numbers[-MAX_FAILURES:])
+    return sorted(key for key, number in attempts.items() if number not in kept)
+
+
+MAX_STACKS_BYTES = 512 << 10
 """Bytes of all texts together; a ConfigMap may hold 1 MiB."""
 
 MAX_SUMMARY_BYTES = 32 << 10
@@ -33,10 +55,14 @@ def stacks_name(job_name: str, attempt: int) -> str:
 
 
 def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, str]) -> Json:
-    """Return the ConfigMap of `texts` by worker, the blamed worker first; each gets an equal share of the
-    size limit."""
+    """Return the ConfigMap of a hung attempt: a summary of the ranks by stack, then each worker's stacks.
+
+    `texts` are by worker, the blamed worker first; each gets an equal share of the size limit. They come from
+    the tenant's program, so they are freed of the control characters that could manipulate a terminal that
+    shows them.
+    """
     clean = {worker: "\n".join(printable_lines(text)) for worker, text in texts.items()}
-    share = (MAX_BYTES - MAX_SUMMARY_BYTES) // max(len(clean), 1)
+    share = (MAX_STACKS_BYTES - MAX_SUMMARY_BYTES) // max(len(clean), 1)
     data = {f"worker-{worker}.txt": _cut(text, share) for worker, text in clean.items()}
     data[SUMMARY_KEY] = _cut(summary(list(clean.values()), attempt), MAX_SUMMARY_BYTES)
     return {
