@@ -27,7 +27,7 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.status import Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget
-from zerotrain.operator.failure_policy.budgets import hold_off_s
+from zerotrain.operator.failure_policy.decision import hold_off_s
 from zerotrain.operator.reconcile.attempt_end import KEPT_HANGS, charge
 from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
 from zerotrain.operator.reconcile.inspection import Inspection, RankPace

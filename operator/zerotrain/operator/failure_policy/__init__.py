@@ -4,7 +4,6 @@ All functions are pure. `reconcile` calls them for jobs in the cluster, `zerotra
 machine.
 """
 
-from .budgets import MAX_HOLD_OFF_S, Budget, Decision, decide, still_counts
 from .classification import (
     ABORTED,
     ABOUT_FILES,
@@ -19,7 +18,7 @@ from .classification import (
     blames_a_peer,
     classify,
 )
-from .rules import action_of, matching_rule
+from .decision import MAX_HOLD_OFF_S, Budget, Decision, action_of, decide, matching_rule, still_counts
 
 __all__ = [
     "ABORTED",

@@ -1,6 +1,8 @@
-"""Restart budgets: whether another attempt may start, and after how many seconds.
+"""The decision after a failure: the user's rules on it, and whether another attempt may start, after how many
+seconds.
 
-Restarts are counted per cause. Restarts that gained no step are counted as well.
+The first rule that matches a failure gives the action. Restarts are counted per cause, against budgets.
+Restarts that gained no step are counted as well.
 """
 
 from __future__ import annotations
@@ -11,12 +13,11 @@ from datetime import datetime
 from itertools import pairwise
 
 from zerotrain.operator.api import RestartCause
-from zerotrain.operator.api.failures import FailureAction, FailureRule
+from zerotrain.operator.api.failures import FailureAction, FailureReason, FailureRule, compiled
 from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
 
 from .classification import FailureClass, RetryDecision
-from .rules import action_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,53 @@ class Decision:
     def charged(self) -> bool:
         """Whether the restart counts against a budget."""
         return self.action is not FailureAction.RESTART_ALL_IGNORE_BUDGET
+
+
+_ALIASES = {FailureReason.OOM_KILLED: FailureReason.OUT_OF_MEMORY}
+"""Aliases of reasons that rules may use."""
+
+
+def matching_rule(
+    rules: Sequence[FailureRule],
+    *,
+    reason: Reason,
+    exit_code: int | None,
+    ranks: frozenset[int],
+    texts: Sequence[str],
+) -> int | None:
+    """Return the index of the first rule that matches a failure; None leaves it to the built-in action.
+
+    `ranks` is the rank that failed, or all ranks of the worker if it is not known. `texts` are messages of
+    the program and of the cluster, each of bounded length.
+    """
+    for index, rule in enumerate(rules):
+        # Every condition of a rule must hold; one match in a list is enough for that list.
+        if (
+            (not rule.on_exit_codes or exit_code in rule.on_exit_codes)
+            and (
+                not rule.on_reasons or reason in {_ALIASES.get(item, item).value for item in rule.on_reasons}
+            )
+            and (not rule.on_ranks or not ranks.isdisjoint(rule.on_ranks))
+            and (not rule.on_message_patterns or _any_pattern_matches(rule.on_message_patterns, texts))
+        ):
+            return index
+    return None
+
+
+def action_of(failure_class: FailureClass, rules: Sequence[FailureRule], rule: int | None) -> FailureAction:
+    """Return the action of the rule with the index `rule`, or the built-in one of the class."""
+    return _BUILT_IN[failure_class.retry] if rule is None else rules[rule].action
+
+
+_BUILT_IN = {
+    RetryDecision.RESTART: FailureAction.RESTART_ALL,
+    RetryDecision.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
+    RetryDecision.FAIL: FailureAction.FAIL_JOB,
+}
+
+
+def _any_pattern_matches(patterns: Sequence[str], texts: Sequence[str]) -> bool:
+    return any(compiled(pattern).found_in(text) for pattern in patterns for text in texts)
 
 
 FIRST_HOLD_OFF_S = 5.0
