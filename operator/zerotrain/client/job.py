@@ -18,7 +18,7 @@ from zerotrain.operator.api.status import (
     CheckpointRecord,
     Condition,
     Count,
-    Failure,
+    FailureRecord,
     Phase,
     Restarts,
     ZeroTrainingJobStatus,
@@ -61,7 +61,7 @@ class Job:
     suspended: bool
     """Value of spec.suspend; the phase says how far the suspension is."""
     conditions: tuple[Condition, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[FailureRecord, ...]
     """Failures, newest first."""
     restarts: Restarts
     last_checkpoint: CheckpointRecord | None

@@ -27,7 +27,7 @@ from zerotrain.client.log_stream import (
     with_logs,
 )
 from zerotrain.client.observed import LogLine, Pod
-from zerotrain.operator.api.status import MAX_FAILURES, Failure
+from zerotrain.operator.api.status import MAX_FAILURES, FailureRecord
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _kept(reader: JobReader, job: Job, attempt: int, request: LogRequest) -> Ite
     yield from last
 
 
-def _what_is_left(job: Job, asked: int, attempt: int, failure: Failure | None) -> str:
+def _what_is_left(job: Job, asked: int, attempt: int, failure: FailureRecord | None) -> str:
     """Return a message about the lines that are shown instead of the requested ones, and where the others may
     be."""
     gone = f"attempt {asked} has no pods any more"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from zerotrain.client.job import Job, command
 from zerotrain.client.observed import Event
 from zerotrain.contract.exit_codes import meaning_of
-from zerotrain.operator.api.status import Failure
+from zerotrain.operator.api.status import FailureRecord
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 _CAUSES = {
@@ -59,7 +59,7 @@ def _is_a_start(event: Event) -> bool:
     return event.kind == "Pod" and event.message.startswith("Readiness probe")
 
 
-def _failure(job: Job, failure: Failure) -> Happening:
+def _failure(job: Job, failure: FailureRecord) -> Happening:
     who = [f"rank {failure.rank}"] if failure.rank is not None else []
     who += [f"pod {failure.pod}"] if failure.pod else []
     who += [f"init container {failure.container}"] if failure.container else []
@@ -70,7 +70,7 @@ def _failure(job: Job, failure: Failure) -> Happening:
     return Happening(time=failure.time, is_bad=True, title=title, details=tuple(_details(job, failure)))
 
 
-def _details(job: Job, failure: Failure) -> Iterator[str]:
+def _details(job: Job, failure: FailureRecord) -> Iterator[str]:
     if failure.message:
         yield failure.message
     is_explained = failure.container or failure.message.startswith("exit code")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .quantity import Quantity
     from .scheduling import AttemptShape
     from .spec import ZeroTrainingJobSpec
-    from .status import Condition, Failure, Phase, RestartCause, ZeroTrainingJobStatus
+    from .status import Condition, FailureRecord, Phase, RestartCause, ZeroTrainingJobStatus
 
 _PLACES = {
     "hangs": ("HangAction", "HangPolicy", "HangStatus", "StragglerStatus"),
@@ -24,13 +24,13 @@ _PLACES = {
     "quantity": ("Quantity",),
     "scheduling": ("AttemptShape",),
     "spec": ("ZeroTrainingJobSpec",),
-    "status": ("Condition", "Failure", "Phase", "RestartCause", "ZeroTrainingJobStatus"),
+    "status": ("Condition", "FailureRecord", "Phase", "RestartCause", "ZeroTrainingJobStatus"),
 }
 
 __all__ = [
     "AttemptShape",
     "Condition",
-    "Failure",
+    "FailureRecord",
     "HangAction",
     "HangPolicy",
     "HangStatus",

@@ -230,7 +230,7 @@ class RankFailure(ObservedModel):
     """Description of the failure, cut to 200 characters."""
 
 
-class Failure(ObservedModel):
+class FailureRecord(ObservedModel):
     """Failure that ended an attempt."""
 
     attempt: Int
@@ -426,7 +426,9 @@ class ZeroTrainingJobStatus(ObservedModel):
     memory_plan: MemoryPlan | None = None
     """Predicted bytes of each rank."""
 
-    failures: Annotated[tuple[Failure, ...], Field(max_length=MAX_FAILURES, json_schema_extra=ATOMIC)] = ()
+    failures: Annotated[
+        tuple[FailureRecord, ...], Field(max_length=MAX_FAILURES, json_schema_extra=ATOMIC)
+    ] = ()
     """Failures that ended attempts, newest first, at most 10."""
 
     excluded_nodes: Annotated[

@@ -12,8 +12,7 @@ from datetime import timedelta
 from itertools import chain, islice
 
 from zerotrain.contract.exit_codes import ExitCode, meaning_of, signal_of
-from zerotrain.operator.api import Failure as FailureRecord
-from zerotrain.operator.api import Phase
+from zerotrain.operator.api import FailureRecord, Phase
 from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankFailure
 from zerotrain.operator.constants import CONTAINER_NAME, Reason
 from zerotrain.operator.failure_policy import UNKNOWN_ENDS, Decision
