@@ -86,7 +86,7 @@ def test_jobs_are_found_by_the_phase_that_they_are_in_now() -> None:
     assert found(cache, "Completed", "") == ["job-1", "job-3"]
     cache.put(in_phase(0, "Completed", version=10))
     cache.put(in_phase(2, "Pending", version=1))  # older than what is known
-    cache.keep_unwritten(in_phase(3, "", version=4), {"phase": "Starting"})
+    cache.wrote(in_phase(3, "Starting", version=5))
     cache.remove(in_phase(1, "Completed", version=11))
     assert found(cache, "Running", "Starting") == ["job-2", "job-3"]
     assert found(cache, "Completed") == ["job-0"]

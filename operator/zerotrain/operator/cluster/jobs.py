@@ -59,16 +59,10 @@ class _ByPhase(dict[JobKey, Json]):
 
 
 class JobCache:
-    """Newest body of every job, from watch events and from the answers to our own writes, with the first
-    status that is decided and not written yet."""
+    """Newest body of every job, from watch events and from the answers to our own writes."""
 
     def __init__(self) -> None:
         self._jobs = _ByPhase()
-        self._unwritten: dict[str, Json] = {}
-        """First statuses that are not written yet, by the job's UID."""
-        self._uncertain: set[str] = set()
-        """UIDs of jobs without a status that were known before this replica led and have had no event since.
-        """
 
     def put(self, job: Json) -> bool:
         """Keep `job` unless a newer body is known. Return whether it was new."""
@@ -78,16 +72,7 @@ class JobCache:
         # objects of a kind, and late events of the first job must not hide the second.
         if old is not None and version_of(job) <= version_of(old):
             return False
-        job = kept(job)
-        uid = job["metadata"]["uid"]
-        self._uncertain.discard(uid)
-        if old is not None and old["metadata"]["uid"] != uid:
-            self._settle(old["metadata"]["uid"])
-        if "status" in job:
-            self._unwritten.pop(uid, None)
-        elif uid in self._unwritten:  # the spec or a label was edited
-            job = {**job, "status": self._unwritten[uid]}
-        self._jobs[key] = job
+        self._jobs[key] = kept(job)
         return True
 
     def wrote(self, job: Json) -> None:
@@ -96,41 +81,14 @@ class JobCache:
         if held is not None and held["metadata"]["uid"] == job["metadata"]["uid"]:
             self.put(job)
 
-    def keep_unwritten(self, job: Json, status: Json) -> Json:
-        """Return the job with its first status. It is kept as if it were written until a body with a status
-        arrives."""
-        self._unwritten[job["metadata"]["uid"]] = status
-        body = {**job, "status": status}
-        self._jobs[key_of(job)] = body
-        return body
-
-    def has_unwritten_status(self, uid: str) -> bool:
-        """Return whether the job's status exists only in this replica so far."""
-        return uid in self._unwritten
-
-    def mark_uncertain(self) -> None:
-        """Mark all jobs without a status as doubtful, as this replica begins to lead: another replica may
-        have started them."""
-        self._uncertain = {job["metadata"]["uid"] for job in self._jobs.values() if "status" not in job}
-
-    def is_uncertain(self, uid: str) -> bool:
-        """Return whether the job may have a status that this replica has not seen."""
-        return uid in self._uncertain
-
     def remove(self, job: Mapping[str, Any]) -> bool:
         """Forget a deleted job, unless another job has its name by now. Return whether it was forgotten."""
-        self._settle(job["metadata"]["uid"])
         key = key_of(job)
         held = self._jobs.get(key)
         if held is None or held["metadata"]["uid"] != job["metadata"]["uid"]:
             return False
         del self._jobs[key]
         return True
-
-    def _settle(self, uid: str) -> None:
-        """Forget the pending status and the doubts of the job with this UID."""
-        self._unwritten.pop(uid, None)
-        self._uncertain.discard(uid)
 
     def get(self, key: JobKey) -> Json | None:
         return self._jobs.get(key)

@@ -31,10 +31,10 @@ from zerotrain.operator.cluster.errors import (
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.job_state import JobStates
-from zerotrain.operator.cluster.jobs import JobCache, JobClient, phase_of, status_body
+from zerotrain.operator.cluster.jobs import JobCache, JobClient, phase_of
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.controller.beginnings import begins, has_begun, is_new, pods_to_create
+from zerotrain.operator.controller.beginnings import has_begun, is_new, pods_to_create
 from zerotrain.operator.controller.pacing import Pace
 from zerotrain.operator.controller.shortages import older_in_shortage
 from zerotrain.operator.controller.starts import StartLines
@@ -288,15 +288,13 @@ class Controller:
             if observed.problem is None and not is_queued and self.starts.is_in_line(key):
                 self.queue.add(key)  # to show it in the status
             return
-        before = known.read_status(job)
-        status = plan.status or (before if self.jobs.has_unwritten_status(uid) else None)
         is_busy = False
-        if status is None:
+        if plan.status is None:
             self.pace.settled(uid)
             self.writes.settled(uid)
         else:
-            patient, began = plan.status is None or can_wait(before, plan), time.monotonic()
-            job = await self._keep(key, job, plan, status, patient)
+            began = time.monotonic()
+            job = await self._write(key, job, plan.status, patient=can_wait(known.read_status(job), plan))
             is_busy = time.monotonic() - began > BUSY_S
         self.events.emit(job, plan.events)
         if is_busy and plan.actions and all(isinstance(action, UNHURRIED) for action in plan.actions):
@@ -315,28 +313,19 @@ class Controller:
         if plan.wake_at is not None:
             self.queue.add_after(key, max((plan.wake_at - self.clock()).total_seconds(), at_least_s))
 
-    async def _keep(
-        self, key: JobKey, job: Json, plan: Plan, status: ZeroTrainingJobStatus, patient: bool
-    ) -> Json:
-        """Write the status now, or leave it for a later pass. Return the job as known afterwards."""
+    async def _write(self, key: JobKey, job: Json, status: ZeroTrainingJobStatus, *, patient: bool) -> Json:
+        """Write the status, or leave it for a later pass if it is `patient`. Return the job as known
+        afterwards. Raises ApiError, and StatusHeld while a rejected write waits: then no action may run."""
         uid = job["metadata"]["uid"]
-        early = begins(job, plan) and not self.jobs.is_uncertain(uid)
-        if early:
-            job = self.jobs.keep_unwritten(job, status_body(status))
-        starts = status.phase in STARTING
-        wait_s = self.writes.wait_s(uid)
-        if patient or early:  # wait, so that later changes share the write
-            wait_s = max(wait_s, self.pace.wait_s(uid, starts=starts))
-        if wait_s > 0:  # a pass at the end of the pause is then queued
+        if (wait_s := self.writes.wait_s(uid)) > 0:
             self.queue.add_after(key, wait_s)
-            if not (patient or early):
-                raise StatusHeld(f"the write of its status was rejected and is retried in {wait_s:.0f} s")
-            if not early:
-                return job
-        else:
-            self.pace.settled(uid)
-            job = await self.writes.tried(uid, key, self.client.write_status(job, status))
-            self.jobs.wrote(job)
+            raise StatusHeld(f"the write of its status was rejected and is retried in {wait_s:.0f} s")
+        if patient and (wait_s := self.pace.wait_s(uid, starts=status.phase in STARTING)) > 0:
+            self.queue.add_after(key, wait_s)  # later changes share the write
+            return job
+        self.pace.settled(uid)
+        job = await self.writes.tried(uid, key, self.client.write_status(job, status))
+        self.jobs.wrote(job)
         self.job_states.known(uid).keep_status(job, status)
         owner = owner_key(key.namespace, uid)
         self.store.expect(owner, attempt=status.attempt, workers=status.workers.desired)

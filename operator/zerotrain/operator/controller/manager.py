@@ -190,7 +190,6 @@ class Manager:
     def _gained(self) -> None:
         self.telemetry.leader.set(1)
         self.controller.job_states.acting_since = self.controller.clock()
-        self.controller.jobs.mark_uncertain()
         self._update_permission()
 
     def _lost(self) -> None:

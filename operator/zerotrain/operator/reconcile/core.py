@@ -69,7 +69,6 @@ def reconcile(
     progress.merge_progress(draft)  # before an attempt ends: its last step and checkpoint decide what follows
     progress.observe_peaks(draft)  # before an attempt begins: its memory plan replaces the present one
     teardown.end_strays(draft)  # before the phases, which look at the pods of the present attempt alone
-    next_attempt.adopt(draft)  # before the phases: pods without an attempt in status become the first attempt
 
     # The phases, each at most once, in the only order in which a pass may go through them. One that ends
     # hands over to a later one, so that a restart costs one status write and not three.

@@ -19,31 +19,9 @@ from zerotrain.operator.reconcile import (
     queueing,
     yield_request,
 )
-from zerotrain.operator.reconcile.draft import FINISHED, Draft
+from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import CreateWorkers
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_workers
-
-FIRST_ATTEMPT = 1
-
-
-def adopt(draft: Draft) -> None:
-    """Adopt the first attempt of an operator that ended before it recorded the attempt in status.
-
-    What the spec says now, e.g. that the job is suspended or too large, then applies to a running attempt.
-    """
-    if draft.phase not in FINISHED and _was_begun(draft):
-        next_size.prepare(draft)
-        _count_up(draft, next_size.next_shape(draft))
-        yield_request.mark_basis_unknown(draft)
-
-
-def _was_begun(draft: Draft) -> bool:
-    """Return whether pods of the first attempt exist that status does not mention.
-
-    They may also appear after a pass that saw none and declared the job suspended: creation requests outlive
-    the operator that sent them.
-    """
-    return draft.status.attempt == 0 and any(pod.attempt == FIRST_ATTEMPT for pod in draft.observed.pods)
 
 
 def advance(draft: Draft) -> None:
@@ -155,15 +133,8 @@ def _stop_clock(draft: Draft) -> None:
 def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
     """Start the next attempt.
 
-    The status write with the attempt's number precedes the creation of every pod that carries it. For the
-    first attempt it may come later, because its pods carry the same information.
+    The status write with the attempt's number precedes the creation of every pod that carries it.
     """
-    _count_up(draft, shape)
-    admission.report_privileges(draft)
-    draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))
-
-
-def _count_up(draft: Draft, shape: AttemptShape) -> None:
     avoided_nodes.forget_expired_exclusions(draft)
     draft.set(
         phase=Phase.PENDING,
@@ -182,3 +153,5 @@ def _count_up(draft: Draft, shape: AttemptShape) -> None:
             update={"resumed_from_step": None, "resumed_from_job": None}
         ),
     )
+    admission.report_privileges(draft)
+    draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))

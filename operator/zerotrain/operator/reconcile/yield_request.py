@@ -33,9 +33,6 @@ THAWED = {
     "scheduling": {"priority_class_name"},
 }
 
-UNKNOWN = "unknown"
-"""Placeholder for an unknown hash: equal to none."""
-
 _PHASE = {
     YieldReason.SUSPEND: Phase.SUSPENDING,
     YieldReason.QUEUE_EVICTION: Phase.SUSPENDING,
@@ -113,17 +110,6 @@ def basis(draft: Draft) -> dict[str, object]:
 
 def grace_s(spec: ZeroTrainingJobSpec) -> int:
     return spec.checkpoint.grace_period_seconds if spec.checkpoint is not None else DEFAULT_GRACE_S
-
-
-def mark_basis_unknown(draft: Draft) -> None:
-    """Mark the spec of the attempt's pods as unknown if another operator created them and did not record it.
-
-    If the spec was edited since the job was created, it is not known whether the pods have the edit. Such an
-    attempt is young, and stops once.
-    """
-    if draft.job.identity.generation > 1 and draft.status.shape is not None:
-        unknown = {"generation": 0, "frozen_hash": UNKNOWN}
-        draft.set(shape=draft.status.shape.model_copy(update=unknown))
 
 
 def frozen_hash(spec: ZeroTrainingJobSpec) -> str:
