@@ -10,7 +10,7 @@ from tests.operator.reconcile_builders import job
 from zerotrain.contract.config import ConfigError, load
 from zerotrain.operator.api import ZeroTrainingJobSpec, admission, configuration
 from zerotrain.operator.api.configuration import Outcomes
-from zerotrain.operator.controller.controller import HEAVY_BYTES, is_heavy
+from zerotrain.operator.controller.job_pass import HEAVY_BYTES, is_heavy
 
 pytestmark = pytest.mark.unit
 

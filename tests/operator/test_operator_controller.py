@@ -23,10 +23,19 @@ from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.controller import controller as module
+from zerotrain.operator.controller import job_pass, start_slots
 from zerotrain.operator.controller.controller import Controller
-from zerotrain.operator.controller.starts import LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
+from zerotrain.operator.controller.start_slots import LARGE, MAX_LARGE_OF_ONE, StartSlots
 from zerotrain.operator.controller.work_queue import WorkQueue
-from zerotrain.operator.reconcile import CreateWorkers, Observed, Plan, Problem, ProtectWorkers
+from zerotrain.operator.reconcile import (
+    Action,
+    CreateWorkers,
+    DeleteWorkers,
+    Observed,
+    Plan,
+    Problem,
+    ProtectWorkers,
+)
 from zerotrain.operator.resources import ResourceOptions
 
 pytestmark = pytest.mark.ranks
@@ -90,7 +99,7 @@ async def test_a_problem_ends_with_the_action_that_caused_it(monkeypatch: pytest
     def nothing(*_: object) -> Plan:
         return Plan(status=None, events=(), actions=(), wake_at=None)
 
-    monkeypatch.setattr(module, "reconcile", nothing)
+    monkeypatch.setattr(job_pass, "reconcile", nothing)
     async with served(ApiDouble()) as api:
         controller = make_controller(api)
         controller.job_states.of(UID).problem = Problem(reason="QuotaExceeded", message="no")
@@ -114,7 +123,7 @@ async def test_a_job_whose_pods_cannot_be_read_gets_no_pass(monkeypatch: pytest.
         decided.append(body["metadata"]["namespace"])
         return Plan(status=None, events=(), actions=(), wake_at=None)
 
-    monkeypatch.setattr(module, "reconcile", nothing)
+    monkeypatch.setattr(job_pass, "reconcile", nothing)
     async with served(ApiDouble()) as api:
         controller = make_controller(api)
         controller.store.sight.lost(None)
@@ -155,7 +164,7 @@ async def test_nothing_is_remembered_of_a_job_that_goes_in_the_middle_of_its_pas
     def write(*_: object) -> Plan:
         return Plan(status=ZeroTrainingJobStatus(phase=Phase.SUSPENDING, attempt=1))
 
-    monkeypatch.setattr(module, "reconcile", write)
+    monkeypatch.setattr(job_pass, "reconcile", write)
     double, path = ApiDouble(), "/apis/zerotrain.dev/v1alpha1/zerotrainingjobs"
     double.on(f"GET {path}", (200, {"metadata": {}, "items": [elsewhere("other-uid")]}))
     async with served(double) as api:
@@ -207,7 +216,7 @@ async def test_a_configuration_that_cannot_be_written_for_the_attempt_is_reporte
     state = {"attempt": 2, "shape": {"workers": 3}, "elastic": {"baseWorkers": 4, "requestedWorkers": 3}}
     body = job(spec={**spec, "config": config}, status=state, resourceVersion="1")
     plan = Plan(status=None, events=(), actions=(CreateWorkers(attempt=2, indices=(0, 1, 2)),), wake_at=None)
-    monkeypatch.setattr(module, "reconcile", lambda *_: plan)
+    monkeypatch.setattr(job_pass, "reconcile", lambda *_: plan)
     async with served(ApiDouble()) as api:
         controller = make_controller(api)
         controller.job_changed(body)
@@ -240,10 +249,11 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
         observed.append(seen.creating)
         return plan
 
-    monkeypatch.setattr(module, "reconcile", decide)
+    monkeypatch.setattr(job_pass, "reconcile", decide)
     monkeypatch.setattr(Executor, "perform", perform)
     async with served(ApiDouble()) as api:
-        controller = replace(make_controller(api), starts=StartLines(Starts(limit=1)))
+        monkeypatch.setattr(start_slots, "MAX_SMALL", 1)
+        controller = make_controller(api)
         other = stored()
         other["metadata"] = {**other["metadata"], "name": "other", "uid": "other"}
         controller.job_changed(stored())
@@ -278,12 +288,12 @@ async def test_passes_that_hang_in_some_namespaces_keep_no_pass_of_others(
 
     create = CreateWorkers(attempt=1, indices=tuple(range(pods)))
     plan = Plan(status=None, events=(), actions=(create,), wake_at=None)
-    monkeypatch.setattr(module, "reconcile", lambda *_: plan)
+    monkeypatch.setattr(job_pass, "reconcile", lambda *_: plan)
     monkeypatch.setattr(module, "LATE_S", 0.01)
     monkeypatch.setattr(Executor, "perform", perform)
     async with served(ApiDouble()) as api:
-        starts = StartLines[JobKey](namespace_of=lambda key: key.namespace)
-        controller = replace(make_controller(api), starts=starts, queue=WorkQueue(lambda key: key.namespace))
+        queue = WorkQueue[JobKey](lambda key: key.namespace)
+        controller = replace(make_controller(api), starts=StartSlots(queue.passes.are_late), queue=queue)
         for number in range(80):
             controller.job_changed(elsewhere(f"gpt-{number}", f"slow-{number % 10}"))
         controller.job_changed(elsewhere("last", "other"))
@@ -303,7 +313,7 @@ async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.M
         later = controller.clock() + timedelta(seconds=60 if waits else 1)
         return Plan(status=None, events=(), actions=(CREATE_LARGE,), wake_at=later)
 
-    monkeypatch.setattr(module, "reconcile", decide)
+    monkeypatch.setattr(job_pass, "reconcile", decide)
     async with served(ApiDouble()) as api:
         controller = replace(make_controller(api), starts=full_of_large_jobs())
         monkeypatch.setattr(controller.queue, "add_after", lambda key, delay_s: waits.append(delay_s))
@@ -311,7 +321,7 @@ async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.M
         await run_pass(controller)
         controller.queue.add(KEY)
         await run_pass(controller)
-    assert waits == [module.LINE_RECHECK_S, pytest.approx(60, abs=10)]
+    assert waits == [job_pass.LINE_RECHECK_S, 0.0, pytest.approx(60, abs=10)]
 
 
 async def test_the_status_of_a_large_job_shows_that_it_is_queued() -> None:
@@ -327,7 +337,7 @@ async def test_the_status_of_a_large_job_shows_that_it_is_queued() -> None:
         await run_pass(controller)
     (written,) = (body["status"] for body in double.bodies(f"PUT {PATH}/status"))
     messages = {item["type"]: item["message"] for item in written["conditions"]}
-    assert "start one at a time" in messages["Reconciling"]
+    assert "large ones one at a time" in messages["Reconciling"]
     assert not written.get("attempt")
 
 
@@ -341,7 +351,7 @@ async def test_a_refusal_is_reported_before_the_next_job_starts(
         raise ActionRefused(Reason.QUOTA_EXCEEDED, "exceeded quota: team")
 
     plan = Plan(status=None, events=(), actions=(CREATE_LARGE,), wake_at=None)
-    monkeypatch.setattr(module, "reconcile", lambda *_: plan)
+    monkeypatch.setattr(job_pass, "reconcile", lambda *_: plan)
     monkeypatch.setattr(Executor, "perform", refuse)
     async with served(ApiDouble()) as api:
         starts = full_of_large_jobs(but=1)
@@ -370,35 +380,38 @@ async def test_a_job_that_is_deleted_stands_in_no_line() -> None:
 CREATE_LARGE = CreateWorkers(attempt=1, indices=tuple(range(LARGE + 1)))
 
 
-def full_of_large_jobs(*, but: int = 0) -> StartLines[JobKey]:
-    """Return start lines full of large jobs of the job's namespace, with `but` slots left."""
-    starts = StartLines[JobKey]()
+def full_of_large_jobs(*, but: int = 0) -> StartSlots:
+    """Return slots full of large jobs of the job's namespace, with `but` slots left."""
+    starts = StartSlots()
     for number in range(MAX_LARGE_OF_ONE - but):
         assert starts.enter(JobKey("ml", f"large-{number}"), pods=1000)
     return starts
 
 
 @pytest.mark.parametrize("busy", [True, False])
-@pytest.mark.parametrize("others", [(), (CreateWorkers(attempt=1, indices=(0,)),)])
-async def test_a_disruption_budget_has_a_pass_of_its_own_where_the_server_is_busy(
-    others: tuple[CreateWorkers, ...], busy: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("action", "waits"),
+    [
+        (ProtectWorkers(attempt=1, workers=2), True),
+        (CreateWorkers(attempt=1, indices=(0,)), True),
+        (DeleteWorkers(attempt=1, grace_s=1), False),
+    ],
+)
+async def test_creations_have_a_pass_of_their_own_where_the_server_is_busy(
+    action: Action, waits: bool, busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Actions planned beside the budget are not delayed by it, and the budget waits at most until the next
-    pass.
-    """
-    protect = ProtectWorkers(attempt=1, workers=2)
+    """A pass that waits twice for a busy server is among the longest. What it leaves comes at once."""
     status, acts = ZeroTrainingJobStatus(attempt=1, phase=Phase.RUNNING), list[object]()
-
     statuses = iter([status])
 
     def wanted(*_: object) -> Plan:
-        return Plan(status=next(statuses, None), events=(), actions=(*others, protect), wake_at=None)
+        return Plan(status=next(statuses, None), events=(), actions=(action,), wake_at=None)
 
     async def perform(_: Executor, __: Json, actions: object) -> None:
         acts.append(actions)
 
-    monkeypatch.setattr(module, "reconcile", wanted)
-    monkeypatch.setattr(module, "BUSY_S", -1.0 if busy else 600.0)
+    monkeypatch.setattr(job_pass, "reconcile", wanted)
+    monkeypatch.setattr(job_pass, "BUSY_S", -1.0 if busy else 600.0)
     monkeypatch.setattr(Executor, "perform", perform)
     double = ApiDouble()
     written = {**stored(), "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
@@ -407,8 +420,33 @@ async def test_a_disruption_budget_has_a_pass_of_its_own_where_the_server_is_bus
         controller = make_controller(api)
         controller.job_changed(stored())
         await run_pass(controller)
-        waits = busy and not others
-        assert len(acts) == (0 if waits else 1)
-        if waits:
+        assert len(acts) == (0 if busy and waits else 1)
+        if busy and waits:
+            monkeypatch.setattr(job_pass, "BUSY_S", 600.0)
             await run_pass(controller)
-        assert acts == [(*others, protect)]
+        assert acts == [(action,)]
+
+
+async def test_new_jobs_wait_without_a_pass_and_say_so_when_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    double = ApiDouble()
+    double.on(f"PUT {PATH}/status", (200, stored()))
+    async with served(double) as api:
+        controller = make_controller(api)
+        for number in range(start_slots.MAX_SMALL_OF_ONE):
+            assert controller.starts.enter(JobKey("ml", f"other-{number}"), pods=4)
+        new = stored()
+        new.pop("status", None)
+        controller.job_changed(new)
+        with monkeypatch.context() as patched:
+            patched.setattr(job_pass, "reconcile", None)  # no pass decides anything
+            await run_pass(controller)
+        assert not double.requests
+        monkeypatch.setattr(start_slots, "QUIET_S", 0.0)
+        controller.queue.add(KEY)
+        await run_pass(controller)
+        (written,) = (body["status"] for body in double.bodies(f"PUT {PATH}/status"))
+        reasons = {item["type"]: item["reason"] for item in written["conditions"]}
+        assert (reasons["Reconciling"], written.get("attempt")) == ("CreatingPods", 0)
+        assert controller.starts.leave(JobKey("ml", "other-0")) == [KEY], "its place in line is kept"

@@ -11,8 +11,9 @@ from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.operator.reconcile_builders import UID, job, seen, settled, status
 from tests.operator.test_operator_controller import KEY, PATH, make_controller, run_pass
 from zerotrain.operator.api.planning import PlanMissing
-from zerotrain.operator.controller import controller as module
+from zerotrain.operator.controller import job_pass as module
 from zerotrain.operator.controller.controller import Controller
+from zerotrain.operator.controller.status_debounce import StatusDebounce
 from zerotrain.operator.reconcile import Plan, reconcile
 
 pytestmark = pytest.mark.ranks
@@ -70,7 +71,7 @@ COUNTED = settled(job(status=status("Pending", podsCreated=False)), seen())
 async def test_without_its_status_a_job_does_not_act(
     answer: Any, attempt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.Pace, "wait_s", lambda *_, **__: 0.0)
+    monkeypatch.setattr(StatusDebounce, "wait_s", lambda *_: 0.0)
     goes_on = {**unwritten(), "status": {**COUNTED["status"], "ranks": {}}}  # the ranks are counted anew
     body, double = unwritten() if attempt == 0 else goes_on, accepting()
     double.on(STATUS, answer)

@@ -19,7 +19,7 @@ from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.controller import controller as controller_module
+from zerotrain.operator.controller import job_pass
 from zerotrain.operator.controller import work_queue as queue_module
 from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan, SaveLog
 from zerotrain.operator.resources import ResourceOptions, network_policy, service_name
@@ -159,7 +159,7 @@ async def test_a_deadline_holds_where_an_action_is_refused(
         raise ActionRefused(Reason.QUOTA_EXCEEDED, "exceeded quota: team")
 
     plan = Plan(status=None, events=(), actions=(CREATE,), wake_at=now + timedelta(seconds=wake_s))
-    monkeypatch.setattr(controller_module, "reconcile", lambda *_: plan)
+    monkeypatch.setattr(job_pass, "reconcile", lambda *_: plan)
     monkeypatch.setattr(Executor, "perform", refuse)
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     async with served(ApiDouble()) as api:

@@ -12,6 +12,7 @@ from tests.operator.api_double import ApiDouble, served
 from tests.operator.test_operator_controller import KEY, PATH, make_controller, stored
 from zerotrain.operator.api import planning
 from zerotrain.operator.api.spec import ZeroTrainingJobSpec
+from zerotrain.operator.controller.job_pass import JobPass
 
 pytestmark = pytest.mark.ranks
 
@@ -34,7 +35,7 @@ async def test_a_memory_plan_is_made_off_the_event_loop_and_once(monkeypatch: py
         for uid in ("one", "two"):
             job_of_its_own = {**body, "metadata": {**body["metadata"], "uid": uid, "generation": 1}}
             with suppress(Exception):  # the rest of the pass needs a whole cluster
-                await controller._reconcile(KEY, job_of_its_own)
+                await JobPass(controller, KEY, job_of_its_own).run()
     assert len(made) == 1
     assert made[0] != threading.get_ident()
 

@@ -374,7 +374,7 @@ QUIET = [
 ]
 
 
-START_QUEUE_MESSAGE = {"Reconciling": "large jobs of one namespace start one at a time"}
+START_QUEUE_MESSAGE = {"Reconciling": "large ones one at a time"}
 IN_START_QUEUE = [
     Row(
         id="a new job",

@@ -25,7 +25,7 @@ from tests.cluster.chaos.scenario import Scenario, collect_errors, open_scenario
 from tests.operator.operator_process import install
 from tests.operator.test_reconcile_days import live_through
 from tests.support.devcluster import Devcluster, build_tools, existing
-from zerotrain.operator.controller.starts import LARGE
+from zerotrain.operator.controller.start_slots import LARGE
 
 BUILD = Path(__file__).parents[3] / "build"
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import aiohttp
 from kubernetes.aio import client, config
 
-MAX_CONNECTIONS = 256
-"""Maximum of connections: the creations that may be in flight, as many again that hang, the requests of other
-passes, and the watches."""
+MAX_CONNECTIONS = 512
+"""Maximum of connections: creations, requests of passes, and watches. Where creations hang, each namespace
+holds at most as many as it may have in flight (`creations.AT_ONCE`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,12 +194,9 @@ class PodStore:
         return pods is not None and pods.starting > 0 and not pods.ending and not pods.gone
 
     def is_ahead(self, owner: str, attempt: int) -> bool:
-        """Return whether pods of a later attempt exist, so that the view of the job is stale. With attempt 0,
-        the status may lack the first attempt yet, and the result is False."""
+        """Return whether pods of a later attempt exist, so that the view of the job is stale."""
         pods = self._jobs.get(owner)
-        if pods is None or attempt == 0:
-            return False
-        return any(entry.view.attempt > attempt for entry in pods.present.values())
+        return pods is not None and any(entry.view.attempt > attempt for entry in pods.present.values())
 
     def on_node(self, name: str) -> set[JobKey]:
         """Return the keys of the jobs that have a pod on the node."""

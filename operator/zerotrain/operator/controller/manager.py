@@ -37,14 +37,11 @@ from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.controller.config import OperatorConfig, operator_key
 from zerotrain.operator.controller.controller import Controller
 from zerotrain.operator.controller.health import LoopLag, health_problems, serve, unreadable_lines
-from zerotrain.operator.controller.starts import StartLines, Starts
+from zerotrain.operator.controller.start_slots import StartSlots
 from zerotrain.operator.controller.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-PODS_PER_SLOT = 5
-"""Pods that the jobs allowed to create may have together, for each creation that may be in flight: while one
-job writes the objects that its pods need, pods of another are created."""
 DRAIN_S = 10.0
 """Seconds for running passes to end when the replica is asked to stop; well within the Deployment's grace
 period of 20 s."""
@@ -145,7 +142,7 @@ class Manager:
             limits=self.config.starts,
             egress_bounds=self.config.resources.allowed_egress_cidrs,
         )
-        creations = Creations()
+        queue = WorkQueue(_namespace)
         executor = Executor(
             api=api,
             store=store,
@@ -153,19 +150,16 @@ class Manager:
             channel=channel,
             options=self.config.resources,
             operator_key=self._key,
-            creations=creations,
+            creations=Creations(),
         )
         return Controller(
-            queue=WorkQueue(_namespace),
+            queue=queue,
             jobs=JobCache(),
             store=store,
             job_states=job_states,
             client=JobClient(api, self.config.namespaces),
             executor=executor,
-            starts=StartLines(
-                Starts(namespace_of=_namespace, capacity=lambda name: PODS_PER_SLOT * creations.limit(name)),
-                namespace_of=_namespace,
-            ),
+            starts=StartSlots(queue.passes.are_late),
             events=EventWriter(api, instance=self.config.identity),
             telemetry=self.telemetry,
             may_act=asyncio.Event(),
@@ -226,7 +220,7 @@ class Manager:
             self.config.http_address,
             problems=self._problems,
             synced=self._is_synced,
-            unreadable=lambda: [*unreadable_lines(self._refused()), *self.controller.writes.lines()],
+            unreadable=lambda: [*unreadable_lines(self._refused()), *self.controller.statuses.lines()],
             registry=self.telemetry.registry,
             before_scrape=self._measure,
         )
@@ -253,7 +247,7 @@ class Manager:
         ages = {name: watch.age_s for name, watch in self._watches.items()}
         queues = [age for watch in self._queues if (age := watch.age_s) is not None]
         self.telemetry.set_watch_ages(ages | {"workloads": max(queues, default=0.0)})
-        self.telemetry.unwritten_jobs.set(len(self.controller.writes))
+        self.telemetry.unwritten_jobs.set(len(self.controller.statuses))
         self.telemetry.queue_depth.set(len(self.controller.queue))
         self.telemetry.queue_oldest_age_seconds.set(self.controller.queue.oldest_age_s)
         self.telemetry.count_jobs(self.controller.phases())

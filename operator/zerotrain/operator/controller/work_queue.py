@@ -49,6 +49,10 @@ class NamespacePasses(Generic[K]):
         passes at once."""
         self._late[key] = self._namespace_of(key)
 
+    def are_late(self, namespace: str) -> bool:
+        """Return whether a pass takes long in the namespace now."""
+        return namespace in self._late.values()
+
     def end(self, key: K) -> tuple[bool, list[K]]:
         """End the key's pass. Return whether it was late, and the keys that need no longer be put aside."""
         namespace, was_late = self._namespace_of(key), self._late.pop(key, None) is not None
@@ -58,7 +62,7 @@ class NamespacePasses(Generic[K]):
         return was_late, [] if self._is_full(namespace) else self._aside.pop(namespace, [])
 
     def _is_full(self, namespace: str) -> bool:
-        return self._running[namespace] >= MAX_PASSES_WHEN_LATE and namespace in self._late.values()
+        return self._running[namespace] >= MAX_PASSES_WHEN_LATE and self.are_late(namespace)
 
 
 class WorkQueue(Generic[K]):

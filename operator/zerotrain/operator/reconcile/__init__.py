@@ -36,7 +36,6 @@ from .plan import (
     SaveLog,
     StackSource,
     UnprotectWorkers,
-    can_wait,
 )
 from .pod_reader import job_uid_of, pod_view, worker_of
 from .pods import PodState, PodView
@@ -77,7 +76,6 @@ __all__ = [
     "StorageClassView",
     "UnprotectWorkers",
     "YieldState",
-    "can_wait",
     "job_uid_of",
     "pod_view",
     "reconcile",

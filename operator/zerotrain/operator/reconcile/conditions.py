@@ -35,7 +35,10 @@ _ENDING = STOPPING | BETWEEN_ATTEMPTS
 _STANDING = frozenset({Phase.QUEUED, Phase.PENDING, Phase.RESTARTING})
 """Phases in which an attempt may wait until the pods of other jobs exist."""
 
-IN_START_QUEUE = "waits until other jobs have their pods: large jobs of one namespace start one at a time"
+IN_START_QUEUE = (
+    "waits until other jobs have their pods: few jobs of one namespace start at once, "
+    "large ones one at a time"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class Observed:
     scheduled."""
     problem: Problem | None = None
     in_start_queue: bool = False
-    """Whether the job's pods are not created yet because other jobs of its namespace create theirs first."""
+    """Whether the job's pods are not created yet because other jobs create theirs first."""
     creating: bool = False
     """Whether the last pass left the creation of some pods to this one, though nothing prevented it."""
     apis: ClusterApis | None = None

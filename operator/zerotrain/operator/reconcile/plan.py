@@ -1,7 +1,7 @@
 """The output of one pass of reconcile.
 
 `cluster.executor` carries it out in this order: the status write, then the events (only if that write was
-accepted), then the actions. `can_wait` says which status writes the controller may delay.
+accepted), then the actions.
 """
 
 from __future__ import annotations
@@ -243,22 +243,3 @@ class Plan:
 
 
 NOTHING = Plan()
-
-PATIENT = frozenset({"workers", "ranks", "conditions", "pods_created", "progress"})
-"""Fields for users and dashboards.
-
-`pods_created` matters only to an operator that restarts. Until it is written, such an operator recreates a
-pod that was deleted meanwhile within its attempt, which does no harm.
-"""
-
-
-def can_wait(before: ZeroTrainingJobStatus, plan: Plan) -> bool:
-    """Return whether the plan only updates PATIENT fields and creates pods that were decided on before.
-
-    An attempt that begins changes other fields.
-    """
-    after = plan.status
-    if after is None or plan.events or any(not isinstance(item, CreateWorkers) for item in plan.actions):
-        return False
-    changed = {name for name in type(after).model_fields if getattr(after, name) != getattr(before, name)}
-    return changed <= PATIENT

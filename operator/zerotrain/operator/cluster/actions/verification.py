@@ -15,4 +15,5 @@ async def create(context: ActionContext, body: Json, action: CreateVerification)
     ApiError."""
     job = ZeroTrainingJob.parse(body)
     pod = verification_pod(job, action.pod, action.checkpoint, action.limit_s, context.options)
-    await create_pod(context, job, pod)
+    async with context.creations.slots(job.namespace):
+        await create_pod(context, job, pod)

@@ -22,6 +22,7 @@ from zerotrain.operator.cluster.actions.context import (
 )
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
+from zerotrain.operator.cluster.store import owner_key
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
 from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared
 from zerotrain.operator.resources import shared_objects, worker_pods
@@ -45,8 +46,13 @@ async def create(context: ActionContext, body: Json, action: CreateWorkers) -> N
     if await _ensure_shared(context, job, action.attempt) and is_busy():
         raise Unfinished(0)
     pods = worker_pods(job, action.attempt, action.indices, context.options)
-    made = await context.creations.spread(
-        job.namespace, pods, lambda pod: _create_pod(context, job, pod), is_over=is_over
+    made = await context.creations.in_batches(
+        job.namespace,
+        pods,
+        len(action.indices),
+        lambda pod: create_pod(context, job, pod),
+        first=_first_batch(context, job, action.attempt),
+        is_over=is_over,
     )
     if made < len(action.indices):
         raise Unfinished(made)
@@ -106,13 +112,15 @@ async def _ensure_shared(context: ActionContext, job: ZeroTrainingJob, attempt: 
     return first
 
 
+def _first_batch(context: ActionContext, job: ZeroTrainingJob, attempt: int) -> int:
+    """Return the size of the first batch: as many pods as earlier passes made, unless one was rejected."""
+    if context.job_states.of(job.uid).problem is not None:
+        return 1
+    pods, _ = context.store.of_job(owner_key(job.namespace, job.uid))
+    return max(sum(pod.attempt == attempt for pod in pods), 1)
+
+
 async def create_pod(context: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
-    """Create a pod of the job as soon as it gets a slot. Raises as `_create_pod`."""
-    async with context.creations.one(job.namespace):
-        await _create_pod(context, job, pod)
-
-
-async def _create_pod(context: ActionContext, job: ZeroTrainingJob, pod: Json) -> None:
     """Create a pod of the job, or find the one that was created before. Raises ActionRefused, ApiError."""
     try:
         made = await context.post(pod)

@@ -16,10 +16,9 @@ from zerotrain.operator.api.status import Count
 from zerotrain.operator.cluster.errors import Forbidden, Unprocessable
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.controller import controller as module
+from zerotrain.operator.controller import job_pass as module
 from zerotrain.operator.controller.health import serve
-from zerotrain.operator.controller.pacing import Pace
-from zerotrain.operator.controller.status_writes import StatusWrites
+from zerotrain.operator.controller.status_debounce import StatusDebounce
 from zerotrain.operator.reconcile import Plan
 
 pytestmark = pytest.mark.ranks
@@ -45,18 +44,14 @@ async def test_passes_in_between_bring_no_try_forward(monkeypatch: pytest.Monkey
     double, tried = ApiDouble(), list[int]()
     double.on(PUT, failure(status, "Invalid", "Unsupported value"))
     async with served(double) as api:
-        controller = replace(
-            make_controller(api),
-            writes=StatusWrites(clock=lambda: float(now)),
-            pace=Pace(clock=lambda: float(now)),
-        )
+        controller = replace(make_controller(api), statuses=StatusDebounce(clock=lambda: float(now)))
         controller.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
         for now in range(200):
             before = double.asked(PUT)
             await controller._pass(KEY)
             tried += [now] * (double.asked(PUT) - before)
         assert tried == DUE
-        (line,) = controller.writes.lines()
+        (line,) = controller.statuses.lines()
         assert line.startswith(
             "the status of 1 job cannot be written, so the status shown is outdated; ml/gpt: "
         )
@@ -74,38 +69,38 @@ async def test_a_status_that_is_written_ends_it(monkeypatch: pytest.MonkeyPatch)
         PUT, failure(422, "Invalid"), (200, {"metadata": {**stored()["metadata"], "resourceVersion": "2"}})
     )
     async with served(double) as api:
-        controller = replace(make_controller(api), writes=StatusWrites(clock=lambda: now))
+        controller = replace(make_controller(api), statuses=StatusDebounce(clock=lambda: now))
         controller.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
         await controller._pass(KEY)
-        assert len(controller.writes) == 1
+        assert len(controller.statuses) == 1
         await controller._pass(KEY)
         assert double.asked(PUT) == 1
         now = 1.0
         await controller._pass(KEY)
-        assert (double.asked(PUT), len(controller.writes), controller.writes.lines()) == (2, 0, [])
+        assert (double.asked(PUT), len(controller.statuses), controller.statuses.lines()) == (2, 0, [])
 
 
 def test_a_deleted_job_is_no_longer_reported() -> None:
-    writes, error = StatusWrites(clock=lambda: 0.0), Unprocessable("PUT status: 422", status=422)
+    statuses, error = StatusDebounce(clock=lambda: 0.0), Unprocessable("PUT status: 422", status=422)
     for uid in ("a", "b"):
-        writes.refused(uid, JobKey("ml", uid), error)
-    assert "the status of 2 jobs cannot be written" in writes.lines()[0]
-    writes.prune({"b"})
-    assert "the status of 1 job cannot be written" in writes.lines()[0]
-    writes.settled("b")
-    assert writes.lines() == []
+        statuses.refused(uid, JobKey("ml", uid), error)
+    assert "the status of 2 jobs cannot be written" in statuses.lines()[0]
+    statuses.prune({"b"})
+    assert "the status of 1 job cannot be written" in statuses.lines()[0]
+    statuses.settled("b")
+    assert statuses.lines() == []
 
 
 async def test_readyz_reports_it_and_stays_ready() -> None:
     """One tenant's object must not make the operator unready for all."""
-    writes = StatusWrites()
-    writes.refused(UID, KEY, Forbidden("PUT status: 403 may not", status=403))
+    statuses = StatusDebounce()
+    statuses.refused(UID, KEY, Forbidden("PUT status: 403 may not", status=403))
     port = free_port()
     stop = await serve(
         f"127.0.0.1:{port}",
         problems=list,
         synced=lambda: True,
-        unreadable=writes.lines,
+        unreadable=statuses.lines,
         registry=Telemetry().registry,
         before_scrape=lambda: None,
     )

@@ -10,9 +10,14 @@ from tests.operator.api_double import Json, pod_json
 from tests.operator.reconcile_builders import NOW, job, pending, ready, running, seen, settled, status
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.controller.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAIT_PER_JOB_S, Pace
+from zerotrain.operator.controller.status_debounce import (
+    MAX_WAIT_S,
+    WAIT_PER_JOB_S,
+    StatusDebounce,
+    is_patient,
+)
 from zerotrain.operator.controller.work_queue import WorkQueue
-from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, can_wait, reconcile
+from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, reconcile
 
 pytestmark = pytest.mark.unit
 
@@ -30,42 +35,31 @@ class Clock:
 
 def test_one_job_alone_hardly_waits_and_a_thousand_wait_together() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    assert pace.wait_s("a") == pytest.approx(WAIT_PER_JOB_S)
+    statuses = StatusDebounce(clock)
+    assert statuses.wait_s("a") == pytest.approx(WAIT_PER_JOB_S)
     clock.now = WAIT_PER_JOB_S
-    assert pace.wait_s("a") == 0
+    assert statuses.wait_s("a") == 0
     for number in range(1000):
-        pace.wait_s(f"job-{number}")
-    assert pace.wait_s("job-0") == pytest.approx(MAX_WAIT_S)
+        statuses.wait_s(f"job-{number}")
+    assert statuses.wait_s("job-0") == pytest.approx(MAX_WAIT_S)
     clock.now += MAX_WAIT_S
-    assert pace.wait_s("job-0") == 0
-
-
-def test_jobs_that_start_wait_for_the_news_that_their_pods_run() -> None:
-    pace = Pace(Clock())
-    assert pace.wait_s("a", starts=True) == pytest.approx(WAIT_PER_JOB_S), "alone it hardly waits either"
-    for number in range(50):
-        assert pace.wait_s(f"job-{number}", starts=True) > pace.wait_s(f"job-{number}")
-    for number in range(1000):
-        pace.wait_s(f"job-{number}", starts=True)
-    assert pace.wait_s("job-0", starts=True) == pytest.approx(MAX_START_WAIT_S)
-    assert pace.wait_s("job-0") == pytest.approx(MAX_WAIT_S)
+    assert statuses.wait_s("job-0") == 0
 
 
 def test_a_written_job_leaves_the_crowd() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    statuses = StatusDebounce(clock)
     for name in ("a", "b"):
-        pace.wait_s(name)
-    pace.settled("b")
-    assert pace.wait_s("a") == pytest.approx(WAIT_PER_JOB_S)
+        statuses.wait_s(name)
+    statuses.settled("b")
+    assert statuses.wait_s("a") == pytest.approx(WAIT_PER_JOB_S)
 
 
-def test_counts_of_starting_pods_can_wait() -> None:
+def test_counts_of_starting_pods_is_patient() -> None:
     stored = settled(job(status=status("Pending", podsCreated=False)), seen(pending(0), pending(1)))
     plan = reconcile(stored, seen(ready(0), pending(1)), NOW)
     assert plan.status is not None
-    assert can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
+    assert is_patient(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
 
 
 def test_pods_that_are_left_from_the_last_pass_do_not_bring_a_write() -> None:
@@ -73,7 +67,7 @@ def test_pods_that_are_left_from_the_last_pass_do_not_bring_a_write() -> None:
     plan = reconcile(stored, seen(ready(0)), NOW)
     assert [type(action) for action in plan.actions] == [CreateWorkers]
     assert plan.status is not None
-    assert can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
+    assert is_patient(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +91,7 @@ def test_pods_that_are_left_from_the_last_pass_do_not_bring_a_write() -> None:
 def test_what_a_client_waits_for_is_written_at_once(stored: Json, observed: Observed) -> None:
     plan = reconcile(stored, observed, NOW)
     assert plan.status is not None
-    assert not can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
+    assert not is_patient(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
 
 
 def test_known_models_lead_to_the_same_plan_and_are_read_again_when_the_job_changes() -> None:
