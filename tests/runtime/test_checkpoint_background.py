@@ -20,7 +20,7 @@ from tests.support.trainer_runs import newest_digests
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import SingleRank
-from zerotrain.runtime.engine import initialize
+from zerotrain.runtime.initialization import initialize
 
 pytestmark = pytest.mark.ranks
 

@@ -22,7 +22,6 @@ from zerotrain.runtime.deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames
 from zerotrain.runtime.facade.module_names import ModuleNames
-from zerotrain.runtime.facade.names import ConfigNames, StateNames
 
 pytestmark = pytest.mark.unit
 
@@ -97,7 +96,7 @@ def test_the_engines_names_are_those_of_the_table() -> None:
     listed = set(names_in_table("The engine"))
     engine = engine_with()
     assert [name for name in listed if not hasattr(engine, name)] == []
-    kinds = (ConfigNames, StateNames, DeepSpeedNames, ModuleNames)
+    kinds = (DeepSpeedNames, ModuleNames)
     public = {name for kind in kinds for name in vars(kind) if not name.startswith("_")}
     assert public <= listed, public - listed
     engine.close()

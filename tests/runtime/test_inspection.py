@@ -14,7 +14,7 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny_models import TinyGPT, token_batches
 from zerotrain.contract.config import load, resolve
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.facade.steplog import PHASES, StepLog
+from zerotrain.runtime.facade.step_hooks import PHASES, StepLog
 from zerotrain.runtime.step import StepResult
 
 

@@ -44,7 +44,7 @@ with zt.ProgressReporter(total_steps=2) as reporter:
         with reporter.pause():
             engine.save_checkpoint("c", asynchronous=True)
         os.kill(os.getpid(), signal.SIGTERM)
-        while not engine._stop_requested:
+        while not engine._state.stop_requested:
             pass
     names = sorted(thread.name for thread in threading.enumerate() if "zerotrain" in thread.name)
     engine.close()

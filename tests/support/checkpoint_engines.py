@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tests.support.factory_models import build
-from zerotrain.runtime.engine import Engine, initialize
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.initialization import initialize
 
 GLOBAL_BATCH = 8
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from zerotrain.runtime.comm.start import init_distributed
     from zerotrain.runtime.construct.context import init_context
     from zerotrain.runtime.construct.values import materialize
-    from zerotrain.runtime.engine import Engine, initialize
+    from zerotrain.runtime.engine import Engine
     from zerotrain.runtime.facade.memory import MemoryStatus, memory_status, see_memory_usage
+    from zerotrain.runtime.initialization import initialize
     from zerotrain.runtime.models.huggingface import load_pretrained
     from zerotrain.runtime.shard_api import ShardedOptimizer, shard
     from zerotrain.runtime.step import StepResult
@@ -65,7 +66,7 @@ _HOME = {
     "get_local_optimizer_state": "zerotrain.runtime.zero.state_access",
     "init_context": "zerotrain.runtime.construct.context",
     "init_distributed": "zerotrain.runtime.comm.start",
-    "initialize": "zerotrain.runtime.engine",
+    "initialize": "zerotrain.runtime.initialization",
     "load_pretrained": "zerotrain.runtime.models.huggingface",
     "load_weights": "zerotrain.runtime.weights.load",
     "local_interval": "zerotrain.runtime.zero.state_access",

@@ -1,76 +1,63 @@
 """The engine: the object that `zerotrain.runtime.initialize` returns and that training scripts call.
 
-It orchestrates; the work is in `zero` (sharding), `comm` (collectives), `optim` (updates) and `step` (the
-boundary).
+Its methods call its parts: `facade` has those beside the model, `zero` the sharding, `comm` the collectives,
+`optim` the updates and `step` the boundary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.facade.accumulation import Accumulation
-from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
-from zerotrain.runtime.facade.checkpoints import Checkpoints
-from zerotrain.runtime.facade.deepspeed_names import (
-    OWN_LOSS,
-    OWN_SCHEDULE,
-    DeepSpeedNames,
-    refuse_unless_default,
-)
+from zerotrain.runtime.facade.checkpoints import EngineCheckpoints
+from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames, public_names, unknown_attribute
 from zerotrain.runtime.facade.entries import Entries
-from zerotrain.runtime.facade.evaluation import Evaluation, for_evaluation, optimizer_of, trains_on_ranks
+from zerotrain.runtime.facade.evaluation import optimizer_of
 from zerotrain.runtime.facade.export import Exports
+from zerotrain.runtime.facade.feeding import Feeding
 from zerotrain.runtime.facade.generation import SyncedGeneration
 from zerotrain.runtime.facade.inspection import Inspection
+from zerotrain.runtime.facade.memory import MemoryStatus, OffloadTotals
 from zerotrain.runtime.facade.module_names import ModuleNames
-from zerotrain.runtime.facade.names import ConfigNames, StateNames
-from zerotrain.runtime.notices import log_gradient_access, log_notices
+from zerotrain.runtime.facade.observer import EngineObserver
+from zerotrain.runtime.facade.state import EngineState, StateValue
+from zerotrain.runtime.facade.step_hooks import StepHook, StepHooks
+from zerotrain.runtime.facade.training import TrainingLoop
 from zerotrain.runtime.offload.updater import make_updater
 from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.optim.schedule import Schedule
-from zerotrain.runtime.optim.user_optimizer import make_optimizer, make_schedule
+from zerotrain.runtime.optim.schedule import Schedule, is_constant
 from zerotrain.runtime.refreeze import Relayout
-from zerotrain.runtime.setup import (
-    build_core,
-    build_loader,
-    check_model,
-    configure_activations,
-    join_ranks,
-    make_layout,
-    read_config,
-    settle_encoding,
-)
+from zerotrain.runtime.setup import build_core
+from zerotrain.runtime.snapshot import LoadChoice
 from zerotrain.runtime.step import StepPipeline, StepResult
-from zerotrain.runtime.zero.buffer import return_free_memory
-from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout
-from zerotrain.runtime.zero.sharded_model import has_lost_spill
-from zerotrain.runtime.zero.torch_calls import serve
+from zerotrain.runtime.zero.state import CheckpointState
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.checkpoint import LoadResult, SaveResult
+    from zerotrain.runtime.data.epochs import EpochLoader
+    from zerotrain.runtime.spill.probe import VolumeSpace
+    from zerotrain.runtime.spill.store import SpillInfo
+
+    class Names(DeepSpeedNames, ModuleNames):
+        """Names that `Engine.__getattr__` finds, for type checkers."""
+else:
+    Names = object
 
 
-class Engine(
-    Accumulation,
-    Checkpoints,
-    Evaluation,
-    Exports,
-    Inspection,
-    ConfigNames,
-    StateNames,
-    DeepSpeedNames,
-    ModuleNames,
-):
+class Engine(Names):
     """A model in training, or in evaluation only where every parameter is frozen. Made by `initialize`; all
     ranks call every method in the same order.
 
@@ -86,6 +73,18 @@ class Engine(
         stop_agreed: whether a rank asked to stop before the last boundary; the same on every rank.
     """
 
+    config: StateValue[EngineConfig] = StateValue()
+    observer: StateValue[EngineObserver] = StateValue()
+    global_steps: StateValue[int] = StateValue()
+    skipped_steps: StateValue[int] = StateValue()
+    global_samples: StateValue[int] = StateValue()
+    micro_steps: StateValue[int] = StateValue()
+    step_calls: StateValue[int] = StateValue()
+    last_step: StateValue[StepResult | None] = StateValue()
+    last_load: StateValue[LoadResult | None] = StateValue()
+    last_save: StateValue[SaveResult | None] = StateValue()
+    stop_agreed: StateValue[bool] = StateValue()
+
     def __init__(
         self,
         module: nn.Module,
@@ -95,70 +94,82 @@ class Engine(
         optimizer: ZeroOptimizer,
         schedule: Schedule,
         plan: Callable[[], ModelLayout],
+        loader: EpochLoader | None = None,
     ) -> None:
         """`schedule` may be a constant one, made where none was given; `plan` lays the model out as it is
         when called."""
-        self.module = module
-        self.config = config
-        self.comm = comm
+        self.module, self.comm = module, comm
         self.rank, self.world_size, self.device = comm.rank, comm.world_size, comm.device
-        self.zero_optimizer = optimizer
-        self.schedule = schedule
+        self.zero_optimizer, self.schedule = optimizer, schedule
+        self._state = EngineState(config=config)
         updater = make_updater(config, comm, is_elementwise=not isinstance(optimizer.rule, JointRule))
         self.core = build_core(module, config, optimizer, comm, just_in_time=updater is not None)
         self.memory = self.core.ledger
-        self.optimizer = optimizer_of(self)
+        self.optimizer = optimizer_of(self.core, optimizer)
         optimizer.attach(self.core)
         optimizer.drop_gradients = self.zero_grad
         optimizer.run_backward = partial(self.backward, scale_wrt_gas=False)
-        serve(self.core)
-        optimizer.read_loss_scale = self.loss_scale
-        optimizer.read_skipped = lambda: self.last_step is not None and self.last_step.skipped
-        return_free_memory()  # held by the model's own tensors before
-        self.global_steps = 0
-        self.skipped_steps = 0
-        self.last_step = None
-        self.last_load = None
-        self.stop_agreed = False
-        self._stop_requested = False
-        self._claimed: set[Path] = set()
-        self.micro_steps = self.step_calls = 0
         self.clock = StepClock(self.core.updates, comm)
         self.pipeline = StepPipeline(
             self.core, optimizer, comm=comm, config=config, clock=self.clock, updater=updater
         )
-        self._has_scaled = False
-        if not self.is_evaluation_only:
-            self.core.on_own_backward = self._check_scaled
-        self.core.at_boundary = self.reduces_now
+        optimizer.read_loss_scale = lambda: self.pipeline.scaler.scale
+        optimizer.read_skipped = lambda: self.last_step is not None and self.last_step.skipped
         self.relayout = Relayout(self.core, optimizer, plan)
-        self.core.before_pass = self._before_pass
-        self.core.takes_gradients = self.relayout.note_backward
         self._generation = SyncedGeneration(self.core)
         self._entries = Entries(self.core, config)
-        self.core.on_new_gradients = lambda: self.observer.training_pass()
-        self._begin_inspection()
+        self._make_parts(loader)
+
+    def _make_parts(self, loader: EpochLoader | None) -> None:
+        """Make the parts that the methods call, from those that the constructor made."""
+        state, core, optimizer = self._state, self.core, self.zero_optimizer
+        self._accumulation = Accumulation(state, core)
+        self._feeding = Feeding(state, core.comm, self._accumulation, loader)
+        self._hooks = StepHooks(state, core, optimizer, self.pipeline)
+        self._inspection = Inspection(state, core, optimizer)
+        self._exports = Exports(core, optimizer, compute_dtype=state.config.precision.compute_dtype)
+        self._checkpoints = EngineCheckpoints(
+            state,
+            core,
+            optimizer=optimizer,
+            schedule=self.schedule,
+            pipeline=self.pipeline,
+            clock=self.clock,
+            feeding=self._feeding,
+        )
+        self._loop = TrainingLoop(
+            state=state,
+            core=core,
+            optimizer=optimizer,
+            schedule=self.schedule,
+            pipeline=self.pipeline,
+            clock=self.clock,
+            relayout=self.relayout,
+            entries=self._entries,
+            accumulation=self._accumulation,
+            feeding=self._feeding,
+            hooks=self._hooks,
+            checkpoints=self._checkpoints,
+        )
+        self._names = DeepSpeedNames(
+            state, core, optimizer=optimizer, pipeline=self.pipeline, exports=self._exports
+        )
+        self._module_names = ModuleNames(self.module)
+        core.on_own_backward = self._loop.check_scaled
+        core.at_boundary = self._accumulation.reduces_now
+        core.before_pass = self._loop.before_pass
+        core.takes_gradients = self.relayout.note_backward
+        core.on_new_gradients = lambda: state.observer.training_pass()
+
+    # --- training
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass."""
-        self.check_open("a forward pass")
-        began = self.clock.now()
-        self.memory.enter("forward")
-        self.look_at_batch(args, kwargs)
-        if self.module._compiled_call_impl is not None and not self.core.knows_compiler:
-            raise RuntimeError(
-                "the model was compiled after initialize(), whose hooks torch.compile cannot trace; call "
-                "torch.compile (or module.compile()) on the model or its blocks before initialize()"
-            )
-        try:
-            with self._autocast():
-                output = self.module(*args, **kwargs)
-        except BaseException as error:
-            self.comm.note_error(error)
-            raise
-        self._settle_device()
-        self.clock.add("forward", since=began)
-        return output
+        return self._loop.forward(args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward pass, as a call of the engine does."""
+        return self._loop.forward(args, kwargs)
 
     def backward(
         self,
@@ -174,32 +185,9 @@ class Engine(
         `step()` raises until `zero_grad()` is called, because a part of the gradients is already accumulated.
         Raises ValueError for a loss that is not a scalar, and for `release_loss`.
         """
-        refuse_unless_default("backward()", "release_loss", release_loss, False, OWN_LOSS)
-        self.check_open("backward()")
-        self.check_trains("backward()")
-        if loss.numel() != 1:
-            raise ValueError(
-                f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
-            )
-        self.check_batch(loss)
-        began = self.clock.now()
-        self.memory.enter("backward")
-        begins = not self.core.has_gradients
-        self.core.begin_backward()
-        try:
-            scaled = self._scaled(loss, divided=scale_wrt_gas, begins=begins)
-            scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        except BaseException as error:
-            self._entries.explain_backward(error)
-            self.comm.note_error(error)
-            self.core.is_torn = True
-            if not has_lost_spill(self.core):  # else this rank stops here, and the others learn of it
-                self.core.finish_backward()
-            raise
-        self.core.finish_backward()
-        self._settle_device()
-        self.clock.add("backward", since=began)
-        return loss
+        return self._loop.backward(
+            loss, retain_graph=retain_graph, is_divided=scale_wrt_gas, release_loss=release_loss
+        )
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the fp16 loss scale and the batch's weight; call `backward()` on it instead
@@ -207,38 +195,7 @@ class Engine(
 
         Return the loss itself where nothing is scaled. It is not divided by the accumulation steps.
         """
-        self._has_scaled = True
-        loss = self.weighted(loss)
-        scaler = self.pipeline.scaler
-        return loss.float() * scaler.scale if scaler.is_active else loss  # in fp16 the product could overflow
-
-    def _check_scaled(self) -> None:
-        self.pipeline.division.settle(self.core.gradients.values())
-        if self.pipeline.scaler.is_active and not self._has_scaled:
-            raise RuntimeError(
-                "fp16 gradients need a scaled loss: call engine.backward(loss), or scale(loss).backward() of "
-                "the engine or of the sharded optimizer, instead of loss.backward()"
-            )
-        if self.batch_weight != 1.0 and not self._has_scaled:
-            raise RuntimeError(
-                'with uneven_inputs "join" losses are weighted: call engine.backward(loss), or '
-                "scale(loss).backward() of the engine or of the sharded optimizer, instead of loss.backward()"
-            )
-
-    def _before_pass(self) -> None:
-        if self.module.training:  # else it may be an evaluation
-            self.observer.training_pass()
-        self.relayout.before_pass()
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        name = self.config.precision.autocast_dtype
-        return torch.autocast(self.device.type, TORCH_DTYPES[name]) if name else nullcontext()
-
-    def _scaled(self, loss: torch.Tensor, *, divided: bool, begins: bool) -> torch.Tensor:
-        """Return the loss that backward starts from: divided by the accumulation steps, times the fp16 loss
-        scale."""
-        steps = self.config.batch.gradient_accumulation_steps if divided else None
-        return self.pipeline.division.divide(self.scale(loss), steps, begins=begins)
+        return self._loop.scale(loss)
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> StepResult:
         """End a micro-batch; at the accumulation boundary, clip, update and clear the gradients.
@@ -251,37 +208,7 @@ class Engine(
         when a checkpoint in the background failed (the step itself is done then), RuntimeError after a
         backward pass that raised, within `full_parameters` and after `close`, ValueError for `lr_kwargs`.
         """
-        refuse_unless_default("step()", "lr_kwargs", lr_kwargs or None, None, OWN_SCHEDULE)
-        self.check_open("step()")
-        self.check_trains("step()")
-        self.core.check_step()
-        self.zero_optimizer.check_groups()
-        if self.is_gradient_accumulation_boundary() and not self._in_no_sync:
-            self._before_update()
-        if not self.end_micro_batch():
-            return StepResult(step=self.global_steps, at_boundary=False)
-        self.relayout.before_step(is_checked=self.core.passes.is_checked)
-        self.memory.enter("step")
-        self._has_scaled = False
-        self.global_steps += 1
-        outcome = self.pipeline.run(
-            step=self.global_steps, stop=self._stop_requested, save_stage=self.save_stage
-        )
-        if outcome.result.skipped:
-            self.skipped_steps += 1
-        else:
-            self.schedule.step()
-        self.stop_agreed = outcome.stop
-        self._settle_device()
-        self.clock.restart()
-        self.last_step = outcome.result
-        self._after_step(outcome.result)
-        self.handle_saves(outcome.save_stages)
-        return outcome.result
-
-    def request_stop(self) -> None:
-        """Ask all ranks to stop after the next step boundary; safe to call from a signal handler."""
-        self._stop_requested = True
+        return self._loop.step(lr_kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all micro-batches since the last step boundary; the count of micro-batches
@@ -290,8 +217,49 @@ class Engine(
         `step()` also clears them. Call this on every rank to leave a batch out, or after a backward pass that
         raised.
         """
-        self.check_open("zero_grad()")
-        self.pipeline.drop_any()
+        self._loop.zero_grad()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Return whether the `step()` that belongs to the current micro-batch updates the weights."""
+        return self._accumulation.is_boundary()
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Set before a forward pass whether its `step()` updates, instead of counting micro-batches; None =
+        count.
+
+        With False, `step()` need not be called after each backward pass. `backward` divides losses by
+        `gradient_accumulation_steps` in any case.
+        """
+        self._accumulation.set_boundary(is_boundary)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Make backward passes within accumulate gradients on this rank; the next `step()` outside reduces
+        them.
+
+        Micro-batches are not counted and `step()` raises RuntimeError within, as in DeepSpeed. Raises
+        RuntimeError at stages 2 and 3, where a rank keeps no memory for whole gradients, and when nested.
+        """
+        return self._accumulation.no_sync()
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Change the samples of a step by changing the accumulation steps, from the next step on.
+
+        Raises ValueError unless it is a multiple of micro batch size times ranks, RuntimeError between the
+        micro-batches of a step.
+        """
+        self._accumulation.set_train_batch_size(train_batch_size)
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Declare another number of samples per forward pass; the accumulation steps stay.
+
+        A loader that `initialize` made keeps its size. Raises ValueError below 1, RuntimeError between the
+        micro-batches of a step.
+        """
+        self._accumulation.set_micro_batch_size(micro_batch_size)
+
+    def request_stop(self) -> None:
+        """Ask all ranks to stop after the next step boundary; safe to call from a signal handler."""
+        self._state.stop_requested = True
 
     def train(self, mode: bool = True) -> Engine:
         """Set the model's training mode."""
@@ -301,6 +269,16 @@ class Engine(
     def eval(self) -> Engine:
         """Set the model's evaluation mode."""
         return self.train(False)
+
+    def synchronize(self) -> None:
+        """Wait for the update in the background, and bring weights on every rank up to date.
+
+        Collective: call it on every rank. It does nothing where no update is running. Afterwards weights and
+        states may be read on one rank alone, until the next `step`. Raises the error of the update. That
+        error is final, as weights and states may then be of different steps: every later call raises it
+        again, and nothing can be saved.
+        """
+        self.core.updates.settle_all()
 
     def close(self) -> None:
         """Wait for an update and a checkpoint in the background, remove the hooks and leave the process
@@ -313,7 +291,7 @@ class Engine(
             return
         try:
             self.synchronize()
-            self.end_saves()  # not after a failed update: the other ranks do not get here then
+            self._checkpoints.close()  # not after a failed update: the other ranks do not get here then
             self.observer.closing()
         finally:
             self.pipeline.executor.close()
@@ -323,68 +301,295 @@ class Engine(
             self.core.close()
             self.comm.close()
 
+    def destroy(self) -> None:
+        """Close the engine, as `close` does."""
+        self.close()
 
-@taking(Arguments)
-def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule | None]:
-    """Take a model over for training on all ranks: `(engine, optimizer, loader, scheduler)`. Collective.
+    # --- batches
 
-    The arguments are those of DeepSpeed, in its order, and `unit_modules`; pass them by keyword. `model` and
-    a configuration are required.
+    @property
+    def training_dataloader(self) -> EpochLoader | None:
+        """The third value that `initialize` returns."""
+        return self._feeding.loader
 
-    Args:
-        args: an object whose `deepspeed_config` names the configuration, where `config` does not.
-        model: built normally on every rank (rank 0's values are used) or on the meta device within
-            `init_context`. It moves to this rank's device.
-        optimizer, lr_scheduler: torch's, or functions that make them; None = as configured. Where neither
-            gives a schedule, the fourth value is None and every group keeps its rate.
-        model_parameters: parameters, (name, parameter) pairs or parameter groups as for a torch optimizer;
-            None = all trainable ones.
-        training_data: a map-style or iterable data set; the loader gives each rank its part in micro-batches,
-            in a new order in every epoch. None = no loader.
-        distributed_port: port of the rendezvous, where the environment sets no MASTER_PORT.
-        mpu: object with the groups of tensor parallelism, like Megatron's.
-        dist_init_required: False = the process group must exist already.
-        collate_fn: for the loader.
-        config: DeepSpeed-style JSON as a file, text or mapping, or already resolved.
-        config_params: the older name of `config`.
-        unit_modules: names or classes of the modules that are gathered as a whole; None = found by rule
-            (`zero/plan.py`).
+    def join(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over this rank's batches until every rank has had all of its own. Collective.
 
-    Raises ConfigError when the configuration is wrong or asks for what this version does not run, LayoutError
-    when the model cannot be laid out, GroupError for wrong parameter groups.
+        With `uneven_inputs` "join" a rank without data goes on with its last batch at weight zero, and every
+        batch is weighted by its samples: `engine.batch_weight`. Otherwise the batches are returned unchanged.
+        The loader that `initialize` returns is joined already.
 
-    The method is ZeRO, https://arxiv.org/abs/1910.02054, with one flat buffer per unit.
-    """
-    model, source = asked.require_model(), asked.config_source()
-    asked.apply_port()
-    comm = join_ranks(asked.mpu)
-    try:
-        return _take_over(model, source, asked, comm)
-    except BaseException as error:
-        comm.note_error(error)
-        comm.close()
-        raise
+        Train each batch, up to `step()`, before the next one is taken. Raises RuntimeError otherwise, and
+        ValueError on every rank when a rank has no batch at all.
+        """
+        return self._feeding.join(batches)
 
+    @property
+    def batch_weight(self) -> float:
+        """Factor on the loss of the current batch: 1 unless the ranks' batches differ in size or number."""
+        return self._feeding.batch_weight
 
-def _take_over(
-    model: nn.Module, source: ConfigSource, asked: Arguments, comm: Comm
-) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule | None]:
-    """Do the part of `initialize` that follows the making of the process groups."""
-    supplied = () if asked.mpu is None else ("mpu",)
-    resolved = read_config(source, world_size=comm.world_size, model=model, supplied=supplied)
-    log_notices(resolved, source, comm)
-    configure_activations(resolved, asked.mpu)
-    check_model(model)
-    if not trains_on_ranks(model, comm):
-        resolved, asked = for_evaluation(resolved, asked)
-    plan = partial(make_layout, model, resolved, asked.unit_modules)
-    optimizer = make_optimizer(
-        model, plan(), resolved, optimizer=asked.optimizer, model_parameters=asked.model_parameters
-    )
-    resolved = settle_encoding(resolved, optimizer)
-    schedule = make_schedule(optimizer, resolved, asked.lr_scheduler)
-    loader = build_loader(asked.training_data, resolved, comm, asked.collate_fn)
-    engine = Engine(model, resolved, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan)
-    log_gradient_access(resolved, engine.core, comm)
-    engine.follow_loader(loader)
-    return engine, engine.optimizer, loader, engine.scheduler
+    # --- checkpoints and weights
+
+    def checkpoint_state(self) -> CheckpointState:
+        """Return this rank's part of the training state; its streams are the engine's own state, not copies.
+
+        Collective where an update runs in the background: the call waits for it, and raises its error. Raises
+        RuntimeError inside gradient accumulation, where gradients would be lost, and after `close`.
+        """
+        return self._checkpoints.state()
+
+    def after_state_load(self, state: CheckpointState, choice: LoadChoice | None = None) -> None:
+        """Apply a state that was overwritten in place. Collective.
+
+        Raises CheckpointMismatch where a checkpoint has other parameter groups, or another kind of schedule.
+        """
+        self._checkpoints.apply(state, choice)
+
+    def claim_checkpoints(self, directory: Path | str) -> None:
+        """Make this attempt the folder's owner, once per folder; the first save does it too. Collective.
+
+        Older attempts cannot commit there any more. Raises CheckpointFenced, CheckpointNotWritable.
+        """
+        self._checkpoints.claim(directory)
+
+    def save_checkpoint(
+        self,
+        save_dir: Path | str,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+        *,
+        keep_last: int | None = None,
+        asynchronous: bool | None = None,
+    ) -> SaveResult:
+        """Write a checkpoint that any number of ranks can load. Collective, at a step boundary.
+
+        Args:
+            save_dir: folder of the run's checkpoints; all ranks see the same one.
+            tag: name of the checkpoint; None = by step. `keep_last` never removes tagged ones.
+            client_state: the caller's own values, a dictionary of numbers, texts, bytes, None, tensors, numpy
+                arrays and numbers, and lists, tuples, sets and dictionaries of them; loading returns them
+                with their types and keys. Rank 0's are stored.
+            save_latest: whether loading without a tag may find it.
+            exclude_frozen_parameters: leave them out; load with `load_module_strict=False` then.
+            keep_last: how many checkpoints without a tag are kept; None = all.
+            asynchronous: copy the state to host memory (kept until `close`) and return; a thread writes the
+                copy while training goes on (`durable` is False in the result). None = as configured
+                (`checkpoint.writer.decoupled`). States on nvme are not copied to memory, which cannot hold
+                them: they are written before the call returns, and `durable` is True.
+
+        An error of the background save is raised by the next `step`, `save_checkpoint`, `load_checkpoint`,
+        `wait_for_checkpoint` or `close`, as the same error on every rank. Raises RuntimeError inside gradient
+        accumulation, CheckpointNoSpace, CheckpointNotWritable, CheckpointFenced, CheckpointError (before
+        anything is written, for a value that cannot be stored), CommError where a rank makes another call,
+        OutsideWrite, on every rank, where ranks wrote different values into weights.
+        """
+        return self._checkpoints.save(
+            save_dir,
+            tag,
+            client_state,
+            save_latest,
+            exclude_frozen_parameters,
+            keep_last=keep_last,
+            asynchronous=asynchronous,
+        )
+
+    def wait_for_checkpoint(self) -> SaveResult | None:
+        """Wait until the save in the background is durable. Collective. None when there is none.
+
+        Raises the errors of the save: see `save_checkpoint`.
+        """
+        return self._checkpoints.wait()
+
+    def load_checkpoint(
+        self,
+        load_dir: Path | str,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: None = None,
+    ) -> tuple[Path | None, dict[str, Any]]:
+        """Load the newest whole checkpoint (or `tag`): `(its path, client state)`; `(None, {})` if there is
+        none. Collective. `load_dir` may also be a folder that DeepSpeed wrote (stages 1 to 3).
+
+        Args:
+            load_dir, tag: as given to `save_checkpoint`.
+            load_module_strict: False = parameters and buffers that the checkpoint lacks keep their values,
+                those that the model lacks are ignored, and floating buffers may be stored in another
+                floating dtype. Shapes must agree in any case.
+            load_optimizer_states: False = weights only; moments, rates and loss scale stay.
+            load_lr_scheduler_states: False = the schedule goes on from its present state. Where nothing is
+                trained, neither states nor schedule are loaded.
+            load_module_only: weights and buffers only; steps and random generators stay too.
+            custom_load_fn: must be None; weights are read in place, by interval.
+
+        Details, such as damaged checkpoints that were skipped, are in `last_load`. Raises RuntimeError inside
+        gradient accumulation, CheckpointDamaged, CheckpointMismatch, CheckpointError; if not strict,
+        OutsideWrite where ranks wrote different values into weights, which may stay.
+        """
+        return self._checkpoints.load(
+            load_dir,
+            tag,
+            load_module_strict,
+            load_optimizer_states,
+            load_lr_scheduler_states,
+            load_module_only,
+            custom_load_fn,
+        )
+
+    def module_state_dict(self, *, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
+        """Return the model's state dict as copies in host memory, on every rank, with the plain model's names
+        (without the parts that torch.compile and checkpoint_wrapper add). Collective.
+
+        Values are in the compute precision, and tied weights are one tensor under several names. Units are
+        gathered one after the other. `get_full_fp32` reads masters, `save_16bit_model` writes files without
+        holding the whole model.
+
+        Args:
+            exclude_frozen_parameters: leave out parameters that are not trained, and gather none of them;
+                those of PEFT adapters are kept, trained or not, so that
+                `model.save_pretrained(folder, state_dict=...)` has all of the adapter.
+
+        Raises RuntimeError in forward and backward and after `close`, OutsideWrite, on every rank, when ranks
+        wrote different values.
+        """
+        return self._exports.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
+
+    def save_16bit_model(
+        self,
+        save_dir: Path | str,
+        save_filename: str | None = None,
+        exclude_frozen_parameters: bool = False,
+        *,
+        dtype: str | None = None,
+        max_shard_size: int | str = "5GB",
+    ) -> Path:
+        """Write the weights as safetensors, with `config.json` where it is known; return the folder.
+        Collective.
+
+        Every rank writes the part that it owns, tile by tile: nothing is gathered, at any stage. Tied
+        parameters are stored once. The new weights replace older ones in the folder atomically; other files
+        are kept.
+
+        Args:
+            save_dir: folder, made if need be; all ranks must see it.
+            save_filename: name of the file when there is one; only `*.safetensors` is used, since others
+                (DeepSpeed's `pytorch_model.bin`) would be pickles.
+            exclude_frozen_parameters: store only trained parameters; of a PEFT model also all adapters, as
+                `PeftModel.from_pretrained` reads them: they are gathered for it, the base is not.
+            dtype: "bf16", "fp16" or "fp32", of all floating-point parameters; None = the compute precision,
+                and frozen ones as they are stored.
+            max_shard_size: bytes of tensors in one file, as a number or a text such as "5GB".
+
+        Raises ValueError for a wrong argument, CheckpointNoSpace or CheckpointNotWritable when the folder
+        cannot be written, and OutsideWrite when ranks wrote different values, the same on every rank.
+        """
+        return self._exports.save_16bit_model(
+            save_dir, save_filename, exclude_frozen_parameters, dtype=dtype, max_shard_size=max_shard_size
+        )
+
+    # --- inspection
+
+    def memory_status(self) -> MemoryStatus:
+        """Return this rank's memory: buffers by kind and tier, peaks by phase, the planned sizes, process,
+        device."""
+        return self._inspection.memory_status()
+
+    def offload_totals(self) -> OffloadTotals:
+        """Return the totals of offloading so far on this rank, without those of `probe_spill`. It does not
+        wait for transfers in progress, and works also after the spill was lost."""
+        return self._inspection.offload_totals()
+
+    def probe_spill(self) -> float | None:
+        """Return the bytes per second of a pass over a part of the spill file at the drive's present speed;
+        None where no optimizer state is spilled. Takes up to a second on a slow drive. Do not call it while
+        an update is running. It makes states that the first backward pass would otherwise make."""
+        return self._inspection.probe_spill()
+
+    def spill_space(self) -> VolumeSpace | None:
+        """Return free space and size of the spill file's volumes; None without a spill."""
+        return self._inspection.spill_space()
+
+    @property
+    def spill_info(self) -> SpillInfo | None:
+        """Properties of this rank's spill file: I/O engine, encryption, folders, reasons. None without one,
+        also where the configuration names a drive and nothing is spilled there."""
+        return self._inspection.spill_info
+
+    def register_step_hook(self, hook: StepHook, *, before_update: bool = False) -> RemovableHandle:
+        """Call `hook(result)` after every step boundary, skipped ones included; `handle.remove()` ends it.
+
+        Hooks run in the order of their registration, when the step is complete: they may save, evaluate or
+        read states. With `before_update` they run when the step begins and nothing has changed yet:
+        `get_full_grad` and `set_full_grad` work then, as does clipping; of the result only step, rate and
+        loss scale are known. `engine.step()` raises the exceptions of hooks.
+        """
+        return self._hooks.register(hook, before_update=before_update)
+
+    def watch_data_writes(self, enabled: bool = True) -> None:
+        """Compare the weights at every step with those that the engine wrote, to find writes through `.data`
+        (`p.data.clamp_()`), which torch does not count. For debugging: call it on every rank, between steps.
+
+        `step()` then raises OutsideWrite, naming parameters. Each comparison reads the weights once, and
+        waits for updates in the background.
+        """
+        self._inspection.watch_data_writes(enabled)
+
+    @property
+    def is_evaluation_only(self) -> bool:
+        """Whether every parameter was frozen at `initialize`: there are no gradients, no optimizer and no
+        schedule."""
+        return not self.core.gradients
+
+    @property
+    def scheduler(self) -> Schedule | None:
+        """The scheduler that `initialize` returned: None where neither configuration nor caller named one."""
+        return None if is_constant(self.schedule) else self.schedule
+
+    @property
+    def lr_scheduler(self) -> Schedule | None:
+        """The same as `scheduler`."""
+        return self.scheduler
+
+    # --- names of DeepSpeed and of the model
+
+    if not TYPE_CHECKING:  # a type checker would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Return DeepSpeed's or else the model's attribute, where the engine has none of that name."""
+            if not name.startswith("_"):
+                for owner in (self.__dict__.get(part) for part in ("_names", "_module_names", "module")):
+                    if owner is not None and hasattr(owner, name):
+                        return getattr(owner, name)
+            raise unknown_attribute(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *public_names(DeepSpeedNames), *public_names(ModuleNames)})
+
+    @property
+    def _modules(self) -> Mapping[str, nn.Module]:
+        """The model under the name that it has in DeepSpeed's engine."""
+        return {"module": self.module}
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode."""
+        return self.module.training
+
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor] | None:
+        """Return `module_state_dict` on rank 0, None elsewhere. Collective."""
+        state = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
+        return state if self.rank == 0 else None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise for copies and pickles: the engine holds process groups and memory that ranks share."""
+        raise TypeError(
+            "an engine must not be copied or pickled, as it holds process groups and memory of all ranks; "
+            "call save_checkpoint, or copy what module_state_dict() returns"
+        )

@@ -29,6 +29,7 @@ from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.offload.transfer import make_staging
 from zerotrain.runtime.optim.joint import JointRule, refuse_offload
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.zero.buffer import return_free_memory
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
 from zerotrain.runtime.zero.leaves import with_marked
 from zerotrain.runtime.zero.live import LiveLimits
@@ -37,6 +38,7 @@ from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.plan import MIN_UNIT_NUMEL, SmallParameters, plan_layout
 from zerotrain.runtime.zero.sharded_model import CoreOptions, ShardedModel
 from zerotrain.runtime.zero.ties import refuse_shared_memory
+from zerotrain.runtime.zero.torch_calls import serve
 from zerotrain.runtime.zero.unit import Placement
 from zerotrain.runtime.zero.wrapped import refuse_wrapped
 from zerotrain.runtime.zero.zeropp import ZeroPlusPlus
@@ -217,6 +219,8 @@ def build_core(
         model, layout, comm=comm, options=options, values=values, on_made=optimizer.make_states
     )
     core.given_buffer_dtypes = values.given_dtypes
+    serve(core)
+    return_free_memory()  # held by the model's own tensors before
     return core
 
 

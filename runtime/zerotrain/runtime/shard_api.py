@@ -11,8 +11,9 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch import nn
 
-from zerotrain.runtime.engine import Engine, initialize
+from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.arguments import ConfigSource
+from zerotrain.runtime.initialization import initialize
 from zerotrain.runtime.optim.groups import ModelParameters
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, share_step_hooks
 from zerotrain.runtime.step import StepResult

@@ -26,7 +26,7 @@ from zerotrain.runtime.deepspeed import (
 from zerotrain.runtime.deepspeed.accelerator import get_accelerator
 from zerotrain.runtime.deepspeed.utils.init_on_device import OnDevice
 from zerotrain.runtime.engine import Engine as DeepSpeedEngine
-from zerotrain.runtime.engine import initialize
+from zerotrain.runtime.initialization import initialize
 
 __all__ = [
     "DeepSpeedEngine",

@@ -1,5 +1,5 @@
-"""Methods of `Engine` beside the training loop, by subject: checkpoints, inspection, DeepSpeed's names.
+"""Parts of `Engine` beside the model: the training loop, checkpoints, inspection, DeepSpeed's names.
 
-They are mixins over `parts.EngineParts`, so that the loop in `engine.py` stays short; each reads the parts
-and calls the package that does the work.
+Each is a plain class that gets the objects it needs, and calls the package that does the work; `Engine` has
+one of each, and its methods call them.
 """

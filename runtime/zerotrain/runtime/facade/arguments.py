@@ -1,5 +1,5 @@
-"""The arguments of `initialize`: DeepSpeed's, in its order, and this engine's own. Called by the engine
-module."""
+"""The arguments of `initialize`: DeepSpeed's, in its order, and this engine's own; and the refusal of
+values of DeepSpeed's arguments that this engine cannot have."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.runtime.optim.groups import ModelParameters
 
 DEFAULT_PORT = 29500
+DOCUMENT = "docs/deepspeed.md"
+TORCH_LOADER = (
+    "leave it out for a shuffled loader of one process, or iterate over a torch.utils.data.DataLoader with a "
+    "DistributedSampler(dataset, engine.world_size, engine.rank) and num_workers"
+)
+OWN_SCHEDULE = "leave it out: the schedule's step takes no arguments; set the groups' values between steps"
+OWN_LOSS = "leave it out: the loss belongs to the caller; del loss frees it"
 
 Parameters = ParamSpec("Parameters")
 Record = TypeVar("Record")
@@ -117,3 +124,12 @@ def taking(
         return call
 
     return decorate
+
+
+def refuse_unless_default(call: str, argument: str, value: object, default: object, way_out: str) -> None:
+    """Raise ValueError where an argument of DeepSpeed has another value than the one that this engine can
+    have."""
+    if value != default:
+        raise ValueError(
+            f"{argument} of {call} must be {default!r}; got {value!r}: {way_out}. See {DOCUMENT}"
+        )

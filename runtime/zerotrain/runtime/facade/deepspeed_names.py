@@ -1,39 +1,198 @@
-"""Further names of DeepSpeed's engine that scripts and libraries call, and the error for names that do not
-exist."""
+"""DeepSpeed's names of an engine, so that scripts and libraries written for it run unchanged, and the error
+for names that do not exist.
+
+docs/deepspeed.md has the table; a test compares it with these classes. `reads` makes the accessors of
+configured values; anything that needs more than a look-up is a method.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from torch.utils.data import Dataset
 
 from zerotrain.runtime.data.epochs import EpochLoader
+from zerotrain.runtime.facade.arguments import DOCUMENT, TORCH_LOADER, refuse_unless_default
+from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.instruments import Monitor, Timers
-from zerotrain.runtime.facade.parts import EngineParts
+from zerotrain.runtime.facade.state import EngineState
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.setup import build_loader
+from zerotrain.runtime.step import StepPipeline
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
-DOCUMENT = "docs/deepspeed.md"
-TORCH_LOADER = (
-    "leave it out for a shuffled loader of one process, or iterate over a torch.utils.data.DataLoader with a "
-    "DistributedSampler(dataset, engine.world_size, engine.rank) and num_workers"
-)
-OWN_SCHEDULE = "leave it out: the schedule's step takes no arguments; set the groups' values between steps"
-OWN_LOSS = "leave it out: the loss belongs to the caller; del loss frees it"
+Getter = Callable[[Any], Any]
 
 
-class DeepSpeedNames(EngineParts):
-    """Names that belong neither to the configuration nor to the state."""
+def reads(path: str, doc: str) -> Getter:
+    """Return a method without arguments that returns the attribute at a dotted path of the engine."""
+    read = attrgetter(path)
+
+    def get(self: Any) -> Any:
+        return read(self)
+
+    get.__doc__ = doc
+    return get
+
+
+def from_stage(stage: int, doc: str) -> Getter:
+    """Return a method without arguments that returns whether the ZeRO stage is at least `stage`."""
+
+    def get(self: DeepSpeedNames) -> bool:
+        return self._state.config.zero.stage >= stage
+
+    get.__doc__ = doc
+    return get
+
+
+class DeepSpeedNames:
+    """Names of DeepSpeed's engine that this one does not need itself; `Engine.__getattr__` finds them."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        core: ShardedModel,
+        *,
+        optimizer: ZeroOptimizer,
+        pipeline: StepPipeline,
+        exports: Exports,
+    ) -> None:
+        self._state, self._core = state, core
+        self._optimizer, self._pipeline, self._exports = optimizer, pipeline, exports
+
+    train_batch_size = reads("_state.config.batch.train_batch_size", "Samples of one step over all ranks.")
+    train_micro_batch_size_per_gpu = reads(
+        "_state.config.batch.micro_batch_size", "Samples of one forward pass on one rank."
+    )
+    gradient_accumulation_steps = reads(
+        "_state.config.batch.gradient_accumulation_steps", "Forward and backward passes per step."
+    )
+    gradient_clipping = reads("_state.config.gradient_clipping", "Largest norm of the gradient; 0.0 = off.")
+    steps_per_print = reads("_state.config.steps_per_print", "Steps between log lines; None = none.")
+    wall_clock_breakdown = reads("_state.config.wall_clock_breakdown", "Whether phase times are logged.")
+    memory_breakdown = reads("_state.config.memory_breakdown", "Whether memory by phase is logged.")
+    dataloader_drop_last = reads(
+        "_state.config.dataloader_drop_last", "Whether the loader drops a part batch."
+    )
+    zero_allow_untested_optimizer = reads("_state.config.zero_allow_untested_optimizer", "As configured.")
+    zero_optimization_stage = reads("_state.config.zero.stage", "0 to 3.")
+    zero_contiguous_gradients = reads("_state.config.zero.contiguous_gradients", "As configured.")
+    zero_reduce_scatter = reads("_state.config.zero.reduce_scatter", "As configured.")
+    zero_reduce_bucket_size = reads("_state.config.zero.reduce_bucket_size", "Elements, as configured.")
+    zero_allgather_partitions = reads("_state.config.zero.allgather_partitions", "As configured.")
+    zero_allgather_bucket_size = reads("_state.config.zero.allgather_bucket_size", "Elements, as configured.")
+    zero_overlap_comm = reads("_state.config.zero.overlap_comm", "Whether reduction overlaps with backward.")
+    zero_offload_optimizer = reads("_state.config.zero.offload_optimizer", "The block, or None.")
+    zero_offload_param = reads("_state.config.zero.offload_param", "The block, or None.")
+    zero_sub_group_size = reads("_state.config.zero.sub_group_size", "Elements, as configured.")
+    zero_prefetch_bucket_size = reads(
+        "_state.config.zero.prefetch_bucket_size", "Elements gathered ahead of use."
+    )
+    zero_param_persistence_threshold = reads(
+        "_state.config.zero.param_persistence_threshold", "Units with fewer elements stay whole."
+    )
+    zero_model_persistence_threshold = reads(
+        "_state.config.zero.model_persistence_threshold", "Cap on all units that stay whole, elements."
+    )
+    zero_max_live_parameters = reads("_state.config.zero.max_live_parameters", "Elements gathered at once.")
+    zero_max_reuse_distance = reads("_state.config.zero.max_reuse_distance", "Elements, as configured.")
+    zero_module_granularity_threshold = reads(
+        "_state.config.zero.module_granularity_threshold", "Elements, as configured."
+    )
+    zero_gather_16bit_weights_on_model_save = reads(
+        "_state.config.zero.gather_16bit_weights_on_model_save", "As configured."
+    )
+    zero_ignore_unused_parameters = reads("_state.config.zero.ignore_unused_parameters", "As configured.")
+    zero_round_robin_gradients = reads("_state.config.zero.round_robin_gradients", "As configured.")
+    zero_hpz_partition_size = reads(
+        "_state.config.zero.zero_hpz_partition_size", "Ranks of a secondary group."
+    )
+    zero_quantized_weights = reads("_state.config.zero.zero_quantized_weights", "Whether gathers are int8.")
+    zero_quantized_gradients = reads(
+        "_state.config.zero.zero_quantized_gradients", "Whether reductions are int4."
+    )
+    loss_scale = reads(
+        "_pipeline.scaler.scale", "The factor on the loss as it is now; 1 unless fp16 computes."
+    )
+    dynamic_loss_scale = reads("_pipeline.scaler.is_dynamic", "Whether the loss scale follows overflows.")
+
+    zero_optimization = from_stage(1, "Return whether anything is sharded.")
+    zero_optimization_partition_gradients = from_stage(2, "Return whether gradients are sharded.")
+    zero_optimization_partition_weights = from_stage(3, "Return whether parameters are sharded.")
+
+    def fp16_enabled(self) -> bool:
+        """Return whether the model computes in fp16."""
+        return self._state.config.precision.compute_dtype == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        """Return whether the model computes in bf16."""
+        return self._state.config.precision.compute_dtype == "bf16"
+
+    def optimizer_name(self) -> str | None:
+        """Return the configured optimizer's type; None when the configuration names none."""
+        return self._state.config.optimizer.type if self._state.config.optimizer else None
+
+    def optimizer_params(self) -> dict[str, Any] | None:
+        """Return the configured optimizer's resolved parameters."""
+        found = self._state.config.optimizer
+        if found is None:
+            return None
+        known = ("lr", "betas", "eps", "weight_decay", "momentum")
+        return {**{name: getattr(found, name) for name in known}, **found.params}
+
+    def scheduler_name(self) -> str | None:
+        """Return the configured schedule's type."""
+        return self._state.config.scheduler.type if self._state.config.scheduler else None
+
+    def scheduler_params(self) -> Mapping[str, Any] | None:
+        """Return the configured schedule's resolved parameters."""
+        return self._state.config.scheduler.params if self._state.config.scheduler else None
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Return (train batch, micro batch per rank, accumulation steps)."""
+        batch = self._state.config.batch
+        return batch.train_batch_size, batch.micro_batch_size, batch.gradient_accumulation_steps
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm of the last step's gradient before clipping; None before the first step."""
+        return self._state.last_step.grad_norm if self._state.last_step else None
+
+    def was_step_applied(self) -> bool:
+        """Return whether the last `step()` changed the weights."""
+        last = self._state.last_step
+        ended = self._state.micro_steps % self._state.accumulation_steps == 0
+        return ended and last is not None and not last.skipped
+
+    def get_lr(self) -> list[float]:
+        """Return the learning rate of every parameter group; empty where nothing is trained."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups] if self._core.gradients else []
+
+    def get_mom(self) -> list[Any]:
+        """Return momentum (SGD) or betas of every parameter group; empty where nothing is trained."""
+        key = "momentum" if self.optimizer_name() == "SGD" else "betas"
+        return [group[key] for group in self._optimizer.param_groups] if self._core.gradients else []
+
+    def get_data_parallel_rank(self) -> int:
+        """Return this rank's number among the data-parallel ranks."""
+        return self._core.comm.rank
+
+    def allreduce_gradients(self, bucket_size: int = 0) -> None:
+        """Do nothing: `backward` and `step` reduce. It exists for scripts that call it between them."""
+
+    global_rank = property(reads("_core.comm.rank", "This rank."))
+    dp_world_size = property(reads("_core.comm.world_size", "Data-parallel ranks."))
 
     @property
     def data_parallel_group(self) -> Any:
         """torch's process group of the data-parallel ranks; None for one rank that joined none."""
-        return self.comm.group
+        return self._core.comm.group
 
     @cached_property
     def timers(self) -> Timers:
@@ -44,6 +203,11 @@ class DeepSpeedNames(EngineParts):
     def monitor(self) -> Monitor:
         """A monitor that is off."""
         return Monitor()
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank on its host, from the launcher's environment."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
 
     def deepspeed_io(
         self,
@@ -67,34 +231,17 @@ class DeepSpeedNames(EngineParts):
         refuse_unless_default(
             "deepspeed_io()", "num_local_io_workers", num_local_io_workers or None, None, TORCH_LOADER
         )
-        batch = self.config.batch
+        batch = self._state.config.batch
         size = batch.micro_batch_size if batch_size is None else batch_size
-        config = replace(self.config, batch=replace(batch, micro_batch_size=size))
-        loader = build_loader(dataset, config, self.comm, collate_fn)
+        config = replace(self._state.config, batch=replace(batch, micro_batch_size=size))
+        loader = build_loader(dataset, config, self._core.comm, collate_fn)
         assert loader is not None  # a data set always yields a loader
-        loader.steps_taken = lambda: self.step_calls  # a new iteration after a step begins a new epoch
+        loader.steps_taken = lambda: self._state.step_calls  # a new iteration after a step begins a new epoch
         return loader
 
     def save_fp16_model(self, save_dir: Path | str, save_filename: str | None = None) -> Path:
         """Call `save_16bit_model`, whose older name this is."""
-        save = self.save_16bit_model  # type: ignore[attr-defined]  # Engine has it
-        folder: Path = save(save_dir, save_filename)
-        return folder
-
-    def _zero3_consolidated_16bit_state_dict(
-        self, exclude_frozen_parameters: bool = False
-    ) -> dict[str, torch.Tensor] | None:
-        """Return `module_state_dict` on rank 0, None elsewhere. Collective."""
-        gather = self.module_state_dict  # type: ignore[attr-defined]  # Engine has it
-        state: dict[str, torch.Tensor] = gather(exclude_frozen_parameters=exclude_frozen_parameters)
-        return state if self.rank == 0 else None
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise for copies and pickles: the engine holds process groups and memory that ranks share."""
-        raise TypeError(
-            "an engine must not be copied or pickled, as it holds process groups and memory of all ranks; "
-            "call save_checkpoint, or copy what module_state_dict() returns"
-        )
+        return self._exports.save_16bit_model(save_dir, save_filename)
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Raise: the model's hooks are in place, and torch.compile cannot trace them."""
@@ -104,13 +251,9 @@ class DeepSpeedNames(EngineParts):
         )
 
 
-def refuse_unless_default(call: str, argument: str, value: object, default: object, way_out: str) -> None:
-    """Raise ValueError where an argument of DeepSpeed has another value than the one that this engine can
-    have."""
-    if value != default:
-        raise ValueError(
-            f"{argument} of {call} must be {default!r}; got {value!r}: {way_out}. See {DOCUMENT}"
-        )
+def public_names(kind: type) -> list[str]:
+    """Return the names that a class offers to others."""
+    return [name for name in vars(kind) if not name.startswith("_")]
 
 
 def unknown_attribute(engine: object, name: str) -> AttributeError:

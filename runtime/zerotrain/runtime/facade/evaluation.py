@@ -14,30 +14,21 @@ from torch import nn
 from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.facade.arguments import Arguments
-from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.zero.layout import LayoutError
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 WAY_OUT = "set requires_grad on what should be trained before initialize (after close() of this engine)"
 
 
-class Evaluation(EngineParts):
-    """Rejects calls that an engine for evaluation only does not support."""
-
-    @property
-    def is_evaluation_only(self) -> bool:
-        """Whether every parameter was frozen at `initialize`: there are no gradients, no optimizer and no
-        schedule."""
-        return not self.core.gradients
-
-    def check_trains(self, what: str) -> None:
-        """Raise RuntimeError where `what` needs trainable parameters and there are none."""
-        if self.is_evaluation_only:
-            raise RuntimeError(
-                f"{what} is not possible: every parameter of the model was frozen when initialize took it "
-                f"over, so this engine is for evaluation only and has no optimizer; {WAY_OUT}. Gradients of "
-                "inputs through the frozen model are computed by loss.backward()"
-            )
+def check_trains(core: ShardedModel, what: str) -> None:
+    """Raise RuntimeError where `what` needs trainable parameters and there are none."""
+    if not core.gradients:
+        raise RuntimeError(
+            f"{what} is not possible: every parameter of the model was frozen when initialize took it "
+            f"over, so this engine is for evaluation only and has no optimizer; {WAY_OUT}. Gradients of "
+            "inputs through the frozen model are computed by loss.backward()"
+        )
 
 
 def trains_on_ranks(model: nn.Module, comm: Comm) -> bool:
@@ -79,7 +70,7 @@ def for_evaluation(config: EngineConfig, asked: Arguments) -> tuple[EngineConfig
     return alone, replace(asked, model_parameters=None)
 
 
-def optimizer_of(engine: Evaluation) -> ZeroOptimizer:
+def optimizer_of(core: ShardedModel, optimizer: ZeroOptimizer) -> ZeroOptimizer:
     """Return the optimizer that `initialize` returns: None for an engine for evaluation only. The type omits
     None, because scripts that train would have to check for it everywhere."""
-    return cast(ZeroOptimizer, None) if engine.is_evaluation_only else engine.zero_optimizer
+    return optimizer if core.gradients else cast(ZeroOptimizer, None)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.data.uneven import Rounds, joined
-from zerotrain.runtime.facade.parts import EngineParts
+from zerotrain.runtime.facade.accumulation import Accumulation
+from zerotrain.runtime.facade.state import EngineState
 
 if TYPE_CHECKING:
     from zerotrain.runtime.data.epochs import EpochLoader
@@ -19,49 +21,35 @@ LOADER = "loader"
 """Key of the loader's position in the scalars of a checkpoint."""
 
 
-class Feeding(EngineParts):
+class Feeding:
     """Keeps track of the batches."""
 
-    training_dataloader: EpochLoader | None = None
-    """The third value that `initialize` returns."""
-    _rounds: Rounds | None = None
-    _empty_batch: list[tuple[int, ...]] | None = None
-    """Shapes of the tensors of the last forward pass if it had no samples."""
-
-    def follow_loader(self, loader: EpochLoader | None) -> None:
-        """Attach the engine's own loader."""
-        self.training_dataloader = loader
+    def __init__(
+        self, state: EngineState, comm: Comm, accumulation: Accumulation, loader: EpochLoader | None
+    ) -> None:
+        self._state, self._comm, self._accumulation = state, comm, accumulation
+        self.loader = loader
+        """The engine's own loader, the third value that `initialize` returns."""
+        self._rounds: Rounds | None = None
+        self._empty_batch: list[tuple[int, ...]] | None = None
+        """Shapes of the tensors of the last forward pass if it had no samples."""
         if loader is not None:
-            loader.steps_taken = lambda: self.step_calls
-            loader.on_batch = self.comm.note_batch
+            loader.steps_taken = lambda: state.step_calls
+            loader.on_batch = comm.note_batch
             loader.around = self.join
 
     def join(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Iterate over this rank's batches until every rank has had all of its own. Collective.
-
-        With `uneven_inputs` "join" a rank without data goes on with its last batch at weight zero, and every
-        batch is weighted by its samples: `engine.batch_weight`. Otherwise the batches are returned unchanged.
-        The loader that `initialize` returns is joined already.
-
-        Train each batch, up to `step()`, before the next one is taken. Raises RuntimeError otherwise, and
-        ValueError on every rank when a rank has no batch at all.
-        """
-        if self.config.uneven_inputs != "join":
+        """Iterate over the batches until every rank has had all of its own; see `Engine.join`."""
+        if self._state.config.uneven_inputs != "join":
             return iter(batches)
         if self._rounds is None:
-            self._rounds = Rounds(self.comm, steps_taken=lambda: self.step_calls)
-        return joined(iter(batches), self._rounds, length=self._batches_to_boundary)
-
-    def _batches_to_boundary(self) -> int:
-        """Return the number of micro-batches up to the next update."""
-        every = self.config.batch.gradient_accumulation_steps
-        is_counted = self.config.managed_gradient_accumulation and self._forced_boundary is None
-        return every - self.micro_steps % every if is_counted else 1
+            self._rounds = Rounds(self._comm, steps_taken=lambda: self._state.step_calls)
+        return joined(iter(batches), self._rounds, length=self._accumulation.steps_left)
 
     @property
     def batch_weight(self) -> float:
-        """Factor on the loss of the current batch: 1 unless the ranks' batches differ in size or number."""
-        return 1.0 if self._rounds is None else self._rounds.weight(self.step_calls)
+        """Factor on the loss of the current batch."""
+        return 1.0 if self._rounds is None else self._rounds.weight(self._state.step_calls)
 
     def weighted(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the batch's weight, in fp32 on every rank; the loss itself without `join`."""
@@ -81,20 +69,20 @@ class Feeding(EngineParts):
         if self._empty_batch is None or math.isfinite(float(loss.detach())):
             return
         error = ValueError(
-            f"the batch of rank {self.rank} has no samples (shapes {self._empty_batch[:3]}), so its loss is "
-            f"{float(loss.detach())} and no rank could update; leave such batches out on every rank, or set "
-            'uneven_inputs to "join" and take the batches from the engine\'s loader or engine.join(loader)'
+            f"the batch of rank {self._comm.rank} has no samples (shapes {self._empty_batch[:3]}), so its "
+            f"loss is {float(loss.detach())} and no rank could update; leave such batches out on every rank, "
+            'or set uneven_inputs to "join" and take the batches from the engine\'s loader or '
+            "engine.join(loader)"
         )
-        self.comm.note_error(error)
+        self._comm.note_error(error)
         raise error
 
     def loader_scalars(self) -> dict[str, Any]:
         """Return the position of the engine's loader, for a checkpoint."""
-        loader = self.training_dataloader
-        return {} if loader is None else {LOADER: loader.state_dict()}
+        return {} if self.loader is None else {LOADER: self.loader.state_dict()}
 
     def restore_loader(self, scalars: Mapping[str, Any]) -> None:
         """Restore what `loader_scalars` returned; a loader that is not in the checkpoint keeps its
         position."""
-        if self.training_dataloader is not None and LOADER in scalars:
-            self.training_dataloader.load_state_dict(scalars[LOADER])
+        if self.loader is not None and LOADER in scalars:
+            self.loader.load_state_dict(scalars[LOADER])

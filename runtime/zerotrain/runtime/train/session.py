@@ -15,7 +15,8 @@ from zerotrain.contract.launch import LaunchError, LaunchSpec, RankEnv
 from zerotrain.contract.presets import auto_values
 from zerotrain.contract.train_spec import TrainSpec
 from zerotrain.runtime.data import Corpus, Shape, TokenLoader, open_corpus, with_tokenizer
-from zerotrain.runtime.engine import Engine, initialize
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.initialization import initialize
 from zerotrain.runtime.models import BuiltModel, build_model
 from zerotrain.runtime.setup import read_config
 from zerotrain.runtime.train import rendezvous

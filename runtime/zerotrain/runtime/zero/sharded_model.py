@@ -252,6 +252,22 @@ class ShardedModel:
             phase = "backward" if self.passes.entry is None else "forward"
             raise RuntimeError(f"{what} is not possible while the model is in {phase}; call it between them")
 
+    def check_open(self, what: str) -> None:
+        """Raise RuntimeError after `close`, where `what` is impossible, and the error of a failed update."""
+        if self.is_closed:
+            raise RuntimeError(f"{what} is not possible: this engine is closed")
+        self.updates.check()
+
+    def meet_and_settle(self, what: str) -> None:
+        """Wait until every rank has made this call, then keep or refuse what some wrote into weights.
+
+        Raises CommError, and OutsideWrite, on every rank, if the ranks hold different values.
+        """
+        is_written = self.comm.meet(what, flag=self.writes.found())
+        self.updates.settle_all()
+        if is_written:
+            self.writes.settle()
+
     def check_step(self) -> None:
         """Raise RuntimeError while whole sharded parameters are held, which an update would leave stale, and
         after a backward pass of the step raised."""

@@ -1,19 +1,80 @@
-"""Log lines of the engine: `steps_per_print`, `wall_clock_breakdown`, `memory_breakdown`."""
+"""Work around the steps of an engine: hooks, and log lines (`steps_per_print`, `wall_clock_breakdown`,
+`memory_breakdown`)."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
+from torch.utils.hooks import RemovableHandle
+
 from zerotrain.contract.config import EngineConfig
-from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.facade.state import EngineState
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.optim.torch_face import after_step, before_step
+from zerotrain.runtime.step import StepPipeline, StepResult
+from zerotrain.runtime.zero.sharded_model import ShardedModel
+
+StepHook = Callable[[StepResult], None]
 
 DEFAULT_INTERVAL = 10
 """Steps between lines where a breakdown is requested and `steps_per_print` is not set."""
 
 PHASES = ("forward", "backward", "reduce", "optimizer", "gather")
 """Phases that do not overlap; the rest of a step is the caller's: data, logging."""
+
+
+class StepHooks:
+    """Hooks of optimizer and user before and after every step, and the log."""
+
+    def __init__(
+        self, state: EngineState, core: ShardedModel, optimizer: ZeroOptimizer, pipeline: StepPipeline
+    ) -> None:
+        self._state, self._core = state, core
+        self._optimizer, self._pipeline = optimizer, pipeline
+        self._before: OrderedDict[int, StepHook] = OrderedDict()
+        self._after: OrderedDict[int, StepHook] = OrderedDict()
+        self._log = StepLog(state.config)
+
+    def register(self, hook: StepHook, *, before_update: bool) -> RemovableHandle:
+        """Call `hook(result)` at every step boundary; see `Engine.register_step_hook`."""
+        hooks = self._before if before_update else self._after
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
+        return handle
+
+    def run_before(self) -> None:
+        """Run the optimizer's and the user's hooks at the beginning of a boundary's step."""
+        before_step(self._optimizer)
+        if self._before:
+            coming = StepResult(
+                step=self._state.global_steps + 1,
+                at_boundary=True,
+                loss_scale=self._pipeline.scaler.scale,
+                lr=self._optimizer.lr,
+            )
+            for hook in list(self._before.values()):
+                hook(coming)
+
+    def run_after(self, result: StepResult) -> None:
+        """Count the samples of a step, print the lines that are due, and run the hooks."""
+        after_step(self._optimizer)
+        if self._core.writes.watch is not None:
+            self._core.writes.watch.remember()
+        samples = self._state.config.batch.train_batch_size
+        self._state.global_samples += samples
+        lines = self._log.add(
+            result,
+            samples=samples,
+            skipped_steps=self._state.skipped_steps,
+            phase_peaks=self._core.ledger.phase_peaks(),
+        )
+        if self._core.comm.rank == 0:
+            for line in lines:
+                print(line, flush=True)
+        for hook in list(self._after.values()):
+            hook(result)
 
 
 class StepLog:
