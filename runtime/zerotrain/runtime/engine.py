@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,31 +16,19 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.contract.config import EngineConfig
-from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm
-from zerotrain.runtime.facade.accumulation import Accumulation
-from zerotrain.runtime.facade.checkpoints import EngineCheckpoints
 from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames, public_names, unknown_attribute
-from zerotrain.runtime.facade.entries import Entries
 from zerotrain.runtime.facade.evaluation import optimizer_of
-from zerotrain.runtime.facade.export import Exports
-from zerotrain.runtime.facade.feeding import Feeding
-from zerotrain.runtime.facade.generation import SyncedGeneration
-from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.memory import MemoryStatus, OffloadTotals
 from zerotrain.runtime.facade.module_names import ModuleNames
 from zerotrain.runtime.facade.observer import EngineObserver
-from zerotrain.runtime.facade.state import EngineState, StateValue
-from zerotrain.runtime.facade.step_hooks import StepHook, StepHooks
-from zerotrain.runtime.facade.training import TrainingLoop
-from zerotrain.runtime.offload.updater import make_updater
-from zerotrain.runtime.optim.joint import JointRule
+from zerotrain.runtime.facade.parts import EngineParts
+from zerotrain.runtime.facade.state import StateValue
+from zerotrain.runtime.facade.step_hooks import StepHook
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule, is_constant
-from zerotrain.runtime.refreeze import Relayout
-from zerotrain.runtime.setup import build_core
 from zerotrain.runtime.snapshot import LoadChoice
-from zerotrain.runtime.step import StepPipeline, StepResult
+from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.state import CheckpointState
 
@@ -98,78 +85,29 @@ class Engine(Names):
     ) -> None:
         """`schedule` may be a constant one, made where none was given; `plan` lays the model out as it is
         when called."""
-        self.module, self.comm = module, comm
+        self._parts = EngineParts(
+            module, config, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan, loader=loader
+        )
+        self._state, self.core = self._parts.state, self._parts.core
+        self.module, self.comm, self.memory = module, comm, self.core.ledger
         self.rank, self.world_size, self.device = comm.rank, comm.world_size, comm.device
         self.zero_optimizer, self.schedule = optimizer, schedule
-        self._state = EngineState(config=config)
-        updater = make_updater(config, comm, is_elementwise=not isinstance(optimizer.rule, JointRule))
-        self.core = build_core(module, config, optimizer, comm, just_in_time=updater is not None)
-        self.memory = self.core.ledger
         self.optimizer = optimizer_of(self.core, optimizer)
-        optimizer.attach(self.core)
-        optimizer.drop_gradients = self.zero_grad
-        optimizer.run_backward = partial(self.backward, scale_wrt_gas=False)
-        self.clock = StepClock(self.core.updates, comm)
-        self.pipeline = StepPipeline(
-            self.core, optimizer, comm=comm, config=config, clock=self.clock, updater=updater
+        self.pipeline, self.clock, self.relayout = (
+            self._parts.pipeline,
+            self._parts.clock,
+            self._parts.relayout,
         )
-        optimizer.read_loss_scale = lambda: self.pipeline.scaler.scale
-        optimizer.read_skipped = lambda: self.last_step is not None and self.last_step.skipped
-        self.relayout = Relayout(self.core, optimizer, plan)
-        self._generation = SyncedGeneration(self.core)
-        self._entries = Entries(self.core, config)
-        self._make_parts(loader)
-
-    def _make_parts(self, loader: EpochLoader | None) -> None:
-        """Make the parts that the methods call, from those that the constructor made."""
-        state, core, optimizer = self._state, self.core, self.zero_optimizer
-        self._accumulation = Accumulation(state, core)
-        self._feeding = Feeding(state, core.comm, self._accumulation, loader)
-        self._hooks = StepHooks(state, core, optimizer, self.pipeline)
-        self._inspection = Inspection(state, core, optimizer)
-        self._exports = Exports(core, optimizer, compute_dtype=state.config.precision.compute_dtype)
-        self._checkpoints = EngineCheckpoints(
-            state,
-            core,
-            optimizer=optimizer,
-            schedule=self.schedule,
-            pipeline=self.pipeline,
-            clock=self.clock,
-            feeding=self._feeding,
-        )
-        self._loop = TrainingLoop(
-            state=state,
-            core=core,
-            optimizer=optimizer,
-            schedule=self.schedule,
-            pipeline=self.pipeline,
-            clock=self.clock,
-            relayout=self.relayout,
-            entries=self._entries,
-            accumulation=self._accumulation,
-            feeding=self._feeding,
-            hooks=self._hooks,
-            checkpoints=self._checkpoints,
-        )
-        self._names = DeepSpeedNames(
-            state, core, optimizer=optimizer, pipeline=self.pipeline, exports=self._exports
-        )
-        self._module_names = ModuleNames(self.module)
-        core.on_own_backward = self._loop.check_scaled
-        core.at_boundary = self._accumulation.reduces_now
-        core.before_pass = self._loop.before_pass
-        core.takes_gradients = self.relayout.note_backward
-        core.on_new_gradients = lambda: state.observer.training_pass()
 
     # --- training
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass."""
-        return self._loop.forward(args, kwargs)
+        return self._parts.loop.forward(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass, as a call of the engine does."""
-        return self._loop.forward(args, kwargs)
+        return self._parts.loop.forward(args, kwargs)
 
     def backward(
         self,
@@ -185,7 +123,7 @@ class Engine(Names):
         `step()` raises until `zero_grad()` is called, because a part of the gradients is already accumulated.
         Raises ValueError for a loss that is not a scalar, and for `release_loss`.
         """
-        return self._loop.backward(
+        return self._parts.loop.backward(
             loss, retain_graph=retain_graph, is_divided=scale_wrt_gas, release_loss=release_loss
         )
 
@@ -195,7 +133,7 @@ class Engine(Names):
 
         Return the loss itself where nothing is scaled. It is not divided by the accumulation steps.
         """
-        return self._loop.scale(loss)
+        return self._parts.loop.scale(loss)
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> StepResult:
         """End a micro-batch; at the accumulation boundary, clip, update and clear the gradients.
@@ -208,7 +146,7 @@ class Engine(Names):
         when a checkpoint in the background failed (the step itself is done then), RuntimeError after a
         backward pass that raised, within `full_parameters` and after `close`, ValueError for `lr_kwargs`.
         """
-        return self._loop.step(lr_kwargs)
+        return self._parts.loop.step(lr_kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all micro-batches since the last step boundary; the count of micro-batches
@@ -217,11 +155,11 @@ class Engine(Names):
         `step()` also clears them. Call this on every rank to leave a batch out, or after a backward pass that
         raised.
         """
-        self._loop.zero_grad()
+        self._parts.loop.zero_grad()
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Return whether the `step()` that belongs to the current micro-batch updates the weights."""
-        return self._accumulation.is_boundary()
+        return self._parts.accumulation.is_boundary()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
         """Set before a forward pass whether its `step()` updates, instead of counting micro-batches; None =
@@ -230,7 +168,7 @@ class Engine(Names):
         With False, `step()` need not be called after each backward pass. `backward` divides losses by
         `gradient_accumulation_steps` in any case.
         """
-        self._accumulation.set_boundary(is_boundary)
+        self._parts.accumulation.set_boundary(is_boundary)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Make backward passes within accumulate gradients on this rank; the next `step()` outside reduces
@@ -239,7 +177,7 @@ class Engine(Names):
         Micro-batches are not counted and `step()` raises RuntimeError within, as in DeepSpeed. Raises
         RuntimeError at stages 2 and 3, where a rank keeps no memory for whole gradients, and when nested.
         """
-        return self._accumulation.no_sync()
+        return self._parts.accumulation.no_sync()
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Change the samples of a step by changing the accumulation steps, from the next step on.
@@ -247,7 +185,7 @@ class Engine(Names):
         Raises ValueError unless it is a multiple of micro batch size times ranks, RuntimeError between the
         micro-batches of a step.
         """
-        self._accumulation.set_train_batch_size(train_batch_size)
+        self._parts.accumulation.set_train_batch_size(train_batch_size)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
         """Declare another number of samples per forward pass; the accumulation steps stay.
@@ -255,7 +193,7 @@ class Engine(Names):
         A loader that `initialize` made keeps its size. Raises ValueError below 1, RuntimeError between the
         micro-batches of a step.
         """
-        self._accumulation.set_micro_batch_size(micro_batch_size)
+        self._parts.accumulation.set_micro_batch_size(micro_batch_size)
 
     def request_stop(self) -> None:
         """Ask all ranks to stop after the next step boundary; safe to call from a signal handler."""
@@ -287,19 +225,7 @@ class Engine(Names):
         Sharded weights stay sharded, and every operation that needs the other ranks raises RuntimeError from
         then on. A second `close` does nothing.
         """
-        if self.core.is_closed:
-            return
-        try:
-            self.synchronize()
-            self._checkpoints.close()  # not after a failed update: the other ranks do not get here then
-            self.observer.closing()
-        finally:
-            self.pipeline.executor.close()
-            self.zero_optimizer.registry.tiers.close()
-            self._entries.detach()
-            self._generation.detach()
-            self.core.close()
-            self.comm.close()
+        self._parts.close()
 
     def destroy(self) -> None:
         """Close the engine, as `close` does."""
@@ -310,7 +236,7 @@ class Engine(Names):
     @property
     def training_dataloader(self) -> EpochLoader | None:
         """The third value that `initialize` returns."""
-        return self._feeding.loader
+        return self._parts.feeding.loader
 
     def join(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over this rank's batches until every rank has had all of its own. Collective.
@@ -322,12 +248,12 @@ class Engine(Names):
         Train each batch, up to `step()`, before the next one is taken. Raises RuntimeError otherwise, and
         ValueError on every rank when a rank has no batch at all.
         """
-        return self._feeding.join(batches)
+        return self._parts.feeding.join(batches)
 
     @property
     def batch_weight(self) -> float:
         """Factor on the loss of the current batch: 1 unless the ranks' batches differ in size or number."""
-        return self._feeding.batch_weight
+        return self._parts.feeding.batch_weight
 
     # --- checkpoints and weights
 
@@ -337,21 +263,21 @@ class Engine(Names):
         Collective where an update runs in the background: the call waits for it, and raises its error. Raises
         RuntimeError inside gradient accumulation, where gradients would be lost, and after `close`.
         """
-        return self._checkpoints.state()
+        return self._parts.checkpoints.state()
 
     def after_state_load(self, state: CheckpointState, choice: LoadChoice | None = None) -> None:
         """Apply a state that was overwritten in place. Collective.
 
         Raises CheckpointMismatch where a checkpoint has other parameter groups, or another kind of schedule.
         """
-        self._checkpoints.apply(state, choice)
+        self._parts.checkpoints.apply(state, choice)
 
     def claim_checkpoints(self, directory: Path | str) -> None:
         """Make this attempt the folder's owner, once per folder; the first save does it too. Collective.
 
         Older attempts cannot commit there any more. Raises CheckpointFenced, CheckpointNotWritable.
         """
-        self._checkpoints.claim(directory)
+        self._parts.checkpoints.claim(directory)
 
     def save_checkpoint(
         self,
@@ -386,7 +312,7 @@ class Engine(Names):
         anything is written, for a value that cannot be stored), CommError where a rank makes another call,
         OutsideWrite, on every rank, where ranks wrote different values into weights.
         """
-        return self._checkpoints.save(
+        return self._parts.checkpoints.save(
             save_dir,
             tag,
             client_state,
@@ -401,7 +327,7 @@ class Engine(Names):
 
         Raises the errors of the save: see `save_checkpoint`.
         """
-        return self._checkpoints.wait()
+        return self._parts.checkpoints.wait()
 
     def load_checkpoint(
         self,
@@ -431,7 +357,7 @@ class Engine(Names):
         gradient accumulation, CheckpointDamaged, CheckpointMismatch, CheckpointError; if not strict,
         OutsideWrite where ranks wrote different values into weights, which may stay.
         """
-        return self._checkpoints.load(
+        return self._parts.checkpoints.load(
             load_dir,
             tag,
             load_module_strict,
@@ -457,7 +383,7 @@ class Engine(Names):
         Raises RuntimeError in forward and backward and after `close`, OutsideWrite, on every rank, when ranks
         wrote different values.
         """
-        return self._exports.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
+        return self._parts.exports.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
 
     def save_16bit_model(
         self,
@@ -488,7 +414,7 @@ class Engine(Names):
         Raises ValueError for a wrong argument, CheckpointNoSpace or CheckpointNotWritable when the folder
         cannot be written, and OutsideWrite when ranks wrote different values, the same on every rank.
         """
-        return self._exports.save_16bit_model(
+        return self._parts.exports.save_16bit_model(
             save_dir, save_filename, exclude_frozen_parameters, dtype=dtype, max_shard_size=max_shard_size
         )
 
@@ -497,28 +423,28 @@ class Engine(Names):
     def memory_status(self) -> MemoryStatus:
         """Return this rank's memory: buffers by kind and tier, peaks by phase, the planned sizes, process,
         device."""
-        return self._inspection.memory_status()
+        return self._parts.inspection.memory_status()
 
     def offload_totals(self) -> OffloadTotals:
         """Return the totals of offloading so far on this rank, without those of `probe_spill`. It does not
         wait for transfers in progress, and works also after the spill was lost."""
-        return self._inspection.offload_totals()
+        return self._parts.inspection.offload_totals()
 
     def probe_spill(self) -> float | None:
         """Return the bytes per second of a pass over a part of the spill file at the drive's present speed;
         None where no optimizer state is spilled. Takes up to a second on a slow drive. Do not call it while
         an update is running. It makes states that the first backward pass would otherwise make."""
-        return self._inspection.probe_spill()
+        return self._parts.inspection.probe_spill()
 
     def spill_space(self) -> VolumeSpace | None:
         """Return free space and size of the spill file's volumes; None without a spill."""
-        return self._inspection.spill_space()
+        return self._parts.inspection.spill_space()
 
     @property
     def spill_info(self) -> SpillInfo | None:
         """Properties of this rank's spill file: I/O engine, encryption, folders, reasons. None without one,
         also where the configuration names a drive and nothing is spilled there."""
-        return self._inspection.spill_info
+        return self._parts.inspection.spill_info
 
     def register_step_hook(self, hook: StepHook, *, before_update: bool = False) -> RemovableHandle:
         """Call `hook(result)` after every step boundary, skipped ones included; `handle.remove()` ends it.
@@ -528,7 +454,7 @@ class Engine(Names):
         `get_full_grad` and `set_full_grad` work then, as does clipping; of the result only step, rate and
         loss scale are known. `engine.step()` raises the exceptions of hooks.
         """
-        return self._hooks.register(hook, before_update=before_update)
+        return self._parts.hooks.register(hook, before_update=before_update)
 
     def watch_data_writes(self, enabled: bool = True) -> None:
         """Compare the weights at every step with those that the engine wrote, to find writes through `.data`
@@ -537,7 +463,7 @@ class Engine(Names):
         `step()` then raises OutsideWrite, naming parameters. Each comparison reads the weights once, and
         waits for updates in the background.
         """
-        self._inspection.watch_data_writes(enabled)
+        self._parts.inspection.watch_data_writes(enabled)
 
     @property
     def is_evaluation_only(self) -> bool:
@@ -562,8 +488,9 @@ class Engine(Names):
         def __getattr__(self, name: str) -> Any:
             """Return DeepSpeed's or else the model's attribute, where the engine has none of that name."""
             if not name.startswith("_"):
-                for owner in (self.__dict__.get(part) for part in ("_names", "_module_names", "module")):
-                    if owner is not None and hasattr(owner, name):
+                parts = self.__dict__.get("_parts")
+                for owner in (parts.names, parts.module_names, parts.core.model) if parts else ():
+                    if hasattr(owner, name):
                         return getattr(owner, name)
             raise unknown_attribute(self, name)
 

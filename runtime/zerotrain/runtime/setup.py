@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -23,7 +23,7 @@ from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.data.epochs import EpochLoader, make_loader
 from zerotrain.runtime.matmul_support import warn_of_slow_products
 from zerotrain.runtime.offload.fit import check_fit
-from zerotrain.runtime.offload.params import make_param_tier
+from zerotrain.runtime.offload.params import OffloadedParams, make_param_tier
 from zerotrain.runtime.offload.spill import open_spill_store
 from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.offload.transfer import make_staging
@@ -34,14 +34,18 @@ from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
 from zerotrain.runtime.zero.leaves import with_marked
 from zerotrain.runtime.zero.live import LiveLimits
 from zerotrain.runtime.zero.names import check_names, named_parameters
+from zerotrain.runtime.zero.options import CoreOptions, EngineCallbacks
 from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.plan import MIN_UNIT_NUMEL, SmallParameters, plan_layout
-from zerotrain.runtime.zero.sharded_model import CoreOptions, ShardedModel
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.ties import refuse_shared_memory
 from zerotrain.runtime.zero.torch_calls import serve
 from zerotrain.runtime.zero.unit import Placement
 from zerotrain.runtime.zero.wrapped import refuse_wrapped
 from zerotrain.runtime.zero.zeropp import ZeroPlusPlus
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.spill.store import SpillStore
 
 
 def join_ranks(mpu: object | None = None) -> Comm:
@@ -167,6 +171,7 @@ def build_core(
     optimizer: ZeroOptimizer,
     comm: Comm,
     *,
+    callbacks: EngineCallbacks,
     just_in_time: bool = False,
 ) -> ShardedModel:
     """Shard the model and the optimizer's states. Collective. `just_in_time`: updates may run in the
@@ -174,20 +179,51 @@ def build_core(
     check_same_config(config, comm)
     warn_of_slow_products(config, comm)
     layout = optimizer.layout
+    _check_agreement(layout, comm)
+    check_buffers(model, comm)
+    check_fit(model, config, layout, comm)
+    spill_store = open_spill_store(config, comm)
+    tier = make_param_tier(config, comm, spill_store)
+    options = _options(config, comm, tier, spill_store, just_in_time=just_in_time)
+    tiers = make_tiers(config, spill_store, defers=optimizer.is_default)
+    optimizer.registry.tiers = tiers
+    if isinstance(optimizer.rule, JointRule):
+        refuse_offload(optimizer.configured.type, tiers, options.placement)
+    tiers.plan(layout, replicated=not options.placement.states_sharded)
+    values = take_values(model, comm, BufferRules(layout=layout, precision=config.precision))
+    core = ShardedModel(
+        model,
+        layout,
+        comm=comm,
+        options=options,
+        callbacks=callbacks,
+        values=values,
+        states=optimizer.states,
+    )
+    core.given_buffer_dtypes = values.given_dtypes
+    serve(core)
+    return_free_memory()  # held by the model's own tensors before
+    return core
+
+
+def _options(
+    config: EngineConfig,
+    comm: Comm,
+    tier: OffloadedParams | None,
+    spill_store: SpillStore | None,
+    *,
+    just_in_time: bool,
+) -> CoreOptions:
+    """Return the options of the sharding that a configuration means."""
     zero = config.zero
     wire = config.precision.reduce_dtype
     # Stages 0 and 1 send their fp32 sums, the others the gradients of autograd.
     source = config.precision.compute_dtype if zero.stage >= 2 else "fp32"
     is_cast = DTYPE_BYTES[wire] <= DTYPE_BYTES[source] and wire != source
     plus = _plus(config)
-    _check_agreement(layout, comm)
-    check_buffers(model, comm)
-    check_fit(model, config, layout, comm)
-    spill_store = open_spill_store(config, comm)
-    tier = make_param_tier(config, comm, spill_store)
     spills_weights = tier is not None and tier.may_spill
     placement = Placement.of_stage(zero.stage, world_size=comm.world_size, has_tier=tier is not None)
-    options = CoreOptions(
+    return CoreOptions(
         placement=replace(
             placement,
             may_share=not (plus.changes_weights or spills_weights),
@@ -206,22 +242,10 @@ def build_core(
         wire_dtype=wire if is_cast else None,
         overlap=zero.overlap_comm,
         reduce_bucket_numel=zero.reduce_bucket_size,
+        publish_numel=zero.allgather_bucket_size,
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )
-    tiers = make_tiers(config, spill_store, defers=optimizer.is_default)
-    optimizer.registry.tiers = tiers
-    if isinstance(optimizer.rule, JointRule):
-        refuse_offload(optimizer.configured.type, tiers, options.placement)
-    tiers.plan(layout, replicated=not options.placement.states_sharded)
-    values = take_values(model, comm, BufferRules(layout=layout, precision=config.precision))
-    core = ShardedModel(
-        model, layout, comm=comm, options=options, values=values, on_made=optimizer.make_states
-    )
-    core.given_buffer_dtypes = values.given_dtypes
-    serve(core)
-    return_free_memory()  # held by the model's own tensors before
-    return core
 
 
 def _plus(config: EngineConfig) -> ZeroPlusPlus:

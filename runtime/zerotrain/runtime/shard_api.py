@@ -6,6 +6,7 @@ It serves users with a loop of their own: `loss.backward(); optimizer.step(); op
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -37,8 +38,8 @@ class ShardedOptimizer(TorchOptimizer):
         share_step_hooks(self, driven)
         driven.followers.append(self)
         driven.face = self
-        engine.set_gradient_accumulation_boundary(True)  # every step() is one
-        engine.core.at_boundary = lambda: False  # the last backward before a step is not known
+        # Every step() is a boundary, and which backward pass is the last one before it is not known.
+        engine.config = replace(engine.config, managed_gradient_accumulation=False)
 
     @property
     def num_updates(self) -> int:  # type: ignore[override]

@@ -136,11 +136,9 @@ class StepPipeline:
         link = None
         if comm.device.type == "cuda" and offload is not None:
             link = DeviceLink(comm.device, core.ledger, pins=offload.pin_memory)
-        core.updates.publish_numel = config.zero.allgather_bucket_size
         self.executor = StepExecutor(core, optimizer, updater=updater, link=link)
         self.scaler = LossScaler(precision)
         self.division = LossDivision(precision)
-        core.gradient_scale = lambda: self.scaler.scale * self.division.rest
         self._core = core
         self._optimizer = optimizer
         self._comm = comm
@@ -149,6 +147,11 @@ class StepPipeline:
         self._skips_non_finite = precision.compute_dtype != "bf16" or precision.check_grad_overflow
         self._overflowed: list[str] = []
         """Units whose gradients, in this rank's part, were not finite in this step."""
+
+    @property
+    def gradient_scale(self) -> float:
+        """Factor of the loss scaling in the accumulated gradients."""
+        return self.scaler.scale * self.division.rest
 
     def run(self, *, step: int, stop: bool, save_stage: int = 0) -> StepOutcome:
         """Carry out one step boundary."""
@@ -163,7 +166,7 @@ class StepPipeline:
         began = perf_counter()
         loss_scale = self.scaler.scale
         decision = self.decide(rows)
-        norm = decision.sum_squares**0.5 / self._core.gradient_scale()
+        norm = decision.sum_squares**0.5 / self.gradient_scale
         if self._optimizer.is_local:
             norm /= len(rows) ** 0.5
         overflow = decision.overflow
@@ -298,8 +301,8 @@ class StepPipeline:
         division, and that bounds their global norm. Without a bound where nothing reduces the gradients: the
         norm is not known then."""
         if self._clip_norm <= 0.0 or self._optimizer.is_local:
-            return 1.0 / self._core.gradient_scale()
-        return clip_factor(self._clip_norm, norm) / self._core.gradient_scale()
+            return 1.0 / self.gradient_scale
+        return clip_factor(self._clip_norm, norm) / self.gradient_scale
 
     def drop_any(self) -> None:
         """Call `drop` where there are gradients; an update in the background is not waited for."""

@@ -24,7 +24,7 @@ from zerotrain.runtime.facade.dtype_errors import explain_dtype_error
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.hooks import COMPILER, Boundary
 from zerotrain.runtime.zero.names import innermost
-from zerotrain.runtime.zero.sharded_model import ShardedModel, until_closed
+from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.trees import cast_float32, has_float32
 
 
@@ -44,11 +44,10 @@ class Entries:
         """Modules whose `generate` is wrapped, and their own attribute of that name before."""
         if self._compute == "fp32":
             return
-        core.on_entry = self._enter
         hook = self._after
         if (compiler := sys.modules.get(COMPILER)) is not None:  # see hooks.py
             hook = compiler.disable(hook)
-        until_closed(core, core.model.register_forward_hook(hook, always_call=True, with_kwargs=True))
+        core.until_closed(core.model.register_forward_hook(hook, always_call=True, with_kwargs=True))
         for module in core.model.modules():
             if callable(getattr(type(module), "generate", None)):
                 self._wrap_generate(module)
@@ -67,8 +66,10 @@ class Entries:
         if isinstance(error, RuntimeError):
             explain_arguments(error, *self._last, compute_dtype=self._compute)
 
-    def _enter(self, boundary: Boundary, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def enter(self, boundary: Boundary, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with which an entry is called."""
+        if self._compute == "fp32":
+            return args, kwargs
         self._forget()
         module = boundary.module
         if boundary.name and module._compiled_call_impl is None:  # a new hook would compile it again

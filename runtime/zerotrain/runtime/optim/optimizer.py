@@ -36,7 +36,6 @@ from zerotrain.runtime.optim.torch_face import ScaleNames, TorchOptimizer, refus
 from zerotrain.runtime.optim.update import UpdateRule
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
-from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.unit import Unit
 
 
@@ -122,8 +121,6 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.states = self.registry.states
         self.is_default = False
         """Whether the run names no optimizer; states are then made at the first backward pass."""
-        self.drop_gradients: Callable[[], None] = lambda: None
-        """The implementation of `zero_grad`; the engine sets its own here."""
 
     def make_states(self, unit: Unit, ledger: MemoryLedger) -> None:
         """Make the states of a new unit, which releases its fp32 values: the values of all units never exist
@@ -134,17 +131,10 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
                 assert isinstance(states, ResidentStates)
                 self.rule.attach(states, ledger)
 
-    def attach(self, core: ShardedModel) -> None:
-        """Follow changes of the units that the states were made of."""
-
-        def take(unit: Unit, written: torch.Tensor) -> None:
-            if (states := self.states.get(unit.name)) is not None:
-                states.take_weights(written[slice(*states.interval)])
-
-        core.on_weights_written.append(take)
-        core.states = self.states
-        core.on_first_backward = self.registry.make_deferred
-        core.reducer.keeps_local = lambda: self.is_local
+    def take_weights(self, unit: Unit, written: torch.Tensor) -> None:
+        """Follow a change of a unit's whole weights by user code."""
+        if (states := self.states.get(unit.name)) is not None:
+            states.take_weights(written[slice(*states.interval)])
 
     def append_group(self, group: Mapping[str, Any]) -> None:
         """Add a group, as `add_param_group`."""
@@ -218,7 +208,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, as `engine.zero_grad()`."""
-        self.drop_gradients()
+        self.calls.drop_gradients()
 
     def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
         """Raise RuntimeError: the engine's step reduces, clips and updates together."""

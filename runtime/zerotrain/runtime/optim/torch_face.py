@@ -12,6 +12,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -127,25 +128,35 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
         )
 
 
-class ScaleNames:
-    """DeepSpeed's names on the engine's optimizer, for losses and the outcome of the last step. The engine
-    sets the attributes to functions of its own."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCalls:
+    """Functions of the engine that its optimizer calls; the defaults hold until there is an engine."""
 
-    read_loss_scale: Callable[[], float] = staticmethod(lambda: 1.0)
-    read_skipped: Callable[[], bool] = staticmethod(lambda: False)
-    run_backward: Callable[..., Any]
+    drop_gradients: Callable[[], None] = lambda: None
+    """The implementation of `zero_grad`."""
+    backward: Callable[..., Any] = lambda *_, **__: None
+    loss_scale: Callable[[], float] = lambda: 1.0
+    was_skipped: Callable[[], bool] = lambda: False
+    """Whether the last step changed nothing, because the gradient was not finite."""
+
+
+class ScaleNames:
+    """DeepSpeed's names on the engine's optimizer, for losses and the outcome of the last step."""
+
+    calls: EngineCalls = EngineCalls()
+    """Set by the engine, which is made after its optimizer."""
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
         """Accumulate the gradients of a scalar loss, which is not divided by the accumulation steps.
 
         Errors are those of `engine.backward`.
         """
-        self.run_backward(loss, retain_graph=retain_graph)
+        self.calls.backward(loss, retain_graph=retain_graph)
 
     @property
     def loss_scale(self) -> float:
         """Present factor on the loss; 1 unless fp16 computes."""
-        return self.read_loss_scale()
+        return self.calls.loss_scale()
 
     cur_scale = loss_scale
     """Present factor on the loss, by another name."""
@@ -153,7 +164,7 @@ class ScaleNames:
     @property
     def overflow(self) -> bool:
         """Whether the last step was skipped because the gradient was not finite."""
-        return self.read_skipped()
+        return self.calls.was_skipped()
 
 
 def _check_loadable(

@@ -101,8 +101,7 @@ def _write_back(unit: Unit, core: ShardedModel, rank: int) -> None:
     # The memory is private to this rank even if it maps the others' shards: pages are copied when written.
     core.comm.broadcast(unit.full.tensor, label=unit.name, source=rank)
     unit.before_write()
-    for callback in core.on_weights_written:
-        callback(unit, unit.full.tensor)
+    core.callbacks.on_weights_written(unit, unit.full.tensor)
     unit.keep_written()
     unit.publish().wait()  # mappings of all ranks' shards are whole when all have written
     core.writes.forget([unit])

@@ -103,7 +103,7 @@ def total_of_powers(
     total = _combined([row[0] for row in core.comm.gather_record([mine], label=what)], norm_type)
     if (parallel := core.comm.model_parallel) is not None:
         total = _combined([row[0] for row in parallel.combine([total], core.comm.device)], norm_type)
-    scale = core.gradient_scale()
+    scale = core.callbacks.gradient_scale()
     return total / scale if math.isinf(norm_type) else total / scale**norm_type
 
 
@@ -183,7 +183,7 @@ def clamp(owned: Owned, bound: float, *, what: str) -> None:
     """Clamp every element of the averaged gradients. Collective."""
     for core, slots in owned.items():
         if settle(core, what):
-            limit = float(bound) * core.gradient_scale()
+            limit = float(bound) * core.callbacks.gradient_scale()
             clamped = partial(torch.Tensor.clamp_, min=-limit, max=limit)
             for slot in slots:
                 slot.gradients.slots.change(slot.index, clamped)

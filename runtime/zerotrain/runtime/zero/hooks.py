@@ -132,7 +132,7 @@ class BoundaryHooks:
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         window = self._core.before_forward(self._boundary, is_root=self._is_root)
         if self._core.passes.entry is self._boundary:
-            args, kwargs = self._core.on_entry(self._boundary, args, kwargs)
+            args, kwargs = self._core.callbacks.on_entry(self._boundary, args, kwargs)
         if window is None:
             return args, kwargs
         wanted: tuple[Any, Any] = replace_tensors(

@@ -31,8 +31,8 @@ class Passes:
         self.entry: Boundary | None = None
         """Outermost boundary whose forward runs; None = none does."""
         self.is_checked = False
-        """Whether, since the last step, a pass with gradients began and `ShardedModel.before_pass` was
-        called."""
+        """Whether, since the last step, a pass with gradients began and `EngineCallbacks.before_pass`
+        was called."""
         self.expects_backward = False
         """Whether a pass with gradients began, and no backward pass has since."""
         self._goes_on = False
@@ -111,7 +111,7 @@ class Passes:
         is_training = has_gradients and core.model.training
         if has_gradients:
             if not core.has_gradients:
-                core.before_pass()
+                core.callbacks.before_pass()
                 self.is_checked = True
             if not is_training:
                 self._expected = [(each, each.expected_windows) for each in core.boundaries.values()]

@@ -88,7 +88,8 @@ class PendingUpdates:
     """Background updates of one engine; see [Note: fences]. `fence_seconds` and `gather_seconds` are never
     reset."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, publish_numel: int) -> None:
+        """`publish_numel`: maximum number of elements in flight when many units are published."""
         self.failure: BaseException | None = None
         """First error of an update. It is final: masters, moments and weights may be of different steps."""
         self.fence_seconds = 0.0
@@ -97,8 +98,7 @@ class PendingUpdates:
         """Seconds in which the caller published their results."""
         self.background_seconds = 0.0
         """Seconds of the updates themselves."""
-        self.publish_numel = 1 << 62
-        """Maximum number of elements in flight when many units are published."""
+        self.publish_numel = publish_numel
         self._traceback: TracebackType | None = None
         self._tickets: dict[Unit, Ticket] = {}
         self._stored: Ticket | None = None

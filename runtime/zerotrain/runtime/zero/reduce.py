@@ -24,8 +24,10 @@ import torch
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Exchange, Pending
+from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients, own_part_to_write
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
+from zerotrain.runtime.zero.options import CoreOptions
 
 
 @dataclass(slots=True)
@@ -44,36 +46,32 @@ class Reducer:
 
     def __init__(
         self,
-        *,
         comm: Comm,
         ledger: MemoryLedger,
-        wire_dtype: torch.dtype | None,
-        overlap: bool,
-        bucket_numel: int,
-        predivision: float = 1.0,
-        averages: bool = True,
+        options: CoreOptions,
+        *,
+        start_exchange: Callable[..., Exchange],
+        keeps_local: Callable[[], bool],
     ) -> None:
-        """`wire_dtype` None sends gradients in autograd's dtype. They are divided by `predivision` before
-        they are sent and by the rest after the sum.
+        """`start_exchange` starts an exchange of gradients, as `Comm.start_exchange`; `keeps_local`: see
+        `EngineCallbacks`. Gradients are divided by `options.predivision` before they are sent and by the rest
+        after the sum.
 
-        With `overlap`, finished units of up to `bucket_numel` elements together (but not more than the
-        largest unit has, and at least one unit) are in flight while backward runs.
+        With `options.overlap`, finished units of up to `options.reduce_bucket_numel` elements together (but
+        not more than the largest unit has, and at least one unit) are in flight while backward runs.
         """
         self._comm = comm
         self._ledger = ledger
-        self._wire_dtype = wire_dtype
-        self._overlap = overlap
-        self._bucket_limit = bucket_numel
-        self._before = 1.0 / predivision
-        self._after = predivision / (comm.world_size if averages else 1)
-        self.start_exchange = comm.start_exchange
-        """Function that starts the exchange of gradients; ZeRO++ sets its own."""
+        self._wire_dtype = TORCH_DTYPES[options.wire_dtype] if options.wire_dtype else None
+        self._overlap = options.overlap
+        self._bucket_limit = options.reduce_bucket_numel
+        self._before = 1.0 / options.predivision
+        self._after = options.predivision / (comm.world_size if options.averages else 1)
+        self.start_exchange, self.keeps_local = start_exchange, keeps_local
         self._flying: deque[_Exchange] = deque()
         self._gathers: list[Pending] = []
         self._seen: dict[UnitGradients, None] = {}  # ordered set: the order in which units became ready
         self._next = 0
-        self.keeps_local: Callable[[], bool] = lambda: False
-        """Whether stages 0 and 1 send nothing now, because the optimizer needs each rank's own sums."""
         self.replace([])
 
     def replace(self, gradients: list[UnitGradients]) -> None:
@@ -198,22 +196,21 @@ class Reducer:
             label = gradients.unit.name
             self._gathers.append(self._comm.all_gather(gradients.accumulator, own, label=label))
 
+    @torch.no_grad()
+    def copy_reduced(self, local: torch.Tensor, *, label: str) -> torch.Tensor:
+        """Return what the step will compute from a slice of replicated accumulators.
 
-@torch.no_grad()
-def reduced_copy(reducer: Reducer, local: torch.Tensor, *, label: str) -> torch.Tensor:
-    """Return what the step will compute from a slice of replicated accumulators.
-
-    The additions and their order are the same on one node; with several nodes the step adds node by node, and
-    the last bits may differ. Collective. Called to show a gradient that is not reduced yet.
-    """
-    comm = reducer._comm
-    if comm.world_size == 1:
-        return local.clone()
-    wire = local * reducer._before
-    wire = wire if reducer._wire_dtype is None else wire.to(reducer._wire_dtype)
-    total, received = torch.zeros_like(local), torch.empty_like(wire)
-    for rank in range(comm.world_size):
-        received.copy_(wire)
-        comm.broadcast(received, label=label, source=rank)
-        total.add_(received, alpha=reducer._after)
-    return total
+        The additions and their order are the same on one node; with several nodes the step adds node by node,
+        and the last bits may differ. Collective. Called to show a gradient that is not reduced yet.
+        """
+        comm = self._comm
+        if comm.world_size == 1:
+            return local.clone()
+        wire = local * self._before
+        wire = wire if self._wire_dtype is None else wire.to(self._wire_dtype)
+        total, received = torch.zeros_like(local), torch.empty_like(wire)
+        for rank in range(comm.world_size):
+            received.copy_(wire)
+            comm.broadcast(received, label=label, source=rank)
+            total.add_(received, alpha=self._after)
+        return total

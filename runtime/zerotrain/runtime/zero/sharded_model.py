@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,56 +18,27 @@ from torch.utils.hooks import RemovableHandle
 
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.zero.build import build_units, busy_modules
-from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.hooks import COMPILER, Boundary, BoundaryHooks, Window, in_graph_task
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
-from zerotrain.runtime.zero.live import LiveLimits, LiveWeights
+from zerotrain.runtime.zero.live import LiveWeights
 from zerotrain.runtime.zero.loading import wait_before_loading
 from zerotrain.runtime.zero.names import accept_plain_keys, named_modules
+from zerotrain.runtime.zero.options import CoreOptions, EngineCallbacks
 from zerotrain.runtime.zero.order import RecordedOrder
 from zerotrain.runtime.zero.passes import Passes
 from zerotrain.runtime.zero.pending import PendingUpdates
 from zerotrain.runtime.zero.placeholder import Use, fqn_of
 from zerotrain.runtime.zero.reduce import Reducer
-from zerotrain.runtime.zero.shards import ParamTier, Staging
 from zerotrain.runtime.zero.state import StateTensors
-from zerotrain.runtime.zero.unit import InitialValues, Placement, Unit, UnitState
+from zerotrain.runtime.zero.unit import InitialValues, Unit, UnitState
 from zerotrain.runtime.zero.uses import DirectUses, show_for_pass, unit_of
 from zerotrain.runtime.zero.writes import Writes
-from zerotrain.runtime.zero.zeropp import Traffic, ZeroPlusPlus
+from zerotrain.runtime.zero.zeropp import Traffic
 
 if TYPE_CHECKING:
     from zerotrain.runtime.spill.store import SpillStore
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CoreOptions:
-    """Options of the sharding, which the engine derives from the configuration."""
-
-    placement: Placement
-    live: LiveLimits = field(default_factory=LiveLimits)
-    """Limits of what is gathered at once."""
-    wire_dtype: str | None = None
-    """Dtype in which gradients are sent, if narrower than autograd's."""
-    overlap: bool = True
-    """Whether gradients are reduced while backward runs."""
-    reduce_bucket_numel: int = 1 << 62
-    """Elements of finished units that may be in flight during backward."""
-    predivision: float = 1.0
-    """Divisor of the gradients before they are sent."""
-    averages: bool = True
-    """Whether the gradients of the ranks are averaged; False = summed."""
-    plus: ZeroPlusPlus = field(default_factory=ZeroPlusPlus)
-    just_in_time: bool = False
-    """Whether updates may run in the background when a forward pass begins (zero/pending.py)."""
-    tier: ParamTier | None = None
-    """Tier that keeps the shards of units outside of the device; None = they stay on the device."""
-    staging: Staging | None = None
-    """Host buffers for the shards of a tier; see `HasShard.staging`."""
-    spill_store: SpillStore | None = None
-    """Spill storage of this rank, also for the optimizer's states."""
 
 
 class ShardedModel:
@@ -82,6 +52,7 @@ class ShardedModel:
     """Whether a backward pass ran since the last step boundary."""
     in_backward = False
     _ends_backward_itself = True
+    _has_run_backward = False
     is_torn = False
     """Whether a backward pass since the last step boundary raised, so that the gradients are incomplete."""
     is_closed = False
@@ -95,56 +66,41 @@ class ShardedModel:
         *,
         comm: Comm,
         options: CoreOptions,
+        callbacks: EngineCallbacks,
         values: InitialValues,
-        on_made: Callable[[Unit, MemoryLedger], None] = lambda _unit, _ledger: None,
+        states: Mapping[str, StateTensors],
     ) -> None:
         """Take the model over: its parameters become views of the units' buffers. Collective.
 
-        `on_made` is called for every unit before the next one is made, and may take its `initial_master`.
+        `states` are masters and optimizer states by unit; the optimizer may add them as units are made.
         """
-        self.comm = comm
+        self.comm, self.callbacks, self.states = comm, callbacks, states
         self.ledger = MemoryLedger()
-        self.on_weights_written: list[Callable[[Unit, torch.Tensor], None]] = []
-        """Called with a unit and its whole weights when user code changed them, before the shard changes; no
-        collectives."""
-        self.states: Mapping[str, StateTensors] = {}
-        """Masters and optimizer states by unit; the optimizer sets its own mapping."""
         self.holds: Counter[Unit] = Counter()
         """Number of `full_parameters` contexts that each unit is in."""
-        self.on_new_gradients: Callable[[], None] = lambda: None
-        """Called when the first backward pass of a step begins; no collectives."""
-        self.on_own_backward: Callable[[], None] = lambda: None
-        """Called when the user's code, not the engine, calls `backward`; no collectives."""
-        self.on_entry: Callable[[Boundary, Any, Any], tuple[Any, Any]] = _as_given
-        """Called with the arguments of the outermost forward call; returns those to use. No collectives."""
-        self.on_first_backward: Callable[[], None] | None = None
-        """Called once, when the first backward pass begins; no collectives."""
-        self.gradient_scale: Callable[[], float] = lambda: 1.0
-        """Factor of the loss scaling in the accumulated gradients."""
-        self.at_boundary: Callable[[], bool] = lambda: False
-        """Whether the backward pass that starts is the last one before the step."""
         self.knows_compiler = COMPILER in sys.modules
         """Whether the hooks are made so that torch.compile does not trace them."""
-        self.before_pass: Callable[[], None] = lambda: None
-        """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
-        self.takes_gradients: Callable[[], bool] = lambda: True
-        """Called when a backward pass begins; returns whether it gives any parameter a gradient. Local."""
         self.options, self.model = options, model
         self.traffic = Traffic(comm, self.ledger, options.plus)
-        self.reducer = _make_reducer(options, comm, self.ledger)
-        self.reducer.start_exchange = self.traffic.start_exchange
+        self.reducer = Reducer(
+            comm,
+            self.ledger,
+            options,
+            start_exchange=self.traffic.start_exchange,
+            keeps_local=callbacks.keeps_local,
+        )
         self.passes = Passes(self)
         self.uses = DirectUses(self)
         self.writes = Writes(self)
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self.live = LiveWeights(options.live)
-        self.updates = PendingUpdates()
+        self.updates = PendingUpdates(publish_numel=options.publish_numel)
         self._opened: list[Window] = []
         """Windows of the current pass; a retained graph may open them again."""
         self.boundaries: dict[str, Boundary] = {}
         """Boundaries by the name of their module."""
         self._handles: list[RemovableHandle] = wait_before_loading(self)
-        units = build_units(self, layout, values, on_made)
+        units = build_units(self, layout, values, callbacks.on_unit_made)
         self._handles += accept_plain_keys(model)
         made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
         self.replace_units(layout, units, {each.unit.name: each for each in made})
@@ -359,21 +315,26 @@ class ShardedModel:
         self.live.free(self.units, everything=True)
 
     def _start_pass(self) -> None:
-        takes = bool(self.gradients) and self.takes_gradients()
+        callbacks = self.callbacks
+        takes = bool(self.gradients) and callbacks.takes_gradients()
         if takes and self._ends_backward_itself:
-            self.on_own_backward()
+            callbacks.on_own_backward()
         self.updates.settle_units()  # autograd writes into their gradients
-        if self.on_first_backward is not None:
-            self.on_first_backward()
-            self.on_first_backward = None
+        if not self._has_run_backward:
+            callbacks.on_first_backward()
+            self._has_run_backward = True
         self.passes.begin_backward()
         if takes and not self.has_gradients:
-            self.on_new_gradients()
+            callbacks.on_new_gradients()
         self.in_backward, self.has_gradients = True, self.has_gradients or takes
-        self.reducer.begin(at_boundary=takes and self.at_boundary())
+        self.reducer.begin(at_boundary=takes and callbacks.at_boundary())
         self._backward_order.begin()
 
     # --- shared
+
+    def until_closed(self, handle: RemovableHandle) -> None:
+        """Remove a hook when the model is closed."""
+        self._handles.append(handle)
 
     def close(self) -> None:
         """Remove every hook and the spill file; the model keeps its parameters."""
@@ -389,23 +350,6 @@ class ShardedModel:
             self.options.staging.close()
         if self.options.spill_store is not None:
             self.options.spill_store.close()
-
-
-def _make_reducer(options: CoreOptions, comm: Comm, ledger: MemoryLedger) -> Reducer:
-    return Reducer(
-        comm=comm,
-        ledger=ledger,
-        wire_dtype=TORCH_DTYPES[options.wire_dtype] if options.wire_dtype else None,
-        overlap=options.overlap,
-        bucket_numel=options.reduce_bucket_numel,
-        predivision=options.predivision,
-        averages=options.averages,
-    )
-
-
-def until_closed(core: ShardedModel, handle: RemovableHandle) -> None:
-    """Remove a hook when the core is closed."""
-    core._handles.append(handle)
 
 
 def has_lost_spill(core: ShardedModel) -> bool:
@@ -435,7 +379,3 @@ def publication_order(core: ShardedModel) -> list[Unit]:
     """Return the trainable units in the agreed order of forward, which is the reverse of that of
     reductions."""
     return [gradients.unit for gradients in reversed(core.reducer.order)]
-
-
-def _as_given(_: Boundary, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    return args, kwargs

@@ -16,7 +16,6 @@ from zerotrain.runtime.zero.access import locate
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import Segment
 from zerotrain.runtime.zero.placeholder import fqn_of
-from zerotrain.runtime.zero.reduce import reduced_copy
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.state import MASTER, StateTensors
 from zerotrain.runtime.zero.unit import Unit
@@ -71,8 +70,8 @@ def get_full_grad(parameter: nn.Parameter) -> torch.Tensor:
         mean = place.gathered(place.cut(gradients.own_part, place.unit.start))
     else:
         local = gradients.accumulator[place.segment.start : place.segment.stop]
-        mean = reduced_copy(place.core.reducer, local, label=place.segment.fqn).view(place.segment.shape)
-    return mean.div_(place.core.gradient_scale())
+        mean = place.core.reducer.copy_reduced(local, label=place.segment.fqn).view(place.segment.shape)
+    return mean.div_(place.core.callbacks.gradient_scale())
 
 
 def set_full_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
@@ -83,7 +82,7 @@ def set_full_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
     """
     place = _Place.of(parameter, "set_full_grad", writes=True)
     gradients = place.gradients()
-    flat = _checked(value, parameter.shape, place).flatten() * place.core.gradient_scale()
+    flat = _checked(value, parameter.shape, place).flatten() * place.core.callbacks.gradient_scale()
     if place.unit.placement.grads_sharded:
         place.cut(gradients.accumulator, place.unit.start).copy_(place.own_of(flat))
     else:
@@ -121,7 +120,7 @@ def get_local_grad(parameter: nn.Parameter) -> torch.Tensor:
     gradients = place.gradients()
     if not place.is_summed(gradients):
         return place.own_of(get_full_grad(parameter)).clone()
-    return place.cut(gradients.own_part, place.unit.start) / place.core.gradient_scale()
+    return place.cut(gradients.own_part, place.unit.start) / place.core.callbacks.gradient_scale()
 
 
 def set_local_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
@@ -131,7 +130,7 @@ def set_local_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
     if not place.unit.placement.grads_sharded:
         set_full_grad(parameter, place.gathered(own.float()))
     else:
-        place.cut(gradients.accumulator, place.unit.start).copy_(own * place.core.gradient_scale())
+        place.cut(gradients.accumulator, place.unit.start).copy_(own * place.core.callbacks.gradient_scale())
 
 
 def local_interval(parameter: nn.Parameter) -> tuple[int, int]:

@@ -186,7 +186,7 @@ def _unscale(
         )
         return answer
     for core in owned:
-        if core.gradient_scale() != 1.0:
+        if core.callbacks.gradient_scale() != 1.0:
             raise RuntimeError(
                 "torch.amp.GradScaler cannot unscale gradients that the engine holds with a scale of its own "
                 "(fp16's loss scale, or gradient_accumulation_steps that a bf16 loss is not divided by yet); "

@@ -68,8 +68,7 @@ class Writes:
             if _is_written(unit):
                 self._unsettled.add(unit)
                 accept_writes(unit)
-                for callback in self._core.on_weights_written:
-                    callback(unit, unit.full.tensor)
+                self._core.callbacks.on_weights_written(unit, unit.full.tensor)
                 if not _has_views(unit):
                     unit.shard.copy_(unit.full.tensor[unit.start : unit.stop])
         self.take_private_pages(units)
