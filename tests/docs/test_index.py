@@ -63,13 +63,15 @@ def test_the_index_of_a_folder_links_every_page_of_it(folder: str) -> None:
 
 
 def test_the_list_of_decisions_has_each_file_once_in_order_with_its_title() -> None:
-    assert len(decisions(DOCS / "adr")) > 50
+    assert len(decisions(DOCS / "adr")) > 40
     assert index_of(DOCS / "adr") == decisions(DOCS / "adr")
 
 
-def test_numbers_of_decisions_follow_each_other() -> None:
+def test_every_decision_has_a_number_of_its_own() -> None:
+    """Numbers of decisions that were merged into a later one are free, and stay so."""
     numbers = [int(number) for number, _, _ in decisions(DOCS / "adr")]
-    assert numbers == list(range(1, len(numbers) + 1))
+    assert numbers == sorted(set(numbers))
+    assert not {23, 31, 32, 33, 35, 36, 37, 39}.intersection(numbers)
 
 
 def test_the_checks_see_what_is_missing(tmp_path: Path) -> None:

@@ -55,7 +55,17 @@ def test_a_written_job_leaves_the_crowd() -> None:
     assert statuses.wait_s("a") == pytest.approx(WAIT_PER_JOB_S)
 
 
-def test_counts_of_starting_pods_is_patient() -> None:
+def test_the_first_pods_that_exist_do_not_bring_a_write() -> None:
+    """The time at which the job started waits with them."""
+    stored = settled(job(status=status("Pending", podsCreated=False, startTime=None)), seen())
+    plan = reconcile(stored, seen(pending(0), pending(1)), NOW)
+    before = ZeroTrainingJobStatus.model_validate(stored["status"])
+    assert plan.status is not None
+    assert before.start_time is None is not plan.status.start_time
+    assert is_patient(before, plan)
+
+
+def test_counts_of_starting_pods_are_patient() -> None:
     stored = settled(job(status=status("Pending", podsCreated=False)), seen(pending(0), pending(1)))
     plan = reconcile(stored, seen(ready(0), pending(1)), NOW)
     assert plan.status is not None

@@ -1,4 +1,4 @@
-"""JSON of the API server, read within bounds by orjson (ADR 0032, 0044).
+"""JSON of the API server, read within bounds by orjson (ADR 0044, 0058).
 
 The output of a tenant's program may contain half of a surrogate pair, which is not valid Unicode. The
 standard library passes it on, the API server replaces it, and orjson rejects it; it must not cost a pass or a

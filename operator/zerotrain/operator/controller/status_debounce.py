@@ -19,15 +19,17 @@ from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.reconcile import CreateWorkers, Plan
 
-WAIT_PER_JOB_S, MAX_WAIT_S = 0.1, 10.0
-"""Seconds for which counts wait per waiting job, and at most: ten writes a second over all jobs."""
+WAIT_PER_JOB_S, MAX_WAIT_S = 0.3, 10.0
+"""Seconds for which counts wait per waiting job, and at most. Most pods of a job run before that, and the
+status that says so includes the counts."""
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_MESSAGE_CHARS = 300
 """Maximum number of characters of one rejection in the answer of /readyz."""
 
-PATIENT = frozenset({"workers", "ranks", "conditions", "pods_created", "progress"})
+PATIENT = frozenset({"workers", "ranks", "conditions", "pods_created", "progress", "start_time"})
 """Fields for users and dashboards, which decide nothing. Until `pods_created` is written, an operator that
-restarts recreates a pod that was deleted meanwhile within its attempt, which does no harm."""
+restarts recreates a pod that was deleted meanwhile within its attempt, which does no harm. `start_time` is
+that of the write, so it may be some seconds late."""
 
 
 class StatusHeld(Exception):
