@@ -38,9 +38,9 @@ from zerotrain.runtime.zero.options import CoreOptions, EngineCallbacks
 from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.plan import MIN_UNIT_NUMEL, SmallParameters, plan_layout
 from zerotrain.runtime.zero.sharded_model import ShardedModel
+from zerotrain.runtime.zero.shards import Placement
 from zerotrain.runtime.zero.ties import refuse_shared_memory
 from zerotrain.runtime.zero.torch_calls import serve
-from zerotrain.runtime.zero.unit import Placement
 from zerotrain.runtime.zero.wrapped import refuse_wrapped
 from zerotrain.runtime.zero.zeropp import ZeroPlusPlus
 

@@ -17,7 +17,7 @@ from zerotrain.runtime.offload.tiers import StateTiers, TierName
 from zerotrain.runtime.optim.groups import Hyper
 from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.zero.gradients import UnitGradients
-from zerotrain.runtime.zero.unit import Placement
+from zerotrain.runtime.zero.shards import Placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ import torch
 
 from zerotrain.contract.config import PrecisionConfig
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.runtime.zero.gradients import UnitGradients, scale_gradients
+from zerotrain.runtime.zero.gradients import UnitGradients
 
 FACTOR = 2.0
 """Factor of a back-off and of a growth."""
@@ -137,7 +137,7 @@ class LossDivision:
         """Divide this step's gradients by the rest now, before gradients that other code scaled are added."""
         if self.rest != 1:
             for part in gradients:
-                scale_gradients(part, 1.0 / self.rest)
+                part.scale(1.0 / self.rest)
             self.rest = 1
 
 

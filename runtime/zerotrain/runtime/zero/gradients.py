@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -55,7 +54,7 @@ class UnitGradients:
         """Whether, at stages 0 and 1, the accumulator already holds this step's sum over the ranks."""
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self.slots = GradientSlots(unit, partial(parts_of, self))
+        self.slots = GradientSlots(unit, self.parts_of)
         self.download: Callable[[], torch.Tensor] | None = None
         """Copies `shard` to host memory if the states are there and the gradients are not."""
         self._direct_views = unit.views_of(self._sum) if self.is_direct else []
@@ -213,29 +212,33 @@ class UnitGradients:
             self.slots.empty()
         self._clean_version = self._sum._version
 
+    def parts_of(self, index: int) -> list[torch.Tensor]:
+        """Return this rank's parts of one parameter's gradient: its part of the sum, and what is not in the
+        sum yet."""
+        unit = self.unit
+        segment = unit.layout.segments[index]
+        low, high = (unit.start, unit.stop) if unit.placement.grads_sharded else (0, unit.layout.padded_numel)
+        start, stop = max(low, segment.start), min(high, segment.stop)
+        found = []
+        if start < stop and not self._is_blank:
+            found.append(self._sum[start - low : stop - low])
+        if self._flat is not None:
+            found.append(self._views[index])
+        return found
 
-def parts_of(gradients: UnitGradients, index: int) -> list[torch.Tensor]:
-    """Return this rank's parts of one parameter's gradient: its part of the sum, and what is not in the sum
-    yet."""
-    unit = gradients.unit
-    segment = unit.layout.segments[index]
-    low, high = (unit.start, unit.stop) if unit.placement.grads_sharded else (0, unit.layout.padded_numel)
-    start, stop = max(low, segment.start), min(high, segment.stop)
-    found = []
-    if start < stop and not gradients._is_blank:
-        found.append(gradients._sum[start - low : stop - low])
-    if gradients._flat is not None:
-        found.append(gradients._views[index])
-    return found
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients of a step, including what is not in the sum yet. Between passes."""
+        if not self._is_blank:
+            self._sum.mul_(factor)
+        if self._flat is not None:
+            self._flat.mul_(factor)
 
-
-@torch.no_grad()
-def scale_gradients(gradients: UnitGradients, factor: float) -> None:
-    """Multiply the gradients of a step, including what is not in the sum yet. Between passes."""
-    if not gradients._is_blank:
-        gradients._sum.mul_(factor)
-    if gradients._flat is not None:
-        gradients._flat.mul_(factor)
+    def begin_sum(self) -> tuple[torch.Tensor, bool]:
+        """Return `own_part` as the target of a sum over the ranks, and whether the sum overwrites what it
+        holds."""
+        starts, self._is_blank = self._is_blank, False
+        return own_part_of(self.unit, self._sum), starts
 
 
 def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
@@ -244,13 +247,6 @@ def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
     if device == shard.device:
         return shard
     return shard.to(device) if gradients.download is None else gradients.download()
-
-
-def own_part_to_write(gradients: UnitGradients) -> tuple[torch.Tensor, bool]:
-    """Return `own_part` as the target of a sum over the ranks, and whether the sum overwrites what it
-    holds."""
-    starts, gradients._is_blank = gradients._is_blank, False
-    return own_part_of(gradients.unit, gradients._sum), starts
 
 
 def own_part_of(unit: Unit, gradients: torch.Tensor) -> torch.Tensor:

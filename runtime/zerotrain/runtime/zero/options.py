@@ -10,8 +10,8 @@ import torch
 
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.live import LiveLimits
-from zerotrain.runtime.zero.shards import ParamTier, Staging
-from zerotrain.runtime.zero.unit import Placement, Unit
+from zerotrain.runtime.zero.shards import ParamTier, Placement, Staging
+from zerotrain.runtime.zero.unit import Unit
 from zerotrain.runtime.zero.zeropp import ZeroPlusPlus
 
 if TYPE_CHECKING:

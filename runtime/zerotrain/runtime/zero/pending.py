@@ -23,7 +23,7 @@ from types import TracebackType
 
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.gradients import UnitGradients
-from zerotrain.runtime.zero.unit import Unit, conceal, reveal
+from zerotrain.runtime.zero.unit import Unit
 
 
 class UpdatePending(RuntimeError):
@@ -141,7 +141,7 @@ class PendingUpdates:
             unit.pending = partial(self.settle, unit)
             gradients[unit.name].slots.empty()
             if not unit.placement.params_sharded:
-                conceal(unit)
+                unit.views.hide_all()
 
     def settle(self, unit: Unit) -> None:
         """Wait for one unit's update and make its result the weights. Collective if replicas are
@@ -229,7 +229,7 @@ class PendingUpdates:
         # On a device the main stream must clear it.
         self._gradients[unit.name].clear(is_wiped=unit.comm.device.type == "cpu")
         if not unit.placement.params_sharded:
-            reveal(unit)
+            unit.views.show_all()
 
 
 def _is_published(unit: Unit) -> bool:

@@ -25,7 +25,7 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Exchange, Pending
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.gradients import UnitGradients, own_part_to_write
+from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.options import CoreOptions
 
@@ -187,7 +187,7 @@ class Reducer:
         depend on timing."""
         gradients = exchange.gradients
         exchange.exchange.wait()
-        own, starts = own_part_to_write(gradients)
+        own, starts = gradients.begin_sum()
         accumulate_(own, exchange.exchange.parts(), self._after, overwrite=starts or exchange.is_whole)
         exchange.exchange.finish()
         self._ledger.add(MemoryKind.REDUCE, -exchange.exchange.extra_bytes)

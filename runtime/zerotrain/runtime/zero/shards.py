@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,8 +20,28 @@ from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.state import StateStream, TensorStream
 
-if TYPE_CHECKING:
-    from zerotrain.runtime.zero.unit import Placement
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Parts of a unit that are kept as a shard between uses (parameters at stage 3, gradients at 2, states at
+    1)."""
+
+    params_sharded: bool
+    grads_sharded: bool
+    states_sharded: bool
+    may_share: bool = True
+    """Whether ranks of one host may read each other's weights in place."""
+    splits_masters: bool = False
+    """Whether bf16 weights are the upper halves of their masters (zero/rounding.py), and so are rounded half
+    up."""
+
+    @classmethod
+    def of_stage(cls, stage: int, *, world_size: int, has_tier: bool = False) -> Placement:
+        """Return the placement of a ZeRO stage. One rank shards nothing, unless its shards are kept in a
+        tier."""
+        stage = stage if world_size > 1 or has_tier else 0
+        return cls(params_sharded=stage >= 3, grads_sharded=stage >= 2, states_sharded=stage >= 1)
+
 
 StartGather = Callable[[torch.Tensor], Pending]
 """Function that starts the gather of a unit from this rank's part of it."""
@@ -180,8 +200,9 @@ class HasShard:
     weights: WeightTraffic | None
     start: int
     stop: int
+    is_exact: bool
+    """Whether the last gather brought exact weights rather than decoded codes."""
     _ledger: MemoryLedger
-    _is_exact: bool
 
     @property
     def dtype(self) -> torch.dtype:
@@ -235,11 +256,6 @@ class HasShard:
         return self._is_near or self.stored.read_ahead()
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the whole weights are exact rather than decoded codes."""
-        return self._is_exact
-
-    @property
     def _is_near(self) -> bool:
         """Whether the next gather does not read the shard."""
-        return self.weights is not None and self.weights.is_near(self.dtype, is_exact=self._is_exact)
+        return self.weights is not None and self.weights.is_near(self.dtype, is_exact=self.is_exact)

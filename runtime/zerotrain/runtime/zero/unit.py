@@ -1,12 +1,11 @@
 """One unit at run time: its weights (whole or as a shard), its gradients, and its state.
 
-Stages 0 to 3 are one code path; `Placement` holds the three booleans that distinguish them.
+Stages 0 to 3 are one code path; `Placement` (zero/shards.py) holds the three booleans that distinguish them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from mmap import mmap
@@ -22,31 +21,9 @@ from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
-from zerotrain.runtime.zero.placeholder import hide, show
 from zerotrain.runtime.zero.rounding import round_half_up
-from zerotrain.runtime.zero.shards import HasShard, ParamTier, ResidentShard
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
-    """Parts of a unit that are kept as a shard between uses (parameters at stage 3, gradients at 2, states at
-    1)."""
-
-    params_sharded: bool
-    grads_sharded: bool
-    states_sharded: bool
-    may_share: bool = True
-    """Whether ranks of one host may read each other's weights in place."""
-    splits_masters: bool = False
-    """Whether bf16 weights are the upper halves of their masters (zero/rounding.py), and so are rounded half
-    up."""
-
-    @classmethod
-    def of_stage(cls, stage: int, *, world_size: int, has_tier: bool = False) -> Placement:
-        """Return the placement of a ZeRO stage. One rank shards nothing, unless its shards are kept in a
-        tier."""
-        stage = stage if world_size > 1 or has_tier else 0
-        return cls(params_sharded=stage >= 3, grads_sharded=stage >= 2, states_sharded=stage >= 1)
+from zerotrain.runtime.zero.shards import HasShard, ParamTier, Placement, ResidentShard
+from zerotrain.runtime.zero.views import ParameterViews
 
 
 class InitialValues(Protocol):
@@ -126,10 +103,8 @@ class Unit(HasShard):
         self.pending: Callable[[], None] | None = None
         """Waits for the update that runs in the background and makes its result the weights
         (zero/pending.py); None = there is no such update."""
-        self._is_exact = True
-        """Whether the last gather brought exact weights rather than decoded codes."""
+        self.is_exact = True
         self._pending = Pending.done()
-        self._classes = [type(parameter) for parameter in parameters]
         dtype = TORCH_DTYPES[layout.dtype]
         kept_as = MemoryKind.PARAMS if layout.trainable else MemoryKind.FROZEN
         kept_as = kept_as if tier is None else tier.kind
@@ -143,18 +118,15 @@ class Unit(HasShard):
             kind=MemoryKind.GATHERED if placement.params_sharded else kept_as,
             pages=pages,
         )
-        self._views = self.full.views(self.views_of)
-        self._nan = torch.zeros((), dtype=dtype, device=comm.device)
-        if dtype.is_floating_point:
-            self._nan.fill_(float("nan"))
+        self.views = ParameterViews(self.parameters, self.full.views(self.views_of))
         own = (self.start, self.stop)
         initial = values.interval(layout, parameters, own, whole=not placement.params_sharded)
         weights = initial
         if layout.trainable and placement.splits_masters and dtype is torch.bfloat16:
             weights = flat_copy(round_half_up(initial), dtype)
-        _store(self, weights, kept, tier)
+        _store(self, weights, kept, tier, partial(ledger.count, kept_as))
         self.initial_master = _initial_master(self, initial)
-        self._show() if not placement.params_sharded else _hide(self.parameters, self._nan)
+        self.views.hide_all() if placement.params_sharded else self.views.show_all()
         accept_writes(self)
 
     def __repr__(self) -> str:
@@ -162,6 +134,7 @@ class Unit(HasShard):
 
     @property
     def name(self) -> str:
+        """Name in the layout."""
         return self.layout.name
 
     @property
@@ -182,7 +155,7 @@ class Unit(HasShard):
             self.pending()
         if self.state is UnitState.SHARDED:
             self.full.allocate()
-            self._is_exact = is_exact or self.weights is None or not self.weights.rounds(self.dtype)
+            self.is_exact = is_exact or self.weights is None or not self.weights.rounds(self.dtype)
             own = self.full.tensor[self.start : self.stop]
             if self._is_near:
                 self._pending = _gather(self, own)  # from the neighbours' copy: the shard is not read
@@ -196,14 +169,21 @@ class Unit(HasShard):
             self.pending()
         if not self.placement.params_sharded or self.state in (UnitState.BACKWARD, UnitState.HELD):
             return
-        if purpose is UnitState.HELD and not self._is_exact:
+        if purpose is UnitState.HELD and not self.is_exact:
             self.free()  # kept from a forward pass, or prefetched for the next
         if self.state is not UnitState.FORWARD:
             self.start_gather(is_exact=purpose is UnitState.HELD)
             self._pending.wait()
-            self._show()
+            self.views.show_all()
         if self.state is not purpose:
             self._become(purpose)
+
+    def lend(self) -> None:
+        """Make the weights whole, unless they are, without showing the parameters; `views.show` shows one."""
+        if self.state in (UnitState.SHARDED, UnitState.GATHERING):
+            self.start_gather()
+            self._pending.wait()
+            self._become(UnitState.LENT)
 
     def free(self) -> None:
         """Keep only the shard; the contents of `full` are lost. Does nothing for replicated weights."""
@@ -211,7 +191,7 @@ class Unit(HasShard):
             return
         self._pending.wait()  # a prefetch that was not used still writes into the buffer
         if self.state not in (UnitState.GATHERING, UnitState.LENT):
-            _hide(self.parameters, self._nan)
+            self.views.hide_all()
         self.full.release()
         self._become(UnitState.SHARDED)
 
@@ -248,8 +228,7 @@ class Unit(HasShard):
 
         No rank may use the shards any more.
         """
-        for parameter, original, view in zip(self.parameters, self._classes, self._views, strict=True):
-            show(parameter, original, view.clone())
+        self.views.release()
         if self.keeps_shard and (self.placement.params_sharded or self._is_kept):
             self._ledger.add(self._kept_as, -self.shard.nbytes)
         if self._is_kept:
@@ -263,10 +242,6 @@ class Unit(HasShard):
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"unit {self.name!r} cannot go from {self.state.name} to {state.name}")
         self.state = state
-
-    def _show(self) -> None:
-        for parameter, original, view in zip(self.parameters, self._classes, self._views, strict=True):
-            show(parameter, original, view)
 
 
 def versions_of(parameters: Sequence[nn.Parameter]) -> list[int]:
@@ -284,41 +259,19 @@ def accept_writes(unit: Unit) -> None:
 _VERSION = vars(torch._C.TensorBase)["_version"].__get__
 
 
-def conceal(unit: Unit) -> None:
-    """Hide replicated weights, which are about to change in the background."""
-    _hide(unit.parameters, unit._nan)
-
-
-def reveal(unit: Unit) -> None:
-    """Undo `conceal`."""
-    unit._show()
-
-
-def lend(unit: Unit) -> None:
-    """Make the weights whole, unless they are, without showing the parameters; `uncover` shows them."""
-    if unit.state in (UnitState.SHARDED, UnitState.GATHERING):
-        unit.start_gather()
-        unit._pending.wait()
-        unit._become(UnitState.LENT)
-
-
-def uncover(unit: Unit, parameter: nn.Parameter) -> None:
-    """Show one parameter of a unit that is lent."""
-    place = next(index for index, member in enumerate(unit.parameters) if member is parameter)
-    show(parameter, unit._classes[place], unit._views[place])
-
-
-def cover(unit: Unit, parameter: nn.Parameter) -> None:
-    """Undo `uncover`."""
-    hide(parameter, unit._nan)
-
-
-def _store(unit: Unit, weights: torch.Tensor, kept: torch.Tensor | None, tier: ParamTier | None) -> None:
-    """Store the first weights: this rank's interval or, if they are not sharded, all of them."""
+def _store(
+    unit: Unit,
+    weights: torch.Tensor,
+    kept: torch.Tensor | None,
+    tier: ParamTier | None,
+    count: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Store the first weights: this rank's interval or, if they are not sharded, all of them. `count` adds a
+    tensor to the ledger."""
     sharded = unit.placement.params_sharded
     if kept is not None:
         part = weights if sharded else weights[unit.start : unit.stop]
-        unit.stored = ResidentShard(unit._ledger.count(unit._kept_as, kept.copy_(part)))
+        unit.stored = ResidentShard(count(kept.copy_(part)))
         if not sharded:
             unit.full.allocate()
             unit.comm.all_gather(unit.full.tensor, unit.shard, label=unit.name).wait()
@@ -327,7 +280,7 @@ def _store(unit: Unit, weights: torch.Tensor, kept: torch.Tensor | None, tier: P
     elif sharded:
         # A trained master needs its own tensor unless it is the weight.
         own = weights if weights.dtype == unit.dtype else flat_copy(weights, unit.dtype)
-        unit.stored = ResidentShard(unit._ledger.count(unit._kept_as, own))
+        unit.stored = ResidentShard(count(own))
     else:
         unit.full.allocate()
         unit.full.tensor.copy_(weights)
@@ -339,12 +292,7 @@ def _gather(unit: Unit, own: torch.Tensor) -> Pending:
     full, traffic = unit.full.tensor, unit.weights
     if traffic is None:
         return unit.comm.all_gather(full, own, label=unit.name)
-    return traffic.gather(full, own, label=unit.name, is_exact=unit._is_exact)
-
-
-def _hide(parameters: Sequence[nn.Parameter], nan: torch.Tensor) -> None:
-    for parameter in parameters:
-        hide(parameter, nan)
+    return traffic.gather(full, own, label=unit.name, is_exact=unit.is_exact)
 
 
 def _shared_shard(unit: Unit, dtype: torch.dtype) -> tuple[torch.Tensor | None, mmap | None]:

@@ -18,7 +18,7 @@ from zerotrain.runtime.zero.callers import Caller, caller_in
 from zerotrain.runtime.zero.hooks import Boundary, Window, aliases, in_graph_task
 from zerotrain.runtime.zero.placeholder import Use
 from zerotrain.runtime.zero.trees import replace_tensors, tensors_with_grad
-from zerotrain.runtime.zero.unit import Unit, UnitState, cover, lend, uncover
+from zerotrain.runtime.zero.unit import Unit, UnitState
 
 if TYPE_CHECKING:
     from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -61,7 +61,7 @@ class DirectUses:
         if not in_graph_task():
             self._core.passes.begin_use()  # may replace units
         unit = unit_of(self._core, parameter)
-        lend(unit)
+        unit.lend()
         if torch.is_grad_enabled():
             unit.is_wide = True
         return True
@@ -70,13 +70,13 @@ class DirectUses:
         """Run one operation on parameters that are lent."""
         pairs = [(parameter, unit_of(self._core, parameter)) for parameter in parameters]
         for parameter, unit in pairs:
-            uncover(unit, parameter)
+            unit.views.show(parameter)
         try:
             result = use()
         finally:
             for parameter, unit in pairs:
                 if unit.state is UnitState.LENT:
-                    cover(unit, parameter)
+                    unit.views.hide(parameter)
         if any(result is parameter for parameter in parameters):
             return result
         owners = list(dict.fromkeys(unit for _, unit in pairs))

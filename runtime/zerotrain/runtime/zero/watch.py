@@ -6,6 +6,8 @@ compared with the shard when they are freed. Each check reads the weights once.
 
 from __future__ import annotations
 
+import ctypes
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +16,6 @@ import torch
 
 from zerotrain.runtime.zero.live import LiveLimits, LiveWeights
 from zerotrain.runtime.zero.unit import Unit, UnitState, versions_of
-from zerotrain.runtime.zero.writes import OutsideWrite, digests_of
 
 if TYPE_CHECKING:
     from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -55,8 +56,8 @@ class DataWatch:
             unit: _Seen(digests_of(unit), versions_of(unit.parameters), unit.num_writes) for unit in whole
         }
 
-    def check(self) -> None:
-        """Raise OutsideWrite for parameters whose values changed without a known write. No communication."""
+    def changed(self) -> list[str]:
+        """Return the parameters whose values changed without a known write. No communication."""
         changed = []
         for unit, seen in self._seen.items():
             if unit.num_writes != seen.num_writes:
@@ -67,8 +68,7 @@ class DataWatch:
             ):
                 if digest != before[0] and version == before[1]:
                     changed.append(segment.fqn)
-        if changed:
-            raise OutsideWrite(_text(changed))
+        return changed
 
 
 class WatchedLiveWeights(LiveWeights):
@@ -97,9 +97,16 @@ def _changed(unit: Unit) -> Iterator[str]:
                 yield segment.fqn
 
 
-def _text(names: list[str]) -> str:
-    return (
-        f"values of parameters {names[:5]} were changed through .data, or through memory that they share, "
-        "which torch does not count and the engine does not keep everywhere; write into the parameter itself "
-        "under torch.no_grad(), or within full_parameters(model, modifier_rank=0)"
-    )
+def digests_of(unit: Unit, *, is_held: bool = False) -> list[int]:
+    """Return a checksum per parameter, which changes with its bits; zeros for partitioned ones, unless
+    `full_parameters` holds them."""
+    if unit.placement.params_sharded and not is_held:
+        return [0] * len(unit.layout.segments)
+    return [_crc(unit.full.tensor[part.start : part.stop]) for part in unit.layout.segments]
+
+
+def _crc(values: torch.Tensor) -> int:
+    there = values.detach().cpu()
+    if not there.numel():
+        return 0
+    return zlib.crc32((ctypes.c_char * there.nbytes).from_address(there.data_ptr()))

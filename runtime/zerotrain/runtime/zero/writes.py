@@ -12,7 +12,6 @@ request.
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -21,10 +20,10 @@ import torch
 
 from zerotrain.runtime.comm.arena import has_copies
 from zerotrain.runtime.zero.unit import Unit, accept_writes, versions_of
+from zerotrain.runtime.zero.watch import DataWatch, digests_of
 
 if TYPE_CHECKING:
     from zerotrain.runtime.zero.sharded_model import ShardedModel
-    from zerotrain.runtime.zero.watch import DataWatch
 
 WAY_OUT = (
     "write within `with zerotrain.runtime.full_parameters(model, modifier_rank=0)`, which, when it "
@@ -52,7 +51,13 @@ class Writes:
         """Return whether this rank wrote into a parameter since the last step; units None = all. No
         communication."""
         if self.watch is not None and units is None:
-            self.watch.check()
+            if names := self.watch.changed():
+                raise OutsideWrite(
+                    f"values of parameters {names[:5]} were changed through .data, or through memory that "
+                    "they share, which torch does not count and the engine does not keep everywhere; write "
+                    "into the parameter itself under torch.no_grad(), or within full_parameters(model, "
+                    "modifier_rank=0)"
+                )
             if self.watch.live.changed:
                 return True
         units = self._core.units if units is None else units
@@ -173,21 +178,6 @@ class Writes:
             "written outside of the engine; write the same on every rank (a random "
             f"initialisation with one seed), or {WAY_OUT}"
         )
-
-
-def digests_of(unit: Unit, *, is_held: bool = False) -> list[int]:
-    """Return a checksum per parameter, which changes with its bits; zeros for partitioned ones, unless
-    `full_parameters` holds them."""
-    if unit.placement.params_sharded and not is_held:
-        return [0] * len(unit.layout.segments)
-    return [_crc(unit.full.tensor[part.start : part.stop]) for part in unit.layout.segments]
-
-
-def _crc(values: torch.Tensor) -> int:
-    there = values.detach().cpu()
-    if not there.numel():
-        return 0
-    return zlib.crc32((ctypes.c_char * there.nbytes).from_address(there.data_ptr()))
 
 
 def _whole(units: Iterable[Unit]) -> Iterator[Unit]:
