@@ -67,9 +67,10 @@ test-all: venv ## every test, as CI does
 	$(PYTEST) $(ARGS)
 
 # The properties that a GPU could break; two or four ranks share one through NCCL, which is slow.
-GPU_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,gpu_memory zero_parity zero_resized zero_precision \
-	zero_fp16 zero_memory zero_gradients zeropp overlap offload_parity offload_param offload_checkpoint just_in_time \
-	checkpoint_engine engine_resume activation_checkpointing comm_watchdog comm_timing optim_fused rng_states))
+GPU_TESTS := $(addprefix tests/runtime/,$(addsuffix .py,offload/test_gpu_memory \
+	$(addprefix zero/test_,parity resized precision fp16 memory gradients zeropp overlap rng_states) \
+	$(addprefix offload/test_,parity param checkpoint just_in_time) checkpoint/test_engine \
+	$(addprefix facade/test_,engine_resume activation_checkpointing) comm/test_watchdog comm/test_timing optim/test_fused))
 test-gpu: venv ## the engine's tests on an NVIDIA GPU, which all ranks share (not part of CI)
 	$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU that torch " + torch.__version__ + " sees")'
 	ZEROTRAIN_TEST_DEVICE=cuda $(PYTEST) $(GPU_TESTS) $(ARGS)

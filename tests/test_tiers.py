@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(ROOT.glob("tests/**/test_*.py"))
-SLOW_FILE = "tests/operator/test_hang_simulation_slow.py"
+SLOW_FILE = "tests/operator/reconcile/test_hang_simulation_slow.py"
 SIBLING = f"{SLOW_FILE}::test_days_of_slow_but_healthy_steps_give_no_alarm"
 SLOW = f"{SLOW_FILE}::test_many_days_of_slow_but_healthy_steps_give_no_alarm"
 

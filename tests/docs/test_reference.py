@@ -1,7 +1,7 @@
 """`docs/reference/zerotrainingjob.md` equals what the models generate.
 
 Its statements about changes are what the API server does, by the tables that
-`tests/operator/test_crd_rejections.py` applies to a real one.
+`tests/operator/api/test_crd_rejections.py` applies to a real one.
 """
 
 from __future__ import annotations

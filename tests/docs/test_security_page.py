@@ -36,7 +36,7 @@ def _holds(tests: str, folder: Path) -> bool:
 def _is_test(path: Path, text: str) -> bool:
     return (
         path.is_file()
-        and path.name == text
+        and path.as_posix().endswith(f"/{text}")
         and re.search(r"^(async )?def test_", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
         is not None
     )

@@ -2,7 +2,7 @@
 role.
 
 `recorded_operator` writes one line for each kind of request when it is first sent, kopf's included, so that
-nothing is lost with a SIGKILL; `test_operator_rbac.py` reads the union of all operators of the session.
+nothing is lost with a SIGKILL; `operator/live/test_rbac.py` reads the union of all operators of the session.
 """
 
 from __future__ import annotations

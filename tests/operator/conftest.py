@@ -15,7 +15,7 @@ from tests.support.devcluster import Cluster
 from tests.support.xdist_schedule import LAST_FILE
 
 _deselected = pytest.StashKey[bool]()
-_collected = pytest.StashKey[frozenset[str]]()
+_collected = pytest.StashKey[frozenset[Path]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,14 +29,15 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    config.stash[_collected] = frozenset(item.path.name for item in items)
-    items.sort(key=lambda item: item.path.name == Path(LAST_FILE).name)
+    config.stash[_collected] = frozenset(item.path for item in items)
+    last = config.rootpath / LAST_FILE
+    items.sort(key=lambda item: item.path == last)
 
 
 @pytest.fixture
 def whole_folder(pytestconfig: pytest.Config) -> bool:
     """Return whether every test of this folder is part of the session."""
-    files = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    files = set(Path(__file__).parent.rglob("test_*.py"))
     return not pytestconfig.stash[_deselected] and files <= pytestconfig.stash[_collected]
 
 

@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.operator.api_double import pod_json
+from tests.operator.reconcile.test_hang_simulation import START, Ranks, started
 from tests.operator.reconcile_builders import UID
-from tests.operator.test_hang_simulation import START, Ranks, started
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster import worker_poller
 from zerotrain.operator.cluster.channel import ChannelError, Worker

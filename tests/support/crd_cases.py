@@ -1,4 +1,4 @@
-"""Jobs that the API server must reject or accept: the tables of tests/operator/test_crd_rejections.py."""
+"""Jobs that the API server must reject or accept: the tables of tests/operator/api/test_crd_rejections.py."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NODE_FILES = (
 )
 """Files that use `node_cluster`, the longest first; tests/conftest.py rejects a file that is missing here."""
 
-LAST_FILE = "tests/operator/test_operator_rbac.py"
+LAST_FILE = "tests/operator/live/test_rbac.py"
 """File that checks the requests of the operators of all other tests."""
 
 NODE = "node"

@@ -23,7 +23,7 @@ from tests.cluster.chaos.frozen import freeze_and_thaw
 from tests.cluster.chaos.operator_run import ignore_unraisable_errors
 from tests.cluster.chaos.scenario import Scenario, collect_errors, open_scenario
 from tests.operator.operator_process import install
-from tests.operator.test_reconcile_days import live_through
+from tests.operator.reconcile.test_days import live_through
 from tests.support.devcluster import Devcluster, build_tools, existing
 from zerotrain.operator.controller.start_slots import LARGE
 

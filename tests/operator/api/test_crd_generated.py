@@ -1,0 +1,63 @@
+"""crds/ is generated from the models: the files are unedited and up to date."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from zerotrain.operator.api.crd import custom_resource_definition
+from zerotrain.operator.api.generate import render
+
+pytestmark = pytest.mark.unit
+
+
+CRD_FILE = Path(__file__).parents[3] / "crds" / "zerotrain.dev_zerotrainingjobs.yaml"
+APPLY_LIMIT = 262_144
+"""Bytes that the annotation of `kubectl apply` may hold."""
+
+
+@cache
+def rendered() -> str:
+    return render()
+
+
+def test_the_committed_file_is_the_generated_one() -> None:
+    assert CRD_FILE.read_text() == rendered(), (
+        "run: python -m zerotrain.operator.api.generate > crds/zerotrain.dev_zerotrainingjobs.yaml"
+    )
+
+
+def test_generating_twice_gives_the_same_text() -> None:
+    assert rendered() == render()
+
+
+def test_the_yaml_equals_the_models() -> None:
+    assert yaml.load(rendered(), Loader=yaml.CSafeLoader) == custom_resource_definition()
+
+
+def test_client_side_apply_still_works() -> None:
+    assert len(CRD_FILE.read_bytes()) < APPLY_LIMIT
+
+
+def test_columns_for_kubectl_get() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == [
+        *("Phase", "Reason", "Step", "Ranks", "Stage", "Loss"),
+        *("Tokens/s", "Restarts", "Checkpoint", "Age"),
+    ]
+
+
+def test_every_column_and_scale_path_names_a_field() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]
+    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    for path in [*paths, *version["subresources"]["scale"].values()]:
+        place = schema
+        for name in path.removeprefix(".").replace('[?(@.type=="Ready")]', "").split("."):
+            if name == "metadata":
+                break
+            place = place.get("items", place)["properties"][name]

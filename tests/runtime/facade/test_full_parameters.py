@@ -1,0 +1,106 @@
+"""`full_parameters`: the ranks that may write, the effect of a write, and nested contexts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import zerotrain.runtime as zt
+from tests.runtime.facade.test_state_access import Model, backward, engine_at, parameter
+from tests.support.ranks import run_ranks
+from tests.support.training import world
+from zerotrain.runtime.engine import Engine
+
+pytestmark = pytest.mark.ranks
+
+
+STAGES = (0, 1, 2, 3)
+
+
+def masters(engine: Engine) -> dict[str, torch.Tensor]:
+    return {name: zt.get_full_fp32(value) for name, value in engine.module.named_parameters()}
+
+
+def train_once(engine: Engine) -> None:
+    """Train once, so that bf16 weights differ from their masters."""
+    for index in range(2):
+        backward(engine, index)
+        engine.step()
+
+
+@torch.no_grad()
+def write(stage: int, dtype: str) -> None:
+    """Write on rank 1: its values win on every rank in the given parameters; others keep their digits."""
+    engine = engine_at(stage, dtype)
+    with torch.enable_grad():
+        train_once(engine)
+    before = masters(engine)
+    names = ("blocks.0.up.weight", "norm.weight", "spare.bias")
+    members = [parameter(engine, name) for name in names]
+    with zt.full_parameters(members, modifier_rank=1):
+        for member in members:
+            member.fill_(1.5 if world()[0] == 1 else float("nan"))
+        engine.comm.gather_record([0.0])
+        if world()[0] == 0:  # last, so that it would win where the ranks share memory
+            for member in members:
+                member.fill_(float("nan"))
+        engine.comm.gather_record([0.0])
+    after = masters(engine)
+    for name, value in after.items():
+        expected = torch.full_like(value, 1.5) if name in names else before[name]
+        assert torch.equal(value, expected), (stage, name)
+    with zt.full_parameters(engine.module):
+        for name, value in engine.module.named_parameters():
+            assert torch.equal(value, after[name].to(value.dtype)), (stage, name)
+
+
+@torch.no_grad()
+def nest() -> None:
+    engine = engine_at(3, "fp32")
+    block, weight = engine.module.get_submodule("blocks.0"), parameter(engine, "blocks.0.up.weight")
+    with zt.full_parameters(engine.module):
+        with zt.full_parameters(block), zt.full_parameters(weight, modifier_rank=0):
+            weight.fill_(2.0)
+        assert float(weight.sum()) == 2.0 * weight.numel(), "the inner end freed what the outer one holds"
+    assert "values on other ranks" in repr(weight), "the outer end must free"
+    assert engine.memory.transient_bytes == 0
+    assert float(zt.get_full_fp32(weight).mean()) == 2.0
+
+
+@torch.no_grad()
+def fail_inside() -> None:
+    engine = engine_at(3, "fp32")
+    before = masters(engine)
+    with pytest.raises(KeyError), zt.full_parameters(engine.module, modifier_rank=0):  # noqa: PT012
+        parameter(engine, "spare.bias").fill_(7.0)
+        raise KeyError
+    assert engine.memory.transient_bytes == 0
+    assert all(torch.equal(value, before[name]) for name, value in masters(engine).items())
+
+
+def use_inside() -> None:
+    """Run forward and backward on the held weights; none is freed before the context ends."""
+    engine = engine_at(3, "fp32")
+    with zt.full_parameters(engine.module):
+        backward(engine, 0)
+        assert float(parameter(engine, "embed.weight").norm()) > 0
+    assert engine.memory.transient_bytes == 0
+    engine.step()
+    with pytest.raises(ValueError, match=r"modifier_rank must be in \[0, 2\) or None; got 2"):  # noqa: SIM117
+        with zt.full_parameters(engine.module, modifier_rank=2):
+            pass
+    with zt.full_parameters(Model(), modifier_rank=2), zt.full_parameters(engine.module, enabled=False):
+        assert engine.memory.transient_bytes == 0
+
+
+def everything() -> None:
+    for stage in STAGES:
+        write(stage, "fp32")
+        write(stage, "bf16")
+    nest()
+    fail_inside()
+    use_inside()
+
+
+def test_writes_nesting_and_errors() -> None:
+    run_ranks(2, everything)
