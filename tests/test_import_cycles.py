@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.ranks  # reads every module, which takes over a second
 
 ROOT = Path(__file__).parent.parent
 ROOTS = ("operator", "runtime")
