@@ -17,7 +17,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
-from zerotrain.runtime.facade.argument_dtypes import explain_arguments
+from zerotrain.runtime.facade.dtype_errors import explain_arguments
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 STEPS = [999.0, 1001.0]

@@ -19,8 +19,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.contract.config import EngineConfig
-from zerotrain.runtime.facade.argument_dtypes import explain_arguments, float32_arguments
-from zerotrain.runtime.facade.dtype_errors import explain_dtype_error
+from zerotrain.runtime.facade.dtype_errors import explain_arguments, explain_dtype_error, float32_arguments
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.hooks import COMPILER, Boundary
 from zerotrain.runtime.zero.names import innermost

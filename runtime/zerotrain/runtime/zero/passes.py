@@ -1,4 +1,5 @@
-"""The current forward pass: which module was entered first, and what is checked at the ends of a pass.
+"""The current forward pass: which module was entered first, what is checked at the ends of a pass, and the
+order of modules.
 
 [Note: roots of passes] The outermost module entered is the root of its pass. Mostly that is the model. A
 script, a method of the model (`model.loss(batch)`) or a wrapper may also call modules of it one after the
@@ -10,17 +11,65 @@ modules with hooks (`Boundary`) are seen; what a pass through other modules must
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from zerotrain.runtime.zero.callers import is_running
-from zerotrain.runtime.zero.order import RecordedOrder
 
 if TYPE_CHECKING:
     from zerotrain.runtime.zero.hooks import Boundary
     from zerotrain.runtime.zero.sharded_model import ShardedModel
+
+Item = TypeVar("Item")
+
+
+class RecordedOrder(Generic[Item]):
+    """Records one pass and predicts the next items from the one before, which training repeats almost always;
+    a mismatch costs a prediction, nothing else."""
+
+    def __init__(self) -> None:
+        self._last: list[Item] = []
+        self._now: list[Item] = []
+        self._position = 0
+        self._is_known = False
+
+    def begin(self) -> None:
+        """Begin a new pass; the record of the previous one becomes the prediction."""
+        if self._now:
+            self._last = self._now
+        self._now = []
+        self._position = 0
+        self._is_known = False
+
+    def recorded(self) -> list[Item]:
+        """Return the items of the last pass that visited any, in its order."""
+        return list(self._now or self._last)
+
+    def adopt(self, other: RecordedOrder[Item]) -> None:
+        """Replace the last pass by the one that the other record holds."""
+        self._now = other.recorded()
+
+    def visit(self, item: Item) -> None:
+        """Record an item."""
+        self._now.append(item)
+        try:
+            self._position = self._last.index(item, self._position) + 1
+            self._is_known = True
+        except ValueError:
+            self._is_known = False
+
+    def upcoming(self) -> Iterator[Item]:
+        """Return what followed the last visited item in the pass before; nothing if the item is new."""
+        return islice(self._last, self._position, None) if self._is_known else iter(())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `upcoming` is a prediction."""
+        return self._is_known
 
 
 class Passes:

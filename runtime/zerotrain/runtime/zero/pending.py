@@ -15,11 +15,16 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -249,3 +254,29 @@ def publish_all(units: Iterable[Unit], *, most_numel: int) -> None:
             flying.popleft()[1].wait()
     for _, pending in flying:
         pending.wait()
+
+
+class WaitForUpdates:
+    """Hook before `load_state_dict` writes into a module: it waits for pending updates, which would overwrite
+    the loaded values. Does nothing in a copy of the module."""
+
+    __slots__ = ("_updates",)
+
+    def __init__(self, updates: PendingUpdates | None) -> None:
+        self._updates = None if updates is None else weakref.ref(updates)
+
+    def __call__(self, *_arguments: object) -> None:
+        if self._updates is not None and (updates := self._updates()) is not None:
+            updates.settle_all()
+
+    def __reduce__(self) -> Any:
+        return type(self), (None,)
+
+
+def wait_before_loading(model: nn.Module, updates: PendingUpdates) -> list[RemovableHandle]:
+    """Hook every module; calls of modules do not trigger the hook. `writes.py` finds what was loaded."""
+    hook = WaitForUpdates(updates)
+    return [
+        module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+        for module in model.modules()
+    ]

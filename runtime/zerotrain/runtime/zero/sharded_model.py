@@ -23,12 +23,10 @@ from zerotrain.runtime.zero.hooks import COMPILER, Boundary, BoundaryHooks, Wind
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.live import LiveWeights
-from zerotrain.runtime.zero.loading import wait_before_loading
 from zerotrain.runtime.zero.names import accept_plain_keys, named_modules
 from zerotrain.runtime.zero.options import CoreOptions, EngineCallbacks
-from zerotrain.runtime.zero.order import RecordedOrder
-from zerotrain.runtime.zero.passes import Passes
-from zerotrain.runtime.zero.pending import PendingUpdates
+from zerotrain.runtime.zero.passes import Passes, RecordedOrder
+from zerotrain.runtime.zero.pending import PendingUpdates, wait_before_loading
 from zerotrain.runtime.zero.placeholder import Use, fqn_of
 from zerotrain.runtime.zero.reduce import Reducer
 from zerotrain.runtime.zero.state import StateTensors
@@ -99,7 +97,7 @@ class ShardedModel:
         """Windows of the current pass; a retained graph may open them again."""
         self.boundaries: dict[str, Boundary] = {}
         """Boundaries by the name of their module."""
-        self._handles: list[RemovableHandle] = wait_before_loading(self)
+        self._handles: list[RemovableHandle] = wait_before_loading(model, self.updates)
         units = build_units(self, layout, values, callbacks.on_unit_made)
         self._handles += accept_plain_keys(model)
         made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
