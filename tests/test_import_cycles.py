@@ -17,9 +17,7 @@ ROOTS = ("operator", "runtime")
 ZERO = "zerotrain.runtime.zero"
 KNOWN = (
     # The sharded model and its hooks, passes and units hold each other.
-    *((f"{ZERO}.{name}", ZERO) for name in ("access", "build", "gradients", "hooks", "labels", "loading")),
-    *((f"{ZERO}.{name}", ZERO) for name in ("live", "passes", "placeholder", "shards", "slots")),
-    *((f"{ZERO}.{name}", ZERO) for name in ("state_access", "uses", "watch", "writes")),
+    *((f"{ZERO}.{name}", ZERO) for name in ("build", "hooks", "passes", "state_access", "uses", "writes")),
     # Types of arguments: the reporter makes the writer of the history, which writes reports.
     ("zerotrain.runtime.train.history", "zerotrain.runtime.train.report"),
     ("zerotrain.runtime.train.history", "zerotrain.runtime.train.checkpointing"),
