@@ -145,3 +145,54 @@ def hooks_within() -> list[int]:
 def test_a_module_within_the_model_pays_nothing_for_it() -> None:
     for before, after in run_ranks(2, hooks_within):
         assert before == after
+
+
+class Encoder(nn.Module):
+    """A module around layers too small for units of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(4, 8, 3, padding=1)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8)) for _ in range(3)])
+
+    def forward(self, audio: torch.Tensor) -> Any:
+        hidden = self.mix(audio).transpose(1, 2)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+class Speech(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = Encoder(), nn.Linear(8, 8)
+
+    def forward(self, audio: torch.Tensor) -> Any:
+        return self.head(self.encoder(audio))
+
+
+def enter_encoder(stage: int, casts: bool) -> tuple[str, int]:
+    """Enter the encoder directly, twice, and train; return the error and how many modules have the hook."""
+    settings = config(stage, "bf16", **({"auto_cast": True} if casts else {}))
+    engine: Any = zt.initialize(model=Speech(), config=settings)[0]
+    audio, error = torch.ones(2, 4, 6), ""
+    for _ in range(2):
+        try:
+            engine.module.encoder(audio)
+        except RuntimeError as raised:
+            error = str(raised)
+    num_hooked = sum(1 for each in engine.module.encoder.modules() if each._forward_pre_hooks)
+    engine.backward(engine(audio if casts else audio.bfloat16()).float().square().mean())
+    engine.step()
+    engine.close()
+    assert not any(each._forward_pre_hooks for each in engine.module.modules())
+    return error, num_hooked
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_module_around_units_is_an_entry(stage: int) -> None:
+    for error, num_hooked in run_ranks(1, enter_encoder, stage, False):
+        assert "Encoder.forward got float32 in audio while" in error
+        assert num_hooked == 1
+    assert run_ranks(1, enter_encoder, stage, True) == [("", 1)]

@@ -4,17 +4,19 @@ their dtypes are explained.
 [Note: entries] A script may call the model, a module of it, or a method that calls its modules (`generate`,
 `model.encode(x)`). The outermost module with hooks that is called is the entry (zero/passes.py), and only it
 is treated here: its hook is registered when it is entered and removed at the next entry, so modules within
-pay nothing. `generate` is wrapped, as it may use modules without hooks first. A module without hooks that is
-entered directly is not seen.
+pay nothing. `generate` is wrapped, as it may use modules without hooks first. Modules around the units
+(`get_encoder()`, `model.backbone`) have one hook of their own, since no unit ends with their calls; there are
+few. A small layer that shares its unit with others, entered directly, is not seen.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -39,6 +41,8 @@ class Entries:
         """The last entry, and its fp32 arguments."""
         self._hook: RemovableHandle | None = None
         """Hook of the last entry, if that is not the model."""
+        self._outer: nn.Module | None = None
+        """Module around units that was entered directly and runs."""
         self._wrapped: list[tuple[nn.Module, Any]] = []
         """Modules whose `generate` is wrapped, and their own attribute of that name before."""
         if self._compute == "fp32":
@@ -47,6 +51,9 @@ class Entries:
         if (compiler := sys.modules.get(COMPILER)) is not None:  # see hooks.py
             hook = compiler.disable(hook)
         core.until_closed(core.model.register_forward_hook(hook, always_call=True, with_kwargs=True))
+        for module in around_units(core.model, {unit.module for unit in core.layout.units}):
+            gate = module.register_forward_pre_hook(self._enter_outer, prepend=True, with_kwargs=True)
+            core.until_closed(gate)
         for module in core.model.modules():
             if callable(getattr(type(module), "generate", None)):
                 self._wrap_generate(module)
@@ -75,6 +82,17 @@ class Entries:
             self._hook = module.register_forward_hook(self._after, always_call=True, with_kwargs=True)
         return self._cast(args, kwargs)
 
+    def _enter_outer(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Treat a module around units as an entry, unless it is called within one."""
+        # First: what the compiler traces ends here, without a guard.
+        if torch.compiler.is_compiling() or self._core.passes.entry is not None or self._outer is not None:
+            return None
+        self._forget()
+        if module._compiled_call_impl is None:
+            self._outer = module
+            self._hook = module.register_forward_hook(self._after, always_call=True, with_kwargs=True)
+        return self._cast(args, kwargs)
+
     def _cast(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if not self._casts:
             return args, kwargs
@@ -85,6 +103,8 @@ class Entries:
         """Explain an error of the entry; a forward hook that torch also calls when forward raised."""
         plain = innermost(module)
         error = sys.exc_info()[1]
+        if module is self._outer:
+            self._outer = None
         if output is None and error is not None:
             self._core.passes.abandon(module)
             self._explain(error, plain, plain.forward, args, kwargs)
@@ -127,3 +147,17 @@ class Entries:
 
         self._wrapped.append((module, vars(module).get("generate")))
         vars(module)["generate"] = entered
+
+
+def around_units(model: nn.Module, units: set[str]) -> Iterator[nn.Module]:
+    """Yield the modules that contain others and lie between the model and its units, by their names: models
+    have few. Lists of blocks and what they hold are left out, so that no block gets a hook."""
+    outside = [(name, child) for name, child in model.named_children()]
+    while outside:
+        name, module = outside.pop()
+        children = list(module.named_children())
+        if name in units or not children or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            continue
+        yield module
+        if not isinstance(module, nn.Sequential):
+            outside += [(f"{name}.{child_name}", child) for child_name, child in children]
