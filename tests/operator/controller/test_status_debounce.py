@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.controller.test_controller import KEY, PATH, make_controller, stored
@@ -78,6 +79,25 @@ async def test_a_status_that_is_written_ends_it(monkeypatch: pytest.MonkeyPatch)
         now = 1.0
         await controller._pass(KEY)
         assert (double.asked(PUT), len(controller.statuses), controller.statuses.lines()) == (2, 0, [])
+
+
+async def test_a_job_that_is_deleted_while_its_status_is_rejected_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = Plan(status=ZeroTrainingJobStatus(phase=Phase.RUNNING, attempt=2))
+    monkeypatch.setattr(module, "reconcile", lambda *_: plan)
+
+    async def going(_: web.Request) -> web.Response:
+        controller.job_deleted(stored())
+        return web.json_response(failure(422, "Invalid")[1], status=422)
+
+    double = ApiDouble()
+    double.on(PUT, going)
+    async with served(double) as api:
+        controller = make_controller(api)
+        controller.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
+        await controller._pass(KEY)
+        assert (double.asked(PUT), len(controller.statuses)) == (1, 0)
 
 
 def test_a_deleted_job_is_no_longer_reported() -> None:

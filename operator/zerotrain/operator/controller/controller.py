@@ -164,6 +164,9 @@ class Controller(PassContext):
 
     async def _recover(self, key: JobKey, job: Json, error: Exception) -> None:
         """Queue the next pass after one that ended with `error`."""
+        held = self.jobs.get(key)
+        if held is None or held["metadata"]["uid"] != job["metadata"]["uid"]:
+            self.statuses.settled(job["metadata"]["uid"])  # deleted while its status was written
         match error:
             case Conflict():
                 # Another client wrote between the operator's read and write: decide again on the stored
