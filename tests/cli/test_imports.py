@@ -31,9 +31,8 @@ STATUS = (
     "lenient",
     "lifecycle",
     "memory_plan",
-    "shape",
+    "scheduling",
     "status",
-    "yields",
 )
 """Modules of the API with which a status is read; those of the spec take several times as long."""
 PROGRAM = """

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.ranks
 WIDTH, UNITS = 1024, 32
 UNIT_BYTES = 4 * (WIDTH * WIDTH + WIDTH)
 MODEL_BYTES = UNITS * UNIT_BYTES
-SLACK_BYTES = 3 << 20
+SLACK_BYTES = 5 << 20
+"""More than a start takes besides: up to 3.7 MiB of Python objects and buffers. A second unit exceeds it."""
 
 
 class Stack(nn.Module):
