@@ -23,7 +23,7 @@ WIDTH, UNITS = 1024, 32
 UNIT_BYTES = 4 * (WIDTH * WIDTH + WIDTH)
 MODEL_BYTES = UNITS * UNIT_BYTES
 SLACK_BYTES = 5 << 20
-"""More than a start takes besides: up to 3.7 MiB of Python objects and buffers. A second unit exceeds it."""
+"""Tolerance: a start takes up to 3.7 MiB of Python objects and buffers besides. A second unit exceeds it."""
 
 
 class Stack(nn.Module):
