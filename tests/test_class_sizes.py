@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,8 +55,10 @@ class Modules:
         return None
 
 
-@cache
+@pytest.fixture(scope="module")
 def repository() -> Modules:
+    """The modules of the repository. Their trees must not outlive this file: garbage collections in later
+    tests would walk through millions of nodes."""
     return Modules(PACKAGE_ROOTS)
 
 
@@ -112,11 +113,11 @@ def module_name(path: str) -> str:
 
 
 @pytest.mark.parametrize("parts", PARTS, ids="/".join)
-def test_no_class_has_too_many_methods(parts: tuple[str, ...]) -> None:
+def test_no_class_has_too_many_methods(parts: tuple[str, ...], repository: Modules) -> None:
     names = [module_name(path) for path in part(parts)]
-    trees = [(name, tree) for name in names if (tree := repository().tree(name)) is not None]
+    trees = [(name, tree) for name in names if (tree := repository.tree(name)) is not None]
     assert len(trees) == len(names)
-    found = {line for name, tree in trees for line in too_many_methods(repository(), name, tree)}
+    found = {line for name, tree in trees for line in too_many_methods(repository, name, tree)}
     known = {f"{name} has {count} methods, limit {MAX_METHODS}" for name, count in LARGER.items()}
     assert found == {line for line in known if line.split(" ")[0].rpartition(".")[0] in names}
 

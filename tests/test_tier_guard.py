@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import multiprocessing
 import os
@@ -212,12 +211,3 @@ def test_pytest_reports_which_tests_failed_and_why(tmp_path: Path) -> None:
         ("FAILED", "test_in_a_loop"),
     }, done.stdout
     assert "a unit test takes 1.1 s of its own, more than 1 s" in done.stdout
-
-
-@pytest.mark.ranks
-def test_garbage_of_earlier_tests_is_not_a_tests_own_time() -> None:
-    left: list[object] = [[] for _ in range(300_000)]
-    with short(0.05):
-        for _ in range(20):
-            gc.collect()
-    assert left

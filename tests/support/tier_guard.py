@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _posixsubprocess
 import builtins
-import gc
 import os
 import sys
 import threading
@@ -120,7 +119,7 @@ def no_outside() -> Iterator[None]:
 def short(limit_s: float = LIMIT_S) -> Iterator[None]:
     """Raise NotUnit if the block takes longer than the limit by itself."""
     spent = OwnTime()
-    with spent.without_imports(), spent.without_collections():
+    with spent.without_imports():
         yield
     if (seconds := spent.seconds()) > limit_s:
         raise NotUnit(
@@ -171,25 +170,6 @@ class OwnTime:
         if self._stalled_at is None or stalled is None or stalled - self._stalled_at > QUIET_SHARE * wall:
             return computed / BUSY_FACTOR + slept
         return max(computed + slept, wall)
-
-    @contextmanager
-    def without_collections(self) -> Iterator[None]:
-        """Exclude garbage collections from the test's time: they walk through what earlier tests left."""
-        began = 0.0, 0.0
-
-        def note(phase: str, _: dict[str, int]) -> None:
-            nonlocal began
-            if phase == "start":
-                began = time.process_time(), self._wall_s()
-            else:
-                self._computed_at += time.process_time() - began[0]
-                self._began_at += self._wall_s() - began[1]
-
-        gc.callbacks.append(note)
-        try:
-            yield
-        finally:
-            gc.callbacks.remove(note)
 
     @contextmanager
     def without_imports(self) -> Iterator[None]:

@@ -147,7 +147,7 @@ def test_what_a_step_hook_raises_comes_out_of_step() -> None:
     engine.close()
 
 
-@pytest.mark.ranks  # collects garbage, which takes over a second where many tests ran before
+@pytest.mark.unit
 def test_memory_lines_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     zt.see_memory_usage("quiet")
     assert capsys.readouterr().out == ""
