@@ -144,10 +144,7 @@ def volume_refusal(draft: Draft) -> tuple[str, str] | None:
         view = _class_view(draft, wanted)
         if view is None or view.encryption is not None:
             continue
-        due = view.at + LOOK_AGAIN
-        if draft.now < due:
-            draft.wake(due)
-        else:
+        if draft.is_due(view.at + LOOK_AGAIN):
             draft.act(wanted)
         if view.problem is not None:
             return str(Reason.STORAGE_CLASS_UNKNOWN), _unknown_class_message(wanted, view)

@@ -62,10 +62,7 @@ def _is_worth_protection(draft: Draft) -> bool:
         return True
     if status.attempt_start_time is None:
         return False
-    due = status.attempt_start_time + WORTH_AFTER
-    if draft.now < due:
-        draft.wake(due)
-    return draft.now >= due
+    return draft.is_due(status.attempt_start_time + WORTH_AFTER)
 
 
 def group_is_gone(draft: Draft) -> bool:

@@ -102,6 +102,12 @@ class Draft:
         # A time in the past would make the queue spin; the next event causes such a pass anyway.
         self.wakes.append(max(at, self.now + timedelta(milliseconds=50)))
 
+    def is_due(self, at: datetime) -> bool:
+        """Return whether the time has come; otherwise the next pass comes at that time."""
+        if self.now < at:
+            self.wake(at)
+        return self.now >= at
+
     def view(self) -> AttemptView:
         """Return the workers of the current attempt."""
         # It is called several times in a pass; computing it once pays off with a thousand workers.

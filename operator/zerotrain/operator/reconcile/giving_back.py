@@ -51,8 +51,7 @@ def reason(draft: Draft, view: AttemptView) -> str | None:
         shortage = Shortage(since=draft.stamp, reason=lack[0])
         draft.set(shortage=shortage)
     due, limit_s = _due(draft, shortage)
-    if draft.now < due:
-        draft.wake(due)
+    if not draft.is_due(due):
         if view.count(WorkerState.ABSENT):
             # Other jobs may release resources at any moment, and no event reports it.
             draft.wake(draft.now + timedelta(seconds=draft.observed.limits.refused_creation_s / RETRIES))
@@ -116,10 +115,7 @@ def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
 def _is_late(draft: Draft) -> bool:
     """Return whether pods that the scheduler has not rejected have waited for too long."""
     began = draft.status.attempt_start_time or draft.now
-    due = began + timedelta(seconds=_node_limit_s(draft))
-    if draft.now < due:
-        draft.wake(due)
-    return draft.now >= due
+    return draft.is_due(began + timedelta(seconds=_node_limit_s(draft)))
 
 
 def _gave_up(view: AttemptView) -> bool:

@@ -57,10 +57,8 @@ def advance(draft: Draft) -> None:
     if ttl is None or ended is None or verification.pending(draft):
         return
     due = ended + timedelta(seconds=ttl)
-    if draft.now >= due:
+    if draft.is_due(due):
         draft.act(DeleteJob())
-    else:
-        draft.wake(due)
 
 
 def is_done(draft: Draft, view: AttemptView) -> bool:
@@ -140,10 +138,7 @@ def deadline_passed(draft: Draft) -> bool:
     # For a job that was suspended in time, it is not known how long no operator ran.
     if seconds is None or start is None or draft.job.spec.suspend:
         return False
-    due = start + timedelta(seconds=seconds)
-    if draft.now < due:
-        draft.wake(due)
-    return draft.now >= due
+    return draft.is_due(start + timedelta(seconds=seconds))
 
 
 def fail_by_deadline(draft: Draft) -> None:

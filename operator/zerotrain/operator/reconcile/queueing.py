@@ -282,10 +282,7 @@ def _look_again(draft: Draft) -> bool:
     apis = draft.observed.apis
     if apis is None:
         return True
-    due = apis.at + REDISCOVER
-    if draft.now < due:
-        draft.wake(due)
-    return draft.now >= due
+    return draft.is_due(apis.at + REDISCOVER)
 
 
 def _next_step(draft: Draft) -> QueueStep | None:

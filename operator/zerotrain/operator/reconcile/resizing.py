@@ -77,10 +77,7 @@ def _forget_losses(draft: Draft, elastic: Elastic) -> None:
     if state is None or not state.losses:
         return
     began = draft.status.attempt_start_time or draft.stamp
-    due = began + timedelta(seconds=elastic.grow_after_s * 2 ** min(state.losses, MAX_DOUBLINGS))
-    if draft.now < due:
-        draft.wake(due)
-    else:
+    if draft.is_due(began + timedelta(seconds=elastic.grow_after_s * 2 ** min(state.losses, MAX_DOUBLINGS))):
         next_size.update(draft, losses=0)
 
 
@@ -103,9 +100,7 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
     if draft.observed.creating:
         return None  # existing pods wait for the missing pods, not for nodes
     due = _shrinks_at(draft, view, elastic, refused)
-    if due is None or draft.now < due:
-        if due is not None:
-            draft.wake(due)
+    if due is None or not draft.is_due(due):
         return None
     fewer = _shrink_to_capacity(draft, _placeable_workers(draft, view, refused))
     if fewer is None:
@@ -175,9 +170,7 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
     # A queue's admission is not given up because nodes are free: free nodes are not quota.
     if state is None or in_queue(draft):
         return None
-    due = _grows_at(draft, elastic, state)
-    if draft.now < due:
-        draft.wake(due)
+    if not draft.is_due(_grows_at(draft, elastic, state)):
         return None
     accepted_workers = next_size.accepted_workers(draft)
     capacity = _capacity_hint(draft, accepted_workers)
@@ -236,7 +229,4 @@ def _under_way(draft: Draft) -> bool:
         return True
     if status.attempt_start_time is None:
         return True
-    due = status.attempt_start_time + UNDER_WAY
-    if draft.now < due:
-        draft.wake(due)
-    return draft.now >= due
+    return draft.is_due(status.attempt_start_time + UNDER_WAY)

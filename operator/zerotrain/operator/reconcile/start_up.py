@@ -194,9 +194,7 @@ def late(draft: Draft, view: AttemptView) -> Failure | None:
     workers = [worker for worker in _unstarted(view) if _has_node(worker)]
     if limit_s is None or began is None or not workers:
         return None
-    due = began + timedelta(seconds=limit_s)
-    if draft.now < due:
-        draft.wake(due)
+    if not draft.is_due(began + timedelta(seconds=limit_s)):
         return None
     return _blaming(draft, workers, NOT_STARTED, f"not started within {limit_s} s")
 

@@ -82,10 +82,7 @@ def _lingers(draft: Draft, pod: PodView) -> bool:
     """Return whether containers next to a worker that has ended had enough time to end by themselves."""
     if not pod.lingers or pod.ended_seen_at is None:
         return False
-    due = pod.ended_seen_at + SIDECARS_END
-    if draft.now < due:
-        draft.wake(due)
-    return draft.now >= due
+    return draft.is_due(pod.ended_seen_at + SIDECARS_END)
 
 
 def _end(draft: Draft, number: int, pods: list[PodView], grace_s: int) -> None:
@@ -114,10 +111,8 @@ def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
         if pod.deletion_at is None:
             continue
         due = pod.deletion_at + _timeout(draft)
-        if draft.now >= due:
+        if draft.is_due(due):
             stuck.append(pod)
-        else:
-            draft.wake(due)
     report_held(draft, pods)
     _delete(draft, stuck, 0)
 
