@@ -93,11 +93,8 @@ class Engine(Names):
         self.rank, self.world_size, self.device = comm.rank, comm.world_size, comm.device
         self.zero_optimizer, self.schedule = optimizer, schedule
         self.optimizer = optimizer_of(self.core, optimizer)
-        self.pipeline, self.clock, self.relayout = (
-            self._parts.pipeline,
-            self._parts.clock,
-            self._parts.relayout,
-        )
+        self.pipeline, self.clock = self._parts.pipeline, self._parts.clock
+        self.relayout = self._parts.relayout
 
     # --- training
 

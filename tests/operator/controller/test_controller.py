@@ -305,7 +305,7 @@ async def test_passes_that_hang_in_some_namespaces_keep_no_pass_of_others(
     assert len(hanging) > 2
 
 
-async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_without_a_slot_still_looks_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline ends also a job that waits for its slot."""
     waits = list[float]()
 
@@ -321,7 +321,7 @@ async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.M
         await run_pass(controller)
         controller.queue.add(KEY)
         await run_pass(controller)
-    assert waits == [job_pass.LINE_RECHECK_S, 0.0, pytest.approx(60, abs=10)]
+    assert waits == [job_pass.QUEUE_RECHECK_S, 0.0, pytest.approx(60, abs=10)]
 
 
 async def test_the_status_of_a_large_job_shows_that_it_is_queued() -> None:

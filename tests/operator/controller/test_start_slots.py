@@ -215,7 +215,7 @@ def test_who_waits_says_so_if_it_takes_long(large: bool) -> None:
     assert slots.quiet_s(job("ax")) is None
 
 
-def test_only_pods_that_a_plan_creates_stand_in_line() -> None:
+def test_only_pods_that_a_plan_creates_need_a_slot() -> None:
     there = seen(pending(0), pending(1))
     creating = Plan(actions=(CreateWorkers(attempt=1, indices=(2, 3, 4)),))
     assert [pods_to_create(plan) for plan in (creating, Plan())] == [3, 0]

@@ -40,8 +40,8 @@ RECHECK_S = 1.0
 """Seconds until the next pass after actions. The events that the actions cause bring a pass earlier, unless
 they are lost."""
 
-LINE_RECHECK_S = 5.0
-"""Fewest seconds until the next pass for a deadline, while a job waits in line or its actions failed."""
+QUEUE_RECHECK_S = 5.0
+"""Fewest seconds until the next pass for a deadline, while a job waits for a slot or its actions failed."""
 
 BUSY_S = 0.1
 """Seconds of a status write above which the API server counts as busy: actions that can wait then get a pass
@@ -131,7 +131,7 @@ class JobPass:
             await self._act(plan)
         except Exception:
             # The backoff must not outlast a deadline. A deadline that has passed must not remove the backoff.
-            self._wake(plan, at_least_s=LINE_RECHECK_S)
+            self._wake(plan, at_least_s=QUEUE_RECHECK_S)
             raise
         self._wake(plan)
 
@@ -187,12 +187,12 @@ class JobPass:
         return changed
 
     def _may_create(self, plan: Plan, observed: Observed) -> bool:
-        """Return whether the job has a slot for the pods that the plan creates. Otherwise it waits in line:
-        a deadline ends it there as well, and a pass shows in the status that it waits."""
+        """Return whether the job has a slot for the pods that the plan creates. Otherwise it waits in a
+        queue: a deadline ends it there as well, and a pass shows in the status that it waits."""
         starts = self.context.starts
         if starts.enter(self.key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
             return True
-        self._wake(plan, at_least_s=LINE_RECHECK_S)
+        self._wake(plan, at_least_s=QUEUE_RECHECK_S)
         quiet_s = starts.quiet_s(self.key)
         if observed.problem is None and not observed.in_start_queue and quiet_s is not None:
             self.context.queue.add_after(self.key, quiet_s)

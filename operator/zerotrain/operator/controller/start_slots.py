@@ -1,8 +1,8 @@
-"""Slots of jobs that create pods: a few create, and the others wait in line without a pass.
+"""Slots of jobs that create pods: a few create, and the others wait in a queue without a pass.
 
 A thousand jobs that begin together would each wait for the pods of all others in the middle of a pass. Each
-namespace has a line for jobs of few pods and one for large jobs. The next free slot is for the line that
-holds the fewest.
+namespace has a queue for jobs of few pods and one for large jobs. The next free slot is for the queue whose
+jobs hold the fewest.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MAX_LARGE, MAX_LARGE_OF_ONE = 4, 1
 """The same of large jobs. Two of a namespace that together exceed its quota would each get a part."""
 
 TIGHT_S = 600.0
-"""Seconds after a rejection in which all jobs of several pods use the line of large ones."""
+"""Seconds after a rejection in which all jobs of several pods use the queue of large ones."""
 
 QUIET_S = 30.0
 """Seconds for which a small job waits without a status that says so: most start sooner."""
 
 
-class _Line(NamedTuple):
+class _Queue(NamedTuple):
     namespace: str
     is_large: bool
 
 
 class _Waiting(NamedTuple):
-    line: _Line
+    queue: _Queue
     has_begun: bool
     since: float
 
@@ -54,8 +54,8 @@ class StartSlots:
     ) -> None:
         """`is_late` returns whether a pass takes long in a namespace."""
         self._is_late, self._clock = is_late, clock
-        self._holders: dict[JobKey, _Line] = {}
-        """Jobs with a slot, including those whose pass is still to come, and the line that each came from."""
+        self._holders: dict[JobKey, _Queue] = {}
+        """Jobs with a slot, including those whose pass is still to come, and the queue of each."""
         self._staying: set[JobKey] = set()
         """Holders that keep their slot at the next `leave`."""
         self._waiting: dict[JobKey, _Waiting] = {}
@@ -64,31 +64,31 @@ class StartSlots:
         """Time of the last rejection by namespace."""
 
     def enter(self, key: JobKey, *, pods: int, begun: bool = False) -> bool:
-        """Return whether the job may create `pods` pods now. If not, it waits in line, before the others if
-        it has `begun`: its pods hold nodes."""
+        """Return whether the job may create `pods` pods now. If not, it waits in its queue, before the others
+        if it has `begun`: its pods hold nodes."""
         if pods <= 0 or key in self._holders:
             return True
-        line = _Line(key.namespace, pods > LARGE or (pods > 1 and self._is_tight(key.namespace)))
-        if self._is_open(line):
+        queue = _Queue(key.namespace, pods > LARGE or (pods > 1 and self._is_tight(key.namespace)))
+        if self._is_open(queue):
             self.forget(key)
-            self._holders[key] = line
+            self._holders[key] = queue
             return True
         before = self._waiting.get(key)
         since = self._clock() if before is None else before.since
-        self._waiting[key] = _Waiting(line, begun, since)
+        self._waiting[key] = _Waiting(queue, begun, since)
         return False
 
     def forget(self, key: JobKey) -> None:
-        """Remove the job from its line. If it has a slot, its pass finds out that the job is gone."""
+        """Remove the job from its queue. If it has a slot, its pass finds out that the job is gone."""
         self._waiting.pop(key, None)
 
     def quiet_s(self, key: JobKey) -> float | None:
-        """Return for how many more seconds the job waits in line without a status that says so; None if it
-        does not wait. Large jobs say it at once, as others create for minutes."""
+        """Return for how many more seconds the job waits in its queue without a status that says so; None
+        if it does not wait. Large jobs say it at once, as others create for minutes."""
         waiting = self._waiting.get(key)
         if waiting is None:
             return None
-        return 0.0 if waiting.line.is_large else max(waiting.since + QUIET_S - self._clock(), 0.0)
+        return 0.0 if waiting.queue.is_large else max(waiting.since + QUIET_S - self._clock(), 0.0)
 
     def stay(self, key: JobKey) -> None:
         """Keep the job's slot beyond the pass that ends now: it left pods for the next pass to create."""
@@ -105,14 +105,14 @@ class StartSlots:
     def grant(self) -> list[JobKey]:
         """Give away the free slots. Return the jobs that got them."""
         granted = []
-        while lines := set(filter(self._is_open, {item.line for item in self._waiting.values()})):
+        while queues := set(filter(self._is_open, {item.queue for item in self._waiting.values()})):
             held = Counter(self._holders.values())
             *_, key = min(
-                (held[item.line], not item.has_begun, place, key)
+                (held[item.queue], not item.has_begun, place, key)
                 for place, (key, item) in enumerate(self._waiting.items())
-                if item.line in lines
+                if item.queue in queues
             )
-            self._holders[key] = self._waiting.pop(key).line
+            self._holders[key] = self._waiting.pop(key).queue
             granted.append(key)
         return granted
 
@@ -126,12 +126,12 @@ class StartSlots:
         at = self._refused_at.get(namespace)
         return at is not None and self._clock() - at < TIGHT_S
 
-    def _is_open(self, line: _Line) -> bool:
-        of_all, of_one = (MAX_LARGE, MAX_LARGE_OF_ONE) if line.is_large else (MAX_SMALL, MAX_SMALL_OF_ONE)
-        alike = [held.namespace for held in self._holders.values() if held.is_large == line.is_large]
-        if alike.count(line.namespace) >= of_one:
+    def _is_open(self, queue: _Queue) -> bool:
+        of_all, of_one = (MAX_LARGE, MAX_LARGE_OF_ONE) if queue.is_large else (MAX_SMALL, MAX_SMALL_OF_ONE)
+        alike = [held.namespace for held in self._holders.values() if held.is_large == queue.is_large]
+        if alike.count(queue.namespace) >= of_one:
             return False
-        return self._is_late(line.namespace) or sum(not self._is_late(name) for name in alike) < of_all
+        return self._is_late(queue.namespace) or sum(not self._is_late(name) for name in alike) < of_all
 
 
 def pods_to_create(plan: Plan) -> int:
