@@ -20,7 +20,6 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 PAGE = 500
 MAX_ANSWER_BYTES = 256 << 20
-MAX_ANSWER_DEPTH = 200
 MERGE_PATCH = "application/merge-patch+json"
 JSON = "application/json"
 

@@ -13,8 +13,6 @@ import torch
 
 from zerotrain.runtime.checkpoint.tensorfile import DTYPE_NAMES, HEADER_ALIGN, add_entry
 
-DEFAULT_SHARD_SIZE = "5GB"
-
 _UNITS = {
     "": 1,
     "KB": 10**3,
