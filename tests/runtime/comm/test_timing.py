@@ -62,6 +62,28 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     return found
 
 
+@pytest.mark.unit
+def test_without_steps_the_events_are_used_again(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation at stage 3 waits for hundreds of gathers, and no step polls."""
+    made: list[Event] = []
+
+    def make() -> Event:
+        made.append(stream.event())
+        return made[-1]
+
+    monkeypatch.setattr(timing, "_event", make)
+    samples: list[CollectiveSample] = []
+    watch, count = stopwatch(samples), 4 * timing.MAX_UNREPORTED
+    for seconds in range(count):
+        measurement = watch.start("all_gather", "unit", 8)
+        stream.compute(float(seconds))
+        measurement.ask()
+        measurement.end()
+    watch.poll()
+    assert [sample.seconds for sample in samples] == [float(seconds) for seconds in range(count)]
+    assert len(made) <= 3 * (timing.MAX_UNREPORTED + 1)
+
+
 def gathered(stream: Stream, *, before_s: float, ends_at_s: float) -> CollectiveSample:
     """Return a sample of a gather that is prefetched during `before_s` of computation."""
     samples: list[CollectiveSample] = []

@@ -17,10 +17,10 @@ import zerotrain.runtime as zt
 from tests.support.device import TRANSPORTS
 from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv
-from zerotrain.runtime.comm import group
+from zerotrain.runtime.comm import group, timing
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 from zerotrain.runtime.comm.mismatch import Progress, diagnose
-from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.comm.timing import Pending, Stopwatch
 from zerotrain.runtime.comm.watchdog import Watchdog
 from zerotrain.runtime.comm.work import Delays, Watched, sendable
 
@@ -220,6 +220,42 @@ def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
     dog.start(B, DeviceWork())
     dog.close()
     assert held() is None
+
+
+class LateEvent:
+    """An event that the device does not reach."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return False
+
+
+@pytest.mark.unit
+def test_a_wait_lets_go_of_what_the_collective_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device lags by a whole backward pass: the queue holds one collective per unit, but not its data."""
+    monkeypatch.setattr(timing, "_event", LateEvent)
+    dog, _ = device_watchdog(600.0, queue.Queue())
+    watch = Stopwatch(torch.device("cuda"), lambda sample: None)
+    held = []
+    for unit in range(8):
+        work = DeviceWork()
+        held.append(weakref.ref(work))
+        watched = Watched(
+            work,
+            f"{A} {unit}",
+            rank=0,
+            watchdog=dog,
+            delays=Delays(0.0, seed=0),
+            measurement=watch.start("reduce_scatter", str(unit), 8),
+        )
+        watched.wait()
+        del work, watched
+    dog._look()
+    assert [work() for work in held] == [None] * 8
+    assert dog.waiting_seconds > 0.0  # the first one is not over
+    dog.close()
 
 
 @pytest.mark.unit

@@ -225,14 +225,17 @@ class Comm(Accounts):
     def _second_group(self, timeout: timedelta) -> Any:
         """Return a second group of the same ranks, for exchanges of gradients."""
         if self._members is None:
-            return dist.new_group(timeout=timeout)
+            return dist.new_group(timeout=timeout, pg_options=_options(dist.get_backend()))
         key = tuple(self._members)
         if key not in _SECOND_GROUPS:
             # Only the members call this. torch derives the name of such a group from the groups that exist,
             # so a group made after another was destroyed would find the old one's addresses. The group is
             # therefore kept.
             _SECOND_GROUPS[key] = dist.new_group(
-                self._members, timeout=timeout, use_local_synchronization=True
+                self._members,
+                timeout=timeout,
+                use_local_synchronization=True,
+                pg_options=_options(dist.get_backend()),
             )
         return _SECOND_GROUPS[key]
 
@@ -316,6 +319,16 @@ def pick_device() -> torch.device:
     return device
 
 
+def _options(backend: str) -> Any:
+    """Return the options of a process group: on NCCL its stream has a high priority, so that a collective
+    which is issued starts although kernels of the computation wait for the GPU."""
+    if backend != "nccl":
+        return None
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    return options
+
+
 def _nothing() -> None:
     pass
 
@@ -335,7 +348,8 @@ def _join(device: torch.device, timeout: timedelta) -> None:
             "start the ranks with `python -m zerotrain.runtime.launch` or torchrun"
         )
     bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout, **bound)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timeout, pg_options=_options(backend), **bound)
     atexit.register(_leave, dist.group.WORLD)
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+MAX_UNREPORTED = 256
+"""Number of measurements on CUDA from which each new one polls the device."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveSample:
@@ -75,27 +78,40 @@ class Exchange:
 class Measurement:
     """Times of one collective: call `ask` when its result is needed, and `end` when it is there."""
 
-    __slots__ = ("_asked", "_begin", "_label", "_num_bytes", "_op", "_stopwatch")
+    __slots__ = ("_asked", "_begin", "_end", "_is_over", "_label", "_num_bytes", "_op", "_stopwatch")
 
     def __init__(self, stopwatch: Stopwatch, op: str, label: str, num_bytes: int) -> None:
         self._stopwatch, self._op, self._label, self._num_bytes = stopwatch, op, label, num_bytes
         self._begin = self._asked = stopwatch.now()
+        self._end: Any = None
+        self._is_over = False
 
     def ask(self) -> None:
         self._asked = self._stopwatch.now()
 
     def end(self) -> None:
         """Report the sample, on CUDA as soon as the device is so far."""
-        end, stopwatch = self._stopwatch.now(), self._stopwatch
+        self._end, stopwatch = self._stopwatch.now(), self._stopwatch
         if stopwatch.on_cuda:
-            stopwatch.ended.append((self, end))
+            stopwatch.add(self)
         else:
-            stopwatch.finished(self.sample(end - self._begin, end - self._asked))
+            stopwatch.finished(self._sample(self._end - self._begin, self._end - self._asked))
 
-    def sample_of_events(self, end: Any) -> CollectiveSample:
-        return self.sample(self._begin.elapsed_time(end) / 1e3, self._asked.elapsed_time(end) / 1e3)
+    def is_completed(self) -> bool:
+        """Return whether the device has passed the wait for the collective; on CUDA, after `end`. Any thread
+        may ask."""
+        return self._is_over or self._end.query()
 
-    def sample(self, seconds: float, exposed: float) -> CollectiveSample:
+    def close(self) -> tuple[CollectiveSample, list[Any]]:
+        """Return the sample of a completed collective on CUDA, and the events, which are used no more."""
+        sample = self._sample(
+            self._begin.elapsed_time(self._end) / 1e3, self._asked.elapsed_time(self._end) / 1e3
+        )
+        self._is_over = True  # before the events measure another collective
+        asked = [] if self._asked is self._begin else [self._asked]
+        return sample, [self._begin, *asked, self._end]
+
+    def _sample(self, seconds: float, exposed: float) -> CollectiveSample:
         return CollectiveSample(
             op=self._op,
             label=self._label,
@@ -111,8 +127,10 @@ class Stopwatch:
     def __init__(self, device: torch.device, finished: Callable[[CollectiveSample], None]) -> None:
         self.on_cuda = device.type == "cuda"
         self.finished = finished
-        self.ended: deque[tuple[Measurement, Any]] = deque()
-        """Measurements on CUDA with their last events, oldest first."""
+        self._ended: deque[Measurement] = deque()
+        """Measurements on CUDA that are not reported yet, oldest first."""
+        self._events: list[Any] = []
+        """Events that measure nothing at present; making one costs more than recording it."""
 
     def start(self, op: str, label: str, num_bytes: int) -> Measurement:
         """Begin to measure a collective that was just issued."""
@@ -122,15 +140,25 @@ class Stopwatch:
         """Return the seconds of the host's clock, or on CUDA an event at this place of the stream."""
         if not self.on_cuda:
             return perf_counter()
-        event = _event()
+        event = self._events.pop() if self._events else _event()
         event.record()
         return event
 
+    def add(self, measurement: Measurement) -> None:
+        """Take a measurement on CUDA whose last event is recorded.
+
+        An evaluation or a generation has no step that would poll, and would keep its events for ever.
+        """
+        self._ended.append(measurement)
+        if len(self._ended) > MAX_UNREPORTED:
+            self.poll()
+
     def poll(self) -> None:
         """Report the collectives whose events have completed, oldest first."""
-        while self.ended and self.ended[0][1].query():
-            measurement, end = self.ended.popleft()
-            self.finished(measurement.sample_of_events(end))
+        while self._ended and self._ended[0].is_completed():
+            sample, events = self._ended.popleft().close()
+            self._events += events
+            self.finished(sample)
 
 
 def _event() -> Any:

@@ -80,7 +80,9 @@ class Watchdog:
         self._recent: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._started = 0
         self._waiting: tuple[int, float] | None = None
-        self._on_device: deque[tuple[int, float, Any]] = deque()
+        self._on_device: dict[int, tuple[float, Callable[[], bool]]] = {}
+        """Collectives that the device may not have passed yet, in order of their numbers: when each was
+        issued, and a function that tells whether it is over."""
         self.advice = ""
         """Text that ends every error: a semicolon and the possible reason why ranks diverge."""
         self._failure: str | None = None
@@ -104,12 +106,25 @@ class Watchdog:
         self._started += 1
         self._recent.append((self._started, what))
         if not self.is_host:
-            # A handle keeps the collective's result alive, so it is dropped as soon as the collective is
-            # over.
-            while self._on_device and self._on_device[0][2].is_completed():
-                self._on_device.popleft()
-            self._on_device.append((self._started, time.monotonic(), work))
+            self._drop_completed()
+            self._on_device[self._started] = (time.monotonic(), work.is_completed)
         return self._started
+
+    def waited(self, number: int, is_completed: Callable[[], bool]) -> None:
+        """Ask `is_completed` from now on whether the collective is over, whose stream waits for it now.
+
+        A handle of NCCL keeps the collective's result alive. The host may be a whole pass ahead of the
+        device, and the handles would then keep the gradients that every unit has received.
+        """
+        found = self._on_device.get(number)
+        if found is not None:
+            self._on_device[number] = (found[0], is_completed)
+
+    def _drop_completed(self) -> None:
+        for number, (_, is_completed) in list(self._on_device.items()):
+            if not is_completed():
+                return
+            del self._on_device[number]
 
     def enter(self, number: int) -> None:
         """Record that the rank waits for a collective from now on."""
@@ -182,7 +197,9 @@ class Watchdog:
     def _look(self) -> None:
         if not self.is_host:
             pending = (
-                (number, since) for number, since, work in list(self._on_device) if not work.is_completed()
+                (number, since)
+                for number, (since, is_completed) in list(self._on_device.items())
+                if not is_completed()
             )
             self._waiting = next(pending, None)
         # Write only what changed, and read the others only during a long wait.

@@ -115,6 +115,8 @@ class Watched:
                 watchdog.leave()
         if self._measurement is not None:
             self._measurement.end()
+            if watchdog is not None and not watchdog.is_host:
+                watchdog.waited(self._number, self._measurement.is_completed)
 
     def _raise_named(self, error: RuntimeError) -> NoReturn:
         """Raise a CommError with the name of the collective, and with the rank that is missing if one is."""

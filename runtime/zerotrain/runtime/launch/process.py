@@ -79,8 +79,28 @@ def rank_environment(
         channel_socket=socket_path,
         stacks_path=stacks_path,
     )
+    return {**DEFAULTS, **allocator(environ), **environ, **spec.to_env(), **rank_env.to_env()}
+
+
+DEFAULTS = {
     # Unbuffered, so that the line before a SIGKILL is not lost in the process.
-    return {"PYTHONUNBUFFERED": "1", **environ, **spec.to_env(), **rank_env.to_env()}
+    "PYTHONUNBUFFERED": "1",
+    # The engine's gathers and exchanges are two communicators in flight at the same time, whose kernels must
+    # start in the same order on every GPU; NCCL 2.26 and later take the host's order.
+    "NCCL_LAUNCH_ORDER_IMPLICIT": "1",
+}
+"""Variables of a rank that the worker's own environment overrides."""
+
+
+def allocator(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes torch's GPU allocator grow its segments.
+
+    Storages of gathered weights are resized hundreds of times a step, in sizes that differ by unit, which
+    fragments segments of a fixed size. Nothing is set if the environment has either of torch's names.
+    """
+    if environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF"):
+        return {}
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def start_rank(
