@@ -15,7 +15,7 @@ from tests.support.commands import zerotrain
 from tests.support.job_states import job, pod, stamp
 from zerotrain.client import Client, ForbiddenError, ServerError, TooManyLogsError, logs
 from zerotrain.client.exit_codes import CommandExit
-from zerotrain.operator.cluster.actions.logs import MAX_LINES
+from zerotrain.operator.cluster.actions.diagnostics import MAX_LINES
 
 pytestmark = pytest.mark.ranks
 

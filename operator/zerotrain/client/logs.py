@@ -37,7 +37,7 @@ MAX_MERGED = 64
 """Maximum of logs that are open at once; those of more workers are read in groups, one after another."""
 
 KEPT_LINES = 100
-"""Limit of the operator on kept lines, from `cluster.actions.logs`, which a client does not import."""
+"""Limit of the operator on kept lines, from `cluster.actions.diagnostics`, which a client does not import."""
 
 _MASKED_COLOURS = re.compile(r"\?\[[0-9;]{0,40}m")
 """Remains of colour sequences after the operator has masked control characters."""

@@ -22,7 +22,7 @@ from zerotrain.contract.progress import Progress, RankEnd, RejectedCheckpoint, T
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
 from zerotrain.operator.cluster.actions.context import ActionRefused, _refusal, name_taken
-from zerotrain.operator.cluster.actions.logs import last_lines
+from zerotrain.operator.cluster.actions.diagnostics import last_lines
 from zerotrain.operator.cluster.channel import ChannelError
 from zerotrain.operator.cluster.errors import Forbidden, error_of
 from zerotrain.operator.cluster.events import event_body

@@ -12,8 +12,8 @@ from aiohttp import web
 from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.reconcile_builders import NOW, running
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import logs
-from zerotrain.operator.cluster.actions.logs import MAX_KEPT_BYTES, last_lines, read_tail
+from zerotrain.operator.cluster.actions import diagnostics
+from zerotrain.operator.cluster.actions.diagnostics import MAX_KEPT_BYTES, last_lines, read_tail
 from zerotrain.operator.cluster.nodes import MAX_GONE, NodeStore
 from zerotrain.operator.resources.diagnostics import failures_config_map, outdated_keys
 
@@ -164,7 +164,7 @@ async def test_where_that_is_too_much_the_newest_lines_are_read_alone() -> None:
 
 @pytest.mark.ranks
 async def test_what_came_before_the_time_was_up_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(diagnostics, "LOG_TIMEOUT_S", 0.3)
 
     async def slow(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()

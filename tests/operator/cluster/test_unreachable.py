@@ -17,7 +17,7 @@ from tests.operator.cluster.test_executor import job, make_executor
 from tests.operator.cluster.test_progress import LIMIT_S, NOW, RUNNING, Bench, Workers
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster import channel as channel_module
-from zerotrain.operator.cluster.actions import yields
+from zerotrain.operator.cluster.actions import workers as workers_module
 from zerotrain.operator.cluster.channel import (
     CONNECTIONS,
     CallKind,
@@ -210,7 +210,7 @@ async def test_a_yield_asks_all_workers_unless_these_take_too_long_to_say_nothin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(yields, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(workers_module, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     class Yielding(Workers):
         reached = True

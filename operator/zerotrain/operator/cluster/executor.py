@@ -7,18 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from zerotrain.contract.config import ConfigError
-from zerotrain.operator.cluster.actions import (
-    admission,
-    capacity,
-    gangs,
-    logs,
-    protection,
-    stacks,
-    verification,
-    volumes,
-    workers,
-    yields,
-)
+from zerotrain.operator.cluster.actions import admission, capacity, diagnostics, workers
 from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused, Unfinished
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError
@@ -56,16 +45,16 @@ _PERFORM: dict[type, Callable[[ActionContext, Json, Any], Awaitable[None]]] = {
     KeepShared: workers.keep_shared,
     DeleteWorkers: workers.delete_attempt,
     DeletePods: workers.delete_pods,
-    SaveLog: logs.save,
-    RequestYield: yields.request,
-    ProtectWorkers: protection.protect,
-    UnprotectWorkers: protection.unprotect,
-    CollectStacks: stacks.collect,
-    CreateVerification: verification.create,
-    ForgetGroup: gangs.forget,
+    SaveLog: diagnostics.save_log,
+    RequestYield: workers.request_yield,
+    ProtectWorkers: workers.protect,
+    UnprotectWorkers: workers.unprotect,
+    CollectStacks: diagnostics.collect_stacks,
+    CreateVerification: workers.create_verification,
+    ForgetGroup: workers.forget_group,
     DiscoverApis: admission.discover,
     ReadCapacity: capacity.read,
-    AskStorageClass: volumes.read_class,
+    AskStorageClass: admission.read_storage_class,
     AskQueue: admission.ask_queue,
     DeleteJob: _delete_job,
 }

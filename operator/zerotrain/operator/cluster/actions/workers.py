@@ -1,11 +1,15 @@
-"""Creation and deletion of worker pods."""
+"""Creation, yield and deletion of the objects of an attempt: worker pods and what they share, the disruption
+budget, the pod group; and the pod that verifies a checkpoint.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from datetime import timedelta
 
+from zerotrain.contract.channel_token import derive
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.context import (
     PATHS,
@@ -21,12 +25,29 @@ from zerotrain.operator.cluster.actions.context import (
     together,
 )
 from zerotrain.operator.cluster.api import Json, Request
+from zerotrain.operator.cluster.channel import CallKind, ChannelError, Worker, share_of
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.cluster.store import owner_key
+from zerotrain.operator.cluster.worker_poller import call_concurrently
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
-from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared
+from zerotrain.operator.reconcile import (
+    CreateVerification,
+    CreateWorkers,
+    DeletePods,
+    DeleteWorkers,
+    ForgetGroup,
+    KeepShared,
+    Protection,
+    ProtectWorkers,
+    RequestYield,
+    UnprotectWorkers,
+    YieldState,
+)
 from zerotrain.operator.resources import shared_objects, worker_pods
-from zerotrain.operator.resources.pod import disruption_budget
+from zerotrain.operator.resources.gang import RESOURCE as POD_GROUPS
+from zerotrain.operator.resources.gang import group_name
+from zerotrain.operator.resources.pod import budget_name, disruption_budget
+from zerotrain.operator.resources.verification import verification_pod
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +59,10 @@ DELETIONS = 16
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that have not ended, as judged by the API server at the request."""
+
+
+YIELD_PATIENCE_S = 5.0
+"""Seconds after which an error ends the requests: as long as one call may take."""
 
 
 async def create(context: ActionContext, body: Json, action: CreateWorkers) -> None:
@@ -141,3 +166,71 @@ async def _delete(context: ActionContext, body: Json, name: str, uid: str, grace
         await context.api.call(Request(method="DELETE", path=path, kind="pods", body=options))
     except (NotFound, Conflict):
         log.debug("pod %s is deleted already or has been replaced", name)
+
+
+async def forget_group(context: ActionContext, body: Json, action: ForgetGroup) -> None:
+    """Delete the group, unless the object of that name has another owner."""
+    meta = body["metadata"]
+    name = group_name(meta["name"], action.attempt)
+    path = f"/apis/{action.gang}/namespaces/{meta['namespace']}/{POD_GROUPS}/{name}"
+    await context.remove(path, kind=POD_GROUPS, job_uid=meta["uid"])
+    context.job_states.of(meta["uid"]).ungrouped = action.attempt
+
+
+async def protect(context: ActionContext, body: Json, action: ProtectWorkers) -> None:
+    job = ZeroTrainingJob.parse(body)
+    await context.ensure(job, disruption_budget(job, action.attempt, action.workers))
+    context.job_states.of(job.uid).protection = Protection(attempt=action.attempt, exists=True)
+
+
+async def unprotect(context: ActionContext, body: Json, action: UnprotectWorkers) -> None:
+    """Delete the attempt's budget, unless the object of that name has another owner."""
+    meta = body["metadata"]
+    name = budget_name(meta["name"], action.attempt)
+    path = f"{PATHS['PodDisruptionBudget'].format(namespace=meta['namespace'])}/{name}"
+    await context.remove(path, kind="poddisruptionbudgets", job_uid=meta["uid"])
+    context.job_states.of(meta["uid"]).protection = Protection(attempt=action.attempt, exists=False)
+
+
+async def create_verification(context: ActionContext, body: Json, action: CreateVerification) -> None:
+    """Create the pod. The job's NetworkPolicy exists since its first attempt. Raises ActionRefused,
+    ApiError."""
+    job = ZeroTrainingJob.parse(body)
+    pod = verification_pod(job, action.pod, action.checkpoint, action.limit_s, context.options)
+    async with context.creations.slots(job.namespace):
+        await create_pod(context, job, pod)
+
+
+async def request_yield(context: ActionContext, body: Json, action: RequestYield) -> None:
+    """Request a yield of all workers, and keep the answer, or why there is none, in memory for the next pass.
+
+    All workers must accept. One that does not accept is no reason to leave out the others: ranks that were
+    asked would leave those that were not. But a pass must not wait for a thousand workers that are cut off.
+    """
+    begun = time.monotonic()
+    meta = body["metadata"]
+    token = derive(context.operator_key, meta["uid"], action.attempt)
+    pods = ((action.pod, action.pod_ip), *action.others)
+    answers = await call_concurrently(
+        lambda worker: _ask_to_yield(context, worker, action.attempt, token),
+        [Worker(namespace=meta["namespace"], pod=pod, ip=ip) for pod, ip in pods],
+        most=share_of(CallKind.YIELD),
+        enough=lambda error: error is not None and time.monotonic() - begun >= YIELD_PATIENCE_S,
+    )
+    errors = [error for error in answers.values() if error is not None]
+    state = YieldState(attempt=action.attempt, acked_at=context.api.time.now())
+    if errors:
+        refused = any(error.final for error in errors)
+        state = YieldState(attempt=action.attempt, error=str(errors[0]), refused=refused)
+    context.job_states.of(meta["uid"]).yielding = state
+
+
+async def _ask_to_yield(
+    context: ActionContext, worker: Worker, attempt: int, token: str
+) -> ChannelError | None:
+    try:
+        await context.channel.request_yield(worker, attempt=attempt, token=token)
+    except ChannelError as error:
+        log.warning("cannot request a yield from %s: %s", worker.pod, error)
+        return error
+    return None

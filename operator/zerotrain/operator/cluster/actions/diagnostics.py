@@ -1,23 +1,32 @@
-"""Storage of the last lines of a rank that failed, before its pod is deleted. They are read through the API
-server, bounded in bytes and time.
+"""Diagnostics of an attempt that failed or hangs, kept in ConfigMaps of the job: the last lines of the rank
+that failed, before its pod is deleted, and the stacks of all ranks.
+
+Lines are read through the API server, bounded in bytes and time. Stacks come from the workers' channel, which
+takes seconds, during which a pass must not delay other jobs: the action starts a task and returns, and the
+outcome is in memory for a later pass. An operator that is killed in between collects again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import deque
+from functools import partial
 
 import aiohttp
 
+from zerotrain.contract.channel_token import derive
 from zerotrain.contract.text import one_line, printable
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused
 from zerotrain.operator.cluster.api import Api, Json
+from zerotrain.operator.cluster.channel import CallKind, ChannelError, Worker, share_of
 from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
+from zerotrain.operator.cluster.worker_poller import call_concurrently
 from zerotrain.operator.constants import CONTAINER_NAME
-from zerotrain.operator.reconcile import LogView, SaveLog
-from zerotrain.operator.resources.diagnostics import failures_config_map, outdated_keys
+from zerotrain.operator.reconcile import CollectStacks, LogView, SaveLog, StackSource, StacksView
+from zerotrain.operator.resources.diagnostics import failures_config_map, outdated_keys, stacks_config_map
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +41,31 @@ TAIL_LINES = 2000
 """Number of lines that are requested: the lines of all ranks of the pod are mixed."""
 
 MAX_READ_BYTES = 8 << 20
-TIMEOUT_S = 5.0
+LOG_TIMEOUT_S = 5.0
 """Timeout of the kubelet's answer; the job's next attempt waits for it."""
 
 _OTHER_RANK = re.compile(r"\[rank \d+\] ")
 
 
+MAX_COLLECTIONS = 8
+"""Maximum of concurrent collections: when a file system hangs, every job hangs. The others wait for a
+slot."""
+
+
 async def read_tail(api: Api, *, namespace: str, pod: str, container: str = CONTAINER_NAME) -> str:
     """Return the container's last lines as text. A line in brackets says why there are none, or why the last
     ones are missing."""
-    text, problem = await _read(api, namespace, pod, container, lines=TAIL_LINES)
+    text, problem = await _read_log(api, namespace, pod, container, lines=TAIL_LINES)
     if problem:  # too long or too slow: the newest lines come last, so fewer are requested
-        text, problem = await _read(api, namespace, pod, container, lines=MAX_LINES)
+        text, problem = await _read_log(api, namespace, pod, container, lines=MAX_LINES)
     return f"{text}({problem})\n" if problem else text
 
 
-async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: int) -> tuple[str, str]:
+async def _read_log(api: Api, namespace: str, pod: str, container: str, *, lines: int) -> tuple[str, str]:
     """Return what was read, and why it is incomplete; the latter is empty if it is complete."""
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
     params = {"container": container, "tailLines": str(lines)}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=LOG_TIMEOUT_S)
     kept, length, total = deque[bytes](), 0, 0
     problem = ""
     try:
@@ -101,7 +115,7 @@ def _is_of(line: str, rank: int) -> bool:
     return line.startswith(f"[rank {rank}] ")
 
 
-async def save(context: ActionContext, body: Json, action: SaveLog) -> None:
+async def save_log(context: ActionContext, body: Json, action: SaveLog) -> None:
     """Read and store the log. A rejection is remembered as the outcome and delays nothing, and so is an
     answer that stays an error after all retries, such as that of a webhook that is down.
 
@@ -112,7 +126,7 @@ async def save(context: ActionContext, body: Json, action: SaveLog) -> None:
     kept = f"{action.title}\n{last_lines(text, action.rank)}"
     error = ""
     try:
-        await _store(context, job, action.key, kept)
+        await _store_log(context, job, action.key, kept)
     except (ActionRefused, ApiError) as refusal:
         outcome = isinstance(refusal, (ActionRefused, NotFound, Conflict)) or refusal.is_refusal
         if not outcome:
@@ -122,10 +136,46 @@ async def save(context: ActionContext, body: Json, action: SaveLog) -> None:
     context.job_states.of(job.uid).log = LogView(attempt=action.attempt, error=error)
 
 
-async def _store(context: ActionContext, job: ZeroTrainingJob, key: str, text: str) -> None:
+async def _store_log(context: ActionContext, job: ZeroTrainingJob, key: str, text: str) -> None:
     item = failures_config_map(job, {key: text})
     found = await context.find_or_make(job, item)
     if found is not None:
         old = outdated_keys(found.get("data") or {}, key)
         data = {key: text, **dict.fromkeys(old)}
         await context.merge(item, {"metadata": {"uid": found["metadata"]["uid"]}, "data": data})
+
+
+async def collect_stacks(context: ActionContext, body: Json, action: CollectStacks) -> None:
+    """Start the collection unless it runs or MAX_COLLECTIONS others do."""
+    running = context.job_states.collections
+    job = ZeroTrainingJob.parse(body)
+    if job.uid in running or len(running) >= MAX_COLLECTIONS:
+        return
+    task = running[job.uid] = asyncio.create_task(_collect_stacks(context, job, action))
+    task.add_done_callback(lambda _: running.pop(job.uid, None))
+
+
+async def _collect_stacks(context: ActionContext, job: ZeroTrainingJob, action: CollectStacks) -> None:
+    at = context.api.time.now()
+    ask = partial(_ask_for_stacks, context, job, action.attempt)
+    texts = await call_concurrently(ask, action.sources, most=share_of(CallKind.STACKS))
+    texts_by_worker = {source.worker: text for source, text in texts.items()}
+    item = stacks_config_map(job, action.attempt, texts_by_worker)
+    name = ""
+    try:
+        await context.ensure(job, item)
+        name = item["metadata"]["name"]
+    except (ApiError, ActionRefused) as error:
+        log.warning("cannot store the stacks of %s, attempt %d: %s", job.name, action.attempt, error)
+    if context.job_states.knows(job.uid):  # a job that was deleted meanwhile must not be remembered
+        context.job_states.of(job.uid).stacks = StacksView(attempt=action.attempt, at=at, config_map=name)
+
+
+async def _ask_for_stacks(
+    context: ActionContext, job: ZeroTrainingJob, attempt: int, source: StackSource
+) -> str:
+    worker = Worker(namespace=job.namespace, pod=source.pod, ip=source.pod_ip)
+    try:
+        return await context.channel.stacks(worker, token=derive(context.operator_key, job.uid, attempt))
+    except ChannelError as error:
+        return f"(no stacks: {error})\n"
