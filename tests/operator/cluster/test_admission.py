@@ -12,7 +12,7 @@ from tests.operator.api_double import ApiDouble, Json, served
 from tests.operator.cluster.test_executor import job, make_executor
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.scheduling import Gang
-from zerotrain.operator.cluster.discovery import discover
+from zerotrain.operator.cluster.discovery import Priorities, discover
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.cluster.kueue import (
     Flavor,
@@ -21,7 +21,6 @@ from zerotrain.operator.cluster.kueue import (
     flavors_of,
     queue_view,
 )
-from zerotrain.operator.cluster.priorities import Priorities
 from zerotrain.operator.reconcile.observe import ClusterApis, QueueView
 from zerotrain.operator.reconcile.plan import QueueStep
 

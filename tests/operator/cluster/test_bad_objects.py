@@ -15,9 +15,15 @@ from tests.operator.api_double import ApiDouble, Json, served
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster.api import lines_of
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobClient
-from zerotrain.operator.cluster.listwatch import ListWatch
+from zerotrain.operator.cluster.listwatch import (
+    FIRST_PAGE,
+    MAX_PAGE,
+    PAGE_BYTES,
+    Listing,
+    ListWatch,
+    next_limit,
+)
 from zerotrain.operator.cluster.nodes import PATH, NodeStore
-from zerotrain.operator.cluster.paging import FIRST_PAGE, MOST, PAGE_BYTES, Listing, next_limit
 
 pytestmark = pytest.mark.ranks
 
@@ -131,7 +137,7 @@ async def test_large_items_are_asked_for_in_small_pages() -> None:
 
 def test_pages_grow_and_shrink_with_what_comes() -> None:
     assert next_limit(FIRST_PAGE, 10_000) == 4 * FIRST_PAGE
-    assert next_limit(MOST, 10_000) == MOST
+    assert next_limit(MAX_PAGE, 10_000) == MAX_PAGE
     assert next_limit(1, 100 << 20) == 1
     assert next_limit(100, 135 << 20) == 2
     assert next_limit(100, PAGE_BYTES) == 100

@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.contract.progress import Termination
-from zerotrain.operator.cluster.reflector import PATH, PodReflector
+from zerotrain.operator.cluster.reflectors import PODS_PATH, PodReflector
 from zerotrain.operator.cluster.store import HELPERS, JobKey, PodStore, owner_key
 from zerotrain.operator.constants import MAX_WORKERS
 
@@ -315,7 +315,7 @@ class Cluster:
 async def reflected(cluster: Cluster, watches: int) -> tuple[PodStore, list[JobKey]]:
     """Run a reflector until the script is played, and a moment longer for its last event."""
     double, store, changed = ApiDouble(), PodStore(), list[JobKey]()
-    double.on(f"GET {PATH}", cluster.answer)
+    double.on(f"GET {PODS_PATH}", cluster.answer)
     async with served(double) as api:
         task = asyncio.create_task(PodReflector(api, store, changed.append).run())
         async with asyncio.timeout(PATIENCE_S):

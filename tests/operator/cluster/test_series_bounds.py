@@ -25,8 +25,7 @@ from zerotrain.contract.metrics.sizing import (
     samples_of_a_job,
     samples_of_the_operator,
 )
-from zerotrain.operator.cluster.job_metrics import JobCollector, values_of
-from zerotrain.operator.cluster.series_bounds import choose
+from zerotrain.operator.cluster.job_metrics import JobCollector, choose, values_of
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.telemetry import Telemetry
 

@@ -15,11 +15,11 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.support.devcluster import PATIENCE_S
-from zerotrain.operator.cluster import job_reflector
+from zerotrain.operator.cluster import reflectors
 from zerotrain.operator.cluster.channel import ChannelKind
-from zerotrain.operator.cluster.job_reflector import BATCH_SIZE, JobReflector, _Jobs
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
-from zerotrain.operator.cluster.scope import scoped
+from zerotrain.operator.cluster.listwatch import scoped
+from zerotrain.operator.cluster.reflectors import BATCH_SIZE, JobReflector, _Jobs
 from zerotrain.operator.controller.config import OperatorConfig
 from zerotrain.operator.controller.manager import Manager
 
@@ -169,7 +169,7 @@ async def test_events_of_one_job_in_one_moment_are_one(monkeypatch: pytest.Monke
     """Events within one moment are mostly echoes of writes. A deletion is passed on at once, also when the
     name already has a new object.
     """
-    monkeypatch.setattr(job_reflector, "BATCH_S", 0.3)
+    monkeypatch.setattr(reflectors, "BATCH_S", 0.3)
     events = [
         event("MODIFIED", "a", 6),
         event("MODIFIED", "a", 7),

@@ -16,7 +16,7 @@ from tests.operator.operator_process import KEY, NAMESPACE, OperatorProcess, ope
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from tests.support.jobs import ABSENT
 from zerotrain.operator.cluster.jobs import ALL_JOBS
-from zerotrain.operator.cluster.scope import scoped
+from zerotrain.operator.cluster.listwatch import scoped
 from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError
 
 ACCOUNT = "scoped-operator"

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from zlib import crc32
 
 from zerotrain.contract.progress import Progress
+from zerotrain.operator.cluster.discovery import Priorities
 from zerotrain.operator.cluster.nodes import NodeStore
-from zerotrain.operator.cluster.priorities import Priorities
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.reconcile import (
     Capacity,

@@ -13,8 +13,7 @@ from zerotrain.operator.api.status import CheckpointStatus, ProgressStatus
 from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import NotFound, Unavailable
-from zerotrain.operator.cluster.paging import Listing
-from zerotrain.operator.cluster.scope import scoped
+from zerotrain.operator.cluster.listwatch import Listing, scoped
 from zerotrain.operator.cluster.store import JobKey, version_of
 from zerotrain.operator.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
 

@@ -27,8 +27,7 @@ from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
 from zerotrain.operator.cluster.job_state import JobStates
-from zerotrain.operator.cluster.paging import Listing
-from zerotrain.operator.cluster.scope import scoped
+from zerotrain.operator.cluster.listwatch import Listing, scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.observe import QueueView

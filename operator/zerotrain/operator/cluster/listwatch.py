@@ -1,7 +1,13 @@
-"""One list in pages, then one watch, for the operator's life: the loop of a reflector without its store.
+"""Lists in pages, and one list followed by one watch for the operator's life: the loop of a reflector without
+its store.
 
 A version that is too old (410) leads to a new list, and so does a rejection that ended; everything else leads
-to a new watch from where the last one ended.
+to a new watch from where the last one ended. The API server bounds a page by the number of items, never by
+their size.
+
+The scope of the operator is the whole cluster, or a few namespaces that its roles name one by one. Every list
+and watch of namespaced objects takes its paths from `scoped`. Cluster-scoped objects (nodes, priority
+classes, flavors of a queue) are requested in both modes, and their callers handle a rejection.
 """
 
 from __future__ import annotations
@@ -12,25 +18,76 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
 
+from zerotrain.contract.json_text import ItemSplitter
 from zerotrain.operator.cluster import json_codec
-from zerotrain.operator.cluster.api import Api, Json
+from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
-from zerotrain.operator.cluster.paging import Listing
-from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import version_of
 
 log = logging.getLogger(__name__)
+
+FIRST_PAGE = 100
+MAX_PAGE = 500
+"""Maximum of items on a page."""
+PAGE_BYTES = 4 << 20
+"""Approximate size of a page that is requested from the API server."""
 
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
 MAX_PASSED_OVER = 1000
 """Number of objects whose errors are remembered as logged; those of the oldest may be logged again."""
+
+
+def scoped(path: str, namespaces: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of a collection such as `/api/v1/pods`: itself for the whole cluster, else one per
+    namespace."""
+    if not namespaces:
+        return (path,)
+    prefix, _, plural = path.rpartition("/")
+    return tuple(f"{prefix}/namespaces/{namespace}/{plural}" for namespace in namespaces)
+
+
+class Listing:
+    """Texts of all items of a list, to be iterated over once. Raises ApiError, ValueError.
+
+    One item is held at a time. The API server holds a page: where items are large, fewer are requested.
+    """
+
+    def __init__(self, api: Api, *, path: str, kind: str, params: Mapping[str, str] | None = None) -> None:
+        self._api, self._path, self._kind = api, path, kind
+        self._params = dict(params or {})
+        self.metadata: Json = {}
+        """Metadata of the last page, once all items have been read."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        limit, place = FIRST_PAGE, dict[str, str]()
+        while True:
+            splitter, size = ItemSplitter(), 0
+            params = {**self._params, "limit": str(limit), **place}
+            request = Request(method="GET", path=self._path, kind=self._kind, params=params)
+            async for piece in self._api.stream(request):
+                size += len(piece)
+                for item in splitter.feed(piece):
+                    yield item
+                await asyncio.sleep(0)  # reading chunks that have arrived never yields to the loop
+            for item in splitter.finish():
+                yield item
+            self.metadata = dict(json_codec.read(splitter.envelope)).get("metadata") or {}
+            more = self.metadata.get("continue")
+            if not more:
+                return
+            place, limit = {"continue": more}, next_limit(limit, size)
+
+
+def next_limit(limit: int, size: int) -> int:
+    """Return the number of items to request next, where the last page had `limit` items and `size` bytes."""
+    return max(min(limit * PAGE_BYTES // max(size, 1), limit * 4, MAX_PAGE), 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,14 +24,13 @@ from zerotrain.operator.cluster.election import ApiLease, Leadership
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import Executor
 from zerotrain.operator.cluster.job_metrics import JobCollector
-from zerotrain.operator.cluster.job_reflector import JobReflector
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.kueue import WorkloadWatch, workload_watches
 from zerotrain.operator.cluster.listwatch import ListWatch, ScopedWatch
 from zerotrain.operator.cluster.nodes import PATH as NODES_PATH
 from zerotrain.operator.cluster.progress import ProgressPuller
-from zerotrain.operator.cluster.reflector import PodReflector
+from zerotrain.operator.cluster.reflectors import JobReflector, PodReflector
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.controller.config import OperatorConfig, operator_key

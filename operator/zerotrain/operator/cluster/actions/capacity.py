@@ -17,7 +17,7 @@ from zerotrain.operator.cluster.actions.admission import with_shape
 from zerotrain.operator.cluster.actions.context import ActionContext
 from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.errors import Forbidden
-from zerotrain.operator.cluster.paging import Listing
+from zerotrain.operator.cluster.listwatch import Listing
 from zerotrain.operator.reconcile import Capacity, ReadCapacity, job_uid_of
 from zerotrain.operator.resources import worker_pod
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, at_most, requests_of, subtract

@@ -1,4 +1,6 @@
-"""Reflector that keeps the operator's cache of jobs equal to the cluster."""
+"""Reflectors: they keep the operator's cache of jobs and its store of pods equal to the cluster. Of the pods,
+only those with the operator's job label are requested.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache, with_kind
 from zerotrain.operator.cluster.listwatch import Reader, ScopedWatch
-from zerotrain.operator.cluster.store import version_of
-from zerotrain.operator.constants import PLURAL
+from zerotrain.operator.cluster.store import JobKey, PodStore, version_of
+from zerotrain.operator.constants import LABEL_JOB, PLURAL
 
 log = logging.getLogger(__name__)
 
@@ -106,3 +108,70 @@ class _Jobs:
                 log.exception("cannot handle an event of the job with UID %s", job["metadata"]["uid"])
         if self._is_listed and not self._held:
             self._synced(self._namespace)
+
+
+PODS_PATH = "/api/v1/pods"
+
+
+class PodReflector(ScopedWatch):
+    """Watch on the pods until `run()` is cancelled. `changed` is called with the key of every job whose pods
+    changed, `seen` with the namespace of a list before which its pods were unknown. Jobs are not reconciled
+    where their pods are `refused`."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: PodStore,
+        changed: Callable[[JobKey], None],
+        namespaces: Sequence[str] = (),
+        seen: Callable[[str | None], None] = lambda namespace: None,
+    ) -> None:
+        self._store, self._api, self._seen = store, api, seen
+        super().__init__(
+            api,
+            path=PODS_PATH,
+            kind="pods",
+            sink=lambda namespace: _Pods(api, store, changed, namespace, self._listed),
+            namespaces=namespaces,
+            label_selector=LABEL_JOB,
+            lost_sight=store.sight.lost,
+        )
+
+    def _listed(self, namespace: str | None) -> None:
+        is_news = self._store.sight.gained(namespace, now=self._api.time.now())
+        self.settle(namespace)
+        if is_news:
+            self._seen(namespace)
+
+
+class _Pods:
+    """Sink of the watch: it puts pods into the store, with the operator's time."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: PodStore,
+        changed: Callable[[JobKey], None],
+        namespace: str | None,
+        listed: Callable[[str | None], None],
+    ) -> None:
+        self._api, self._store, self._changed = api, store, changed
+        self._namespace, self._list_done = namespace, listed
+
+    def key(self, item: Json) -> str:
+        return str(item["metadata"]["uid"])
+
+    def put(self, item: Json) -> None:
+        self._notify(self._store.put(item, now=self._api.time.now()))
+
+    def remove(self, item: Json) -> None:
+        self._notify(self._store.remove(item, now=self._api.time.now()))
+
+    def listed(self, keys: set[str], version: int) -> None:
+        for key in self._store.retain(keys, version=version, namespace=self._namespace):
+            self._notify(key)
+        self._list_done(self._namespace)
+
+    def _notify(self, key: JobKey | None) -> None:
+        if key is not None:
+            self._changed(key)
