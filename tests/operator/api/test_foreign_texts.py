@@ -28,8 +28,8 @@ from zerotrain.operator.cluster.errors import Forbidden, error_of
 from zerotrain.operator.cluster.events import event_body
 from zerotrain.operator.cluster.job_metrics import values_of
 from zerotrain.operator.cluster.jobs import status_body
-from zerotrain.operator.cluster.kueue import Flavor, queue_view
 from zerotrain.operator.cluster.nodes import node_view
+from zerotrain.operator.cluster.workload_status import Flavor, queue_view
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import (
     Event,

@@ -14,7 +14,7 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.cluster.discovery import Priorities, discover
 from zerotrain.operator.cluster.executor import ActionRefused
-from zerotrain.operator.cluster.kueue import (
+from zerotrain.operator.cluster.workload_status import (
     Flavor,
     StatusChange,
     advanced,

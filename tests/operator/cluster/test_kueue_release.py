@@ -11,7 +11,8 @@ from tests.operator.cluster.test_admission import conditions
 from tests.operator.cluster.test_executor import job
 from tests.operator.reconcile_builders import NOW
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.kueue import StatusChange, WorkloadClient, advanced
+from zerotrain.operator.cluster.kueue import WorkloadClient
+from zerotrain.operator.cluster.workload_status import StatusChange, advanced
 from zerotrain.operator.reconcile.plan import QueueStep
 from zerotrain.operator.resources.kueue import workload_name
 

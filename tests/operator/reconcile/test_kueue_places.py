@@ -13,7 +13,7 @@ import pytest
 from tests.operator.reconcile.test_queueing import CREATE, case, held
 from tests.operator.reconcile.test_queues import ADMITTED, IN_QUEUE, KUEUE, ask, queued
 from tests.operator.reconcile_builders import NOW, Row, Want, check, seen, stamp
-from zerotrain.operator.cluster.kueue import queue_view
+from zerotrain.operator.cluster.workload_status import queue_view
 from zerotrain.operator.reconcile.observe import QueueView
 from zerotrain.operator.reconcile.plan import QueueStep
 

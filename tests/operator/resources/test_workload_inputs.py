@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.kueue import queue_view
+from zerotrain.operator.cluster.workload_status import queue_view
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 from zerotrain.operator.resources.kueue import made_from, workload
