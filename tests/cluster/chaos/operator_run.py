@@ -24,9 +24,8 @@ from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import api as operator_api
 from zerotrain.operator.cluster.api import ApiLimits
 from zerotrain.operator.cluster.channel import ChannelKind
-from zerotrain.operator.cluster.connection import connect
+from zerotrain.operator.cluster.connection import ServerTime, connect
 from zerotrain.operator.cluster.errors import ApiError
-from zerotrain.operator.cluster.server_time import ServerTime
 from zerotrain.operator.controller.config import OperatorConfig
 from zerotrain.operator.controller.manager import Manager, dead_tasks
 

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from zerotrain.operator.cluster.server_time import READ_EVERY_S, ServerTime
+from zerotrain.operator.cluster.connection import READ_DATE_EVERY_S, ServerTime
 
 pytestmark = pytest.mark.unit
 
@@ -63,7 +63,7 @@ def test_a_clock_that_drifts_is_set_again() -> None:
     machine = Machine(0.0)
     clock = machine.server_time()
     clock.record_date(format_datetime(machine.true, usegmt=True))
-    machine.ticks += READ_EVERY_S
+    machine.ticks += READ_DATE_EVERY_S
     later = machine.true + timedelta(seconds=5)
     clock.record_date(format_datetime(later, usegmt=True))
     assert clock.now() == later

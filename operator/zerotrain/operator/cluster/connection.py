@@ -1,5 +1,5 @@
-"""Address of the API server and identity of the operator, read by the `kubernetes` library and used through
-one aiohttp session.
+"""Address, identity and clock of the API server: the first two are read by the `kubernetes` library and used
+through one aiohttp session, the third comes from the Date header of the answers.
 
 The library's typed models cost two thirds of the speed of pod creation, so only its configuration and
 authentication are used (kubeconfig with exec plugins and OIDC, service-account tokens that rotate).
@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import aiohttp
@@ -18,6 +22,12 @@ from kubernetes.aio import client, config
 MAX_CONNECTIONS = 512
 """Maximum of connections: creations, requests of passes, and watches. Where creations hang, each namespace
 holds at most as many as it may have in flight (`creations.AT_ONCE`)."""
+
+DATE_TOLERANCE_S = 2.0
+"""Difference below which Date says nothing about our clock: it has whole seconds and is as old as the
+answer's transit."""
+
+READ_DATE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +88,44 @@ async def connect(kubeconfig: Path | None = None) -> Connection:
         config_file=asked or None, client_configuration=configuration, persist_config=False
     )
     return Connection(configuration=configuration, in_cluster=False)
+
+
+def _wall() -> datetime:
+    return datetime.now(UTC)
+
+
+class ServerTime:
+    """Clock of the API server: one clock for the operator, whatever its machine says.
+
+    Every time that a pass compares with "now" was stamped by the API server (deletions) or by a replica of
+    the operator on another machine (status). A replica with a wrong clock would force the deletion of pods
+    that are still ending, or wait an hour for a hold-off. `Api` reports the Date headers, and all code that
+    needs the time reads it here. Between them it runs by the monotonic clock, so that a correction of the
+    machine's clock does not move it.
+    """
+
+    def __init__(
+        self, *, wall: Callable[[], datetime] = _wall, ticks: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ticks = ticks
+        self._base, self._base_at = wall(), ticks()
+        self._read_at: float | None = None
+
+    def now(self) -> datetime:
+        """Return the present time in UTC."""
+        return self._base + timedelta(seconds=self._ticks() - self._base_at)
+
+    def record_date(self, date: str | None) -> None:
+        """Take the Date header of an answer that has just arrived."""
+        ticks = self._ticks()
+        if date is None or (self._read_at is not None and ticks - self._read_at < READ_DATE_EVERY_S):
+            return
+        self._read_at = ticks
+        try:
+            server_time = parsedate_to_datetime(date)
+        except ValueError:
+            return  # a proxy wrote it
+        if server_time.tzinfo is None:
+            return
+        if abs((server_time - self.now()).total_seconds()) > DATE_TOLERANCE_S:
+            self._base, self._base_at = server_time.astimezone(UTC), ticks
