@@ -16,9 +16,8 @@ from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.strict_json import own_json
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
 from zerotrain.operator.api.admission import refusals
-from zerotrain.operator.api.failures import FailureRule
+from zerotrain.operator.api.failures import FailurePolicy
 from zerotrain.operator.api.storage import Nvme
-from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.resources.secret import config_files, train_spec
 
 CHECKPOINTS_DIR = "checkpoints"
@@ -53,9 +52,8 @@ class LocalRun:
     nvme: Nvme | None
     """NVMe volume of the job; here a folder of the run."""
     grace_s: float
-    budget: Budget
-    rules: tuple[FailureRule, ...] = ()
-    """Rules of the failure policy; on one machine there is no other node and no other size to continue
+    failure_policy: FailurePolicy
+    """Limits and rules for restarts; on one machine there is no other node and no other size to continue
     with."""
 
     def write_files(self, run_dir: Path) -> None:
@@ -123,13 +121,7 @@ def local_run(
         checkpoint=checkpoint is not None,
         nvme=spec.nvme,
         grace_s=float(checkpoint.grace_period_seconds) if checkpoint else DEFAULT_GRACE_S,
-        budget=Budget(
-            max_restarts=spec.failure_policy.max_restarts,
-            window_s=spec.failure_policy.window_seconds,
-            max_infra_restarts=spec.failure_policy.max_infrastructure_restarts,
-            max_idle_restarts=spec.failure_policy.max_restarts_without_progress,
-        ),
-        rules=spec.failure_policy.rules,
+        failure_policy=spec.failure_policy,
     )
 
 

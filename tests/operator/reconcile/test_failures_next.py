@@ -26,8 +26,9 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api.failures import FailurePolicy
 from zerotrain.operator.api.status import Restart
-from zerotrain.operator.failure_policy import HUNG, Budget, WorkerEnd, classify, decide
+from zerotrain.operator.failure_policy import HUNG, WorkerEnd, classify, decide
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 
 pytestmark = pytest.mark.unit
@@ -241,8 +242,8 @@ def test_hangs_are_held_off_by_their_number_whatever_was_gained_between() -> Non
             for n in range(count)
         ]
 
-    budget = Budget(max_restarts=100, window_s=3600)
-    waits = [decide(HUNG, past(n), budget, step=1000, now=NOW).hold_off_s for n in range(8)]
+    policy = FailurePolicy(max_restarts=100, window_seconds=3600)
+    waits = [decide(HUNG, past(n), policy, step=1000, now=NOW).hold_off_s for n in range(8)]
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
     other = classify(WorkerEnd(exit_code=1))
-    assert decide(other, past(3), budget, step=1000, now=NOW).hold_off_s == 0
+    assert decide(other, past(3), policy, step=1000, now=NOW).hold_off_s == 0

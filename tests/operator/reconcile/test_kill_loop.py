@@ -24,9 +24,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.contract.progress import Phase
 from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api.failures import FailurePolicy
 from zerotrain.operator.api.status import Restart, Restarts
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.failure_policy.decision import hold_off_s
 from zerotrain.operator.reconcile.attempt_end import KEPT_HANGS, charge
 from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
@@ -74,7 +74,7 @@ def restarts_of(
     """Return how often a healthy job is restarted that stands still for `silence_s` in every attempt, after
     `trained_s` of training; at most 8. Unless it `gains`, it stands still at the same step each time.
     """
-    budget, restarts = Budget(max_restarts=100, window_s=window_s), Restarts()
+    policy, restarts = FailurePolicy(max_restarts=100, window_seconds=window_s), Restarts()
     for number in range(8):
         step = 10 * (number + 1 if gains else 1) if trained_s else 0
         restarts = later(restarts, trained_s)
@@ -91,7 +91,7 @@ def restarts_of(
             return number
         hung: dict[str, Any] = {"cause": RestartCause.APP, "reason": str(Reason.HANG), "step": step}
         item = Restart(time=NOW, attempt=number + 1, **hung)
-        restarts = charge(later(restarts, hung_after_s), item, budget=budget, now=NOW)
+        restarts = charge(later(restarts, hung_after_s), item, policy, now=NOW)
     return 8
 
 
@@ -123,11 +123,11 @@ def test_a_hang_of_long_ago_that_the_job_has_left_behind_counts_no_more() -> Non
 
 def test_only_the_newest_hangs_outlive_the_window() -> None:
     """Hangs must not fill the list, which is bounded."""
-    restarts, budget = Restarts(), Budget(max_restarts=100, window_s=HOUR_S)
+    restarts, policy = Restarts(), FailurePolicy(max_restarts=100, window_seconds=HOUR_S)
     for number in range(2 * KEPT_HANGS + 3):
         reason = Reason.HANG if number % 2 else Reason.RANK_FAILED
         item = Restart(time=NOW, cause=RestartCause.APP, reason=str(reason), step=10 * number)
-        restarts = charge(later(restarts, 2 * HOUR_S), item, budget=budget, now=NOW)
+        restarts = charge(later(restarts, 2 * HOUR_S), item, policy, now=NOW)
     kept = [(10 * number, "Hang") for number in range(3, 2 * KEPT_HANGS + 2, 2)]
     assert [(item.step, item.reason) for item in restarts.recent] == [
         *kept,
@@ -137,9 +137,13 @@ def test_only_the_newest_hangs_outlive_the_window() -> None:
 
 
 def test_the_pause_after_a_hang_grows_to_its_longest_however_seldom_they_are() -> None:
-    restarts, budget, pauses = Restarts(), Budget(max_restarts=100, window_s=HOUR_S), list[float]()
+    restarts, policy, pauses = (
+        Restarts(),
+        FailurePolicy(max_restarts=100, window_seconds=HOUR_S),
+        list[float](),
+    )
     for number in range(9):
-        pauses.append(hold_off_s(restarts.recent, budget, step=10 * number, now=NOW, reason=Reason.HANG))
+        pauses.append(hold_off_s(restarts.recent, policy, step=10 * number, now=NOW, reason=Reason.HANG))
         item = Restart(time=NOW, cause=RestartCause.APP, reason=str(Reason.HANG), step=10 * number)
-        restarts = charge(later(restarts, 2 * HOUR_S), item, budget=budget, now=NOW)
+        restarts = charge(later(restarts, 2 * HOUR_S), item, policy, now=NOW)
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]

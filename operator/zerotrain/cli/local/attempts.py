@@ -142,7 +142,8 @@ def run_attempts(plan: LocalRun, run_dir: Path, *, max_restarts: int | None = No
     """Run the job in `run_dir` and return its exit code. Raises CliError when the folder is not usable."""
     console = Console()
     if max_restarts is not None:
-        plan = replace(plan, budget=replace(plan.budget, max_restarts=max_restarts))
+        policy = plan.failure_policy.model_copy(update={"max_restarts": max_restarts})
+        plan = replace(plan, failure_policy=policy)
     history = History()
     started = datetime.now(UTC)
     with claimed(run_dir):
@@ -213,15 +214,13 @@ def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
     said = end.termination
     failure_class = classify(WorkerEnd(exit_code=end.code, exception=said.exception))
     rule = matching_rule(
-        plan.rules,
+        plan.failure_policy.rules,
         reason=failure_class.reason,
         exit_code=end.code,
         ranks=frozenset({said.rank} if said.rank is not None else range(plan.num_ranks)),
         texts=tuple(text for text in (said.exception, said.last_line) if text),
     )
-    decision = decide(
-        failure_class, history.restarts, plan.budget, step=end.step, now=now, rules=plan.rules, rule=rule
-    )
+    decision = decide(failure_class, history.restarts, plan.failure_policy, step=end.step, now=now, rule=rule)
     if decision.restart:
         history.restarts.append(
             Restart(

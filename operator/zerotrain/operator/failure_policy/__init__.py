@@ -13,12 +13,11 @@ from .classification import (
     UNKNOWN_ENDS,
     Evidence,
     FailureClass,
-    RetryDecision,
     WorkerEnd,
     blames_a_peer,
     classify,
 )
-from .decision import MAX_HOLD_OFF_S, Budget, Decision, action_of, decide, matching_rule, still_counts
+from .decision import MAX_HOLD_OFF_S, Decision, action_of, decide, matching_rule, still_counts
 
 __all__ = [
     "ABORTED",
@@ -28,11 +27,9 @@ __all__ = [
     "MAX_HOLD_OFF_S",
     "NOT_STARTED",
     "UNKNOWN_ENDS",
-    "Budget",
     "Decision",
     "Evidence",
     "FailureClass",
-    "RetryDecision",
     "WorkerEnd",
     "action_of",
     "blames_a_peer",

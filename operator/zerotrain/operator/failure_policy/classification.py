@@ -9,20 +9,12 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
 from zerotrain.contract.exit_codes import ExitCode, RetryClass, meaning_of, signal_of
 from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.constants import Reason
-
-
-class RetryDecision(StrEnum):
-    """The built-in decision on a failure that no rule of the user matches."""
-
-    RESTART = "Restart"
-    RESTART_ONCE = "RestartOnce"
-    """Start another attempt, unless this job already had one for the same reason."""
-    FAIL = "Fail"
 
 
 class Evidence(IntEnum):
@@ -63,8 +55,11 @@ class FailureClass:
 
     cause: RestartCause
     reason: Reason
-    retry: RetryDecision
     evidence: Evidence
+    action: FailureAction = FailureAction.RESTART_ALL
+    """Action unless a rule of the user matches."""
+    once: bool = False
+    """Whether the action is taken once per job, and a second failure for the same reason fails the job."""
 
 
 BY_KUBELET = "TerminationByKubelet"
@@ -82,100 +77,55 @@ that is gone or that ended unobserved: its node was restarted."""
 ABORTED = 128 + signal.SIGABRT
 
 _POD_REASONS: dict[str, FailureClass] = {
-    "Evicted": FailureClass(
-        cause=RestartCause.INFRA, reason=Reason.EVICTED, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
-    ),
+    "Evicted": FailureClass(cause=RestartCause.INFRA, reason=Reason.EVICTED, evidence=Evidence.KILLED),
     "Preempting": FailureClass(
-        cause=RestartCause.PREEMPTION,
-        reason=Reason.PREEMPTED,
-        retry=RetryDecision.RESTART,
-        evidence=Evidence.KILLED,
+        cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, evidence=Evidence.KILLED
     ),
-    "NodeLost": FailureClass(
-        cause=RestartCause.INFRA,
-        reason=Reason.NODE_LOST,
-        retry=RetryDecision.RESTART,
-        evidence=Evidence.KILLED,
-    ),
+    "NodeLost": FailureClass(cause=RestartCause.INFRA, reason=Reason.NODE_LOST, evidence=Evidence.KILLED),
 }
 # UnexpectedAdmissionError, NodeAffinity, OutOfcpu, Terminated (node shutdown): the node rejected or dropped
 # the pod before or besides the program, so the program is not to blame.
 _OTHER_POD_REASON = FailureClass(
-    cause=RestartCause.INFRA,
-    reason=Reason.POD_REJECTED,
-    retry=RetryDecision.RESTART,
-    evidence=Evidence.KILLED,
+    cause=RestartCause.INFRA, reason=Reason.POD_REJECTED, evidence=Evidence.KILLED
 )
-_LOST = FailureClass(
-    cause=RestartCause.INFRA, reason=Reason.POD_LOST, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
-)
-_PREEMPTED = FailureClass(
-    cause=RestartCause.PREEMPTION,
-    reason=Reason.PREEMPTED,
-    retry=RetryDecision.RESTART,
-    evidence=Evidence.KILLED,
-)
+_LOST = FailureClass(cause=RestartCause.INFRA, reason=Reason.POD_LOST, evidence=Evidence.KILLED)
+_PREEMPTED = FailureClass(cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, evidence=Evidence.KILLED)
 _NODE_LOST = _POD_REASONS["NodeLost"]
 _EVICTED = _POD_REASONS["Evicted"]
-_OOM = FailureClass(
-    cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
-)
+_OOM = FailureClass(cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, evidence=Evidence.KILLED)
 # A rank that ran out of device memory affects its peers only by vanishing: no lost peer ends like this.
 _OUT_OF_DEVICE_MEMORY = replace(_OOM, evidence=Evidence.SELF_INFLICTED)
-_KILLED = FailureClass(
-    cause=RestartCause.APP, reason=Reason.KILLED, retry=RetryDecision.RESTART, evidence=Evidence.KILLED
-)
+_KILLED = FailureClass(cause=RestartCause.APP, reason=Reason.KILLED, evidence=Evidence.KILLED)
 # NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure.
 # The launcher classifies ranks in the same way (`launch.container_exit`).
 _ABORTED = replace(_KILLED, evidence=Evidence.UNCLEAR)
-_RENDEZVOUS = FailureClass(
-    cause=RestartCause.INFRA,
-    reason=Reason.RENDEZVOUS_TIMEOUT,
-    retry=RetryDecision.RESTART,
-    evidence=Evidence.ECHO,
-)
-_STORAGE = FailureClass(
-    cause=RestartCause.INFRA,
-    reason=Reason.STORAGE_FAILED,
-    retry=RetryDecision.RESTART,
-    evidence=Evidence.KILLED,
-)
+_RENDEZVOUS = FailureClass(cause=RestartCause.INFRA, reason=Reason.RENDEZVOUS_TIMEOUT, evidence=Evidence.ECHO)
+_STORAGE = FailureClass(cause=RestartCause.INFRA, reason=Reason.STORAGE_FAILED, evidence=Evidence.KILLED)
 _SPILL = FailureClass(
     cause=RestartCause.INFRA,
     reason=Reason.SPILL_INTEGRITY,
-    retry=RetryDecision.RESTART_ONCE,
+    action=FailureAction.REPLACE_NODE_AND_RESTART,
     evidence=Evidence.SELF_INFLICTED,
+    once=True,
 )
 _PERMANENT = FailureClass(
     cause=RestartCause.APP,
     reason=Reason.PERMANENT_FAILURE,
-    retry=RetryDecision.FAIL,
+    action=FailureAction.FAIL_JOB,
     evidence=Evidence.SELF_INFLICTED,
 )
-_PLAIN = FailureClass(
-    cause=RestartCause.APP, reason=Reason.RANK_FAILED, retry=RetryDecision.RESTART, evidence=Evidence.UNCLEAR
-)
+_PLAIN = FailureClass(cause=RestartCause.APP, reason=Reason.RANK_FAILED, evidence=Evidence.UNCLEAR)
 _INIT_FAILED = FailureClass(
-    cause=RestartCause.APP,
-    reason=Reason.INIT_CONTAINER_FAILED,
-    retry=RetryDecision.RESTART,
-    evidence=Evidence.SELF_INFLICTED,
+    cause=RestartCause.APP, reason=Reason.INIT_CONTAINER_FAILED, evidence=Evidence.SELF_INFLICTED
 )
-HUNG = FailureClass(
-    cause=RestartCause.APP, reason=Reason.HANG, retry=RetryDecision.RESTART, evidence=Evidence.SELF_INFLICTED
-)
+HUNG = FailureClass(cause=RestartCause.APP, reason=Reason.HANG, evidence=Evidence.SELF_INFLICTED)
 """Class of a hung worker. `classify` does not return it, because a hung worker has not ended."""
 NOT_STARTED = FailureClass(
-    cause=RestartCause.INFRA,
-    reason=Reason.START_DEADLINE_EXCEEDED,
-    retry=RetryDecision.RESTART,
-    evidence=Evidence.KILLED,
+    cause=RestartCause.INFRA, reason=Reason.START_DEADLINE_EXCEEDED, evidence=Evidence.KILLED
 )
 """Class of a worker that never started. `classify` does not return it, because such a worker has not
 ended."""
-_TERMINATED = FailureClass(
-    cause=RestartCause.APP, reason=Reason.KILLED, retry=RetryDecision.RESTART, evidence=Evidence.ECHO
-)
+_TERMINATED = FailureClass(cause=RestartCause.APP, reason=Reason.KILLED, evidence=Evidence.ECHO)
 
 
 def classify(end: WorkerEnd) -> FailureClass:

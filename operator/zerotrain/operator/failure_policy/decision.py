@@ -13,22 +13,11 @@ from datetime import datetime
 from itertools import pairwise
 
 from zerotrain.operator.api import RestartCause
-from zerotrain.operator.api.failures import FailureAction, FailureReason, FailureRule, compiled
+from zerotrain.operator.api.failures import FailureAction, FailurePolicy, FailureReason, FailureRule, compiled
 from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
 
-from .classification import FailureClass, RetryDecision
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """The fields of `spec.failurePolicy` that limit restarts."""
-
-    max_restarts: int
-    window_s: int
-    max_infra_restarts: int = 20
-    max_idle_restarts: int = 20
-    """Allowed restarts in a row that gain no step."""
+from .classification import FailureClass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,14 +72,7 @@ def matching_rule(
 
 def action_of(failure_class: FailureClass, rules: Sequence[FailureRule], rule: int | None) -> FailureAction:
     """Return the action of the rule with the index `rule`, or the built-in one of the class."""
-    return _BUILT_IN[failure_class.retry] if rule is None else rules[rule].action
-
-
-_BUILT_IN = {
-    RetryDecision.RESTART: FailureAction.RESTART_ALL,
-    RetryDecision.RESTART_ONCE: FailureAction.REPLACE_NODE_AND_RESTART,
-    RetryDecision.FAIL: FailureAction.FAIL_JOB,
-}
+    return failure_class.action if rule is None else rules[rule].action
 
 
 def _any_pattern_matches(patterns: Sequence[str], texts: Sequence[str]) -> bool:
@@ -106,29 +88,28 @@ QUIET_S = 3600.0
 def decide(
     failure_class: FailureClass,
     history: Sequence[Restart],
-    budget: Budget,
+    policy: FailurePolicy,
     *,
     step: int,
     now: datetime,
-    rules: Sequence[FailureRule] = (),
     rule: int | None = None,
 ) -> Decision:
     """Decide between another attempt and the end of the job.
 
-    `history` is oldest first and does not contain this failure. `rule` is the index in `rules` of the user's
+    `history` is oldest first and does not contain this failure. `rule` is the index in `policy.rules` of the
     rule that matches, if one does. The checks run in this order: the action of the rule, or the built-in
     action if no rule matched; the budget of the cause, unless the action is exempt from it; the limit on
     restarts without progress, from which no action is exempt.
     """
-    action = action_of(failure_class, rules, rule)
+    action = action_of(failure_class, policy.rules, rule)
     refusal = (
         _refused_by_action(failure_class, history, action, rule)
-        or _exhausted(failure_class.cause, history, budget, action=action, step=step, now=now)
-        or _without_progress(failure_class.cause, history, budget, step=step, now=now)
+        or _exhausted(failure_class.cause, history, policy, action=action, step=step, now=now)
+        or _without_progress(failure_class.cause, history, policy, step=step, now=now)
     )
     if refusal is not None:
         return replace(refusal, rule=rule)
-    wait_s = hold_off_s(history, budget, step=step, now=now, reason=failure_class.reason)
+    wait_s = hold_off_s(history, policy, step=step, now=now, reason=failure_class.reason)
     return Decision(restart=True, hold_off_s=wait_s, action=action, rule=rule)
 
 
@@ -142,8 +123,7 @@ def _refused_by_action(
         if rule is None:
             return _end(Reason.PERMANENT_FAILURE, "another attempt cannot help", action)
         return _end(Reason.FAILED_BY_RULE, f"failurePolicy.rules[{rule}] requires FailJob", action)
-    once = rule is None and failure_class.retry is RetryDecision.RESTART_ONCE
-    if once and any(item.reason == failure_class.reason for item in history):
+    if rule is None and failure_class.once and any(item.reason == failure_class.reason for item in history):
         return _end(Reason.PERMANENT_FAILURE, f"{failure_class.reason} happened a second time", action)
     return None
 
@@ -151,39 +131,39 @@ def _refused_by_action(
 def _exhausted(
     cause: RestartCause,
     history: Sequence[Restart],
-    budget: Budget,
+    policy: FailurePolicy,
     *,
     action: FailureAction,
     step: int,
     now: datetime,
 ) -> Decision | None:
-    limit = limit_of(cause, budget)
+    limit = limit_of(cause, policy)
     if limit is None or action is FailureAction.RESTART_ALL_IGNORE_BUDGET:
         return None
-    used = restarts_charged(history, cause, budget, step=step, now=now)
+    used = restarts_charged(history, cause, policy, step=step, now=now)
     if used < limit:
         return None
     field = "maxRestarts" if cause is RestartCause.APP else "maxInfrastructureRestarts"
     message = (
-        f"{used} restarts by {cause} within {budget.window_s} s, {limit} are allowed "
+        f"{used} restarts by {cause} within {policy.window_seconds} s, {limit} are allowed "
         f"(older ones count until a step is gained); raise failurePolicy.{field} or check status.failures"
     )
     return _end(Reason.RESTARTS_EXHAUSTED, message, action)
 
 
 def _without_progress(
-    cause: RestartCause, history: Sequence[Restart], budget: Budget, *, step: int, now: datetime
+    cause: RestartCause, history: Sequence[Restart], policy: FailurePolicy, *, step: int, now: datetime
 ) -> Decision | None:
     """Return the end of the job if too many restarts in a row gained no step; None otherwise.
 
     A preemption is not the job's fault, so preemptions neither end the job here nor count.
     """
-    idle = idle_restarts(history, budget, step=step, now=now)
-    if cause is RestartCause.PREEMPTION or idle < budget.max_idle_restarts:
+    idle = idle_restarts(history, policy, step=step, now=now)
+    if cause is RestartCause.PREEMPTION or idle < policy.max_restarts_without_progress:
         return None
     message = (
         f"{idle} restarts in a row gained no step beyond {_furthest(history, step)}, "
-        f"{budget.max_idle_restarts} are allowed; check status.failures, or raise "
+        f"{policy.max_restarts_without_progress} are allowed; check status.failures, or raise "
         "failurePolicy.maxRestartsWithoutProgress"
     )
     return _end(Reason.NO_PROGRESS, message, FailureAction.FAIL_JOB)
@@ -193,21 +173,21 @@ def _end(reason: Reason, message: str, action: FailureAction) -> Decision:
     return Decision(restart=False, reason=reason, message=message, action=action)
 
 
-def limit_of(cause: RestartCause, budget: Budget) -> int | None:
+def limit_of(cause: RestartCause, policy: FailurePolicy) -> int | None:
     """Return how many restarts by `cause` the window allows.
 
     None means no limit: a preemption is not the job's fault.
     """
     if cause is RestartCause.PREEMPTION:
         return None
-    return budget.max_infra_restarts if cause is RestartCause.INFRA else budget.max_restarts
+    return policy.max_infrastructure_restarts if cause is RestartCause.INFRA else policy.max_restarts
 
 
 def restarts_charged(
-    history: Sequence[Restart], cause: RestartCause, budget: Budget, *, step: int, now: datetime
+    history: Sequence[Restart], cause: RestartCause, policy: FailurePolicy, *, step: int, now: datetime
 ) -> int:
     """Return how many restarts by `cause` count against its limit; `step` is the newest step known."""
-    counted = still_counts(history, budget, step=step, now=now)
+    counted = still_counts(history, policy, step=step, now=now)
     return sum(
         1
         for item, counts in zip(history, counted, strict=True)
@@ -215,22 +195,24 @@ def restarts_charged(
     )
 
 
-def still_counts(history: Sequence[Restart], budget: Budget, *, step: int, now: datetime) -> tuple[bool, ...]:
+def still_counts(
+    history: Sequence[Restart], policy: FailurePolicy, *, step: int, now: datetime
+) -> tuple[bool, ...]:
     """Return, for each restart (oldest first), whether it is in the window or no step was gained since.
 
     The second condition ends a job whose hold-offs spread its restarts wider than the window. A program that
     reports no steps is judged by its pace: a restart that was followed by a long quiet time does not count.
     """
-    idle = _idle(history, budget, step=step, now=now)
+    idle = _idle(history, policy, step=step, now=now)
     return tuple(
-        is_idle or (now - item.time).total_seconds() < budget.window_s
+        is_idle or (now - item.time).total_seconds() < policy.window_seconds
         for item, is_idle in zip(history, idle, strict=True)
     )
 
 
-def idle_restarts(history: Sequence[Restart], budget: Budget, *, step: int, now: datetime) -> int:
+def idle_restarts(history: Sequence[Restart], policy: FailurePolicy, *, step: int, now: datetime) -> int:
     """Return the number of restarts since the last one that gained a step; preemptions are not counted."""
-    idle = _idle(history, budget, step=step, now=now)
+    idle = _idle(history, policy, step=step, now=now)
     return sum(
         1
         for item, is_idle in zip(history, idle, strict=True)
@@ -239,7 +221,7 @@ def idle_restarts(history: Sequence[Restart], budget: Budget, *, step: int, now:
 
 
 def hold_off_s(
-    history: Sequence[Restart], budget: Budget, *, step: int, now: datetime, reason: str = ""
+    history: Sequence[Restart], policy: FailurePolicy, *, step: int, now: datetime, reason: str = ""
 ) -> float:
     """Return the seconds to wait before the next attempt.
 
@@ -248,13 +230,13 @@ def hold_off_s(
     waste the cluster's time. After a hang the hold-off grows with the number of hangs, whatever was gained
     between them: a false alarm must become rarer each time.
     """
-    repeats = sum(_idle(history, budget, step=step, now=now))
+    repeats = sum(_idle(history, policy, step=step, now=now))
     if reason == Reason.HANG:
         repeats = max(repeats, 1 + sum(1 for item in history if item.reason == Reason.HANG))
     return 0.0 if repeats == 0 else min(FIRST_HOLD_OFF_S * 2.0 ** (repeats - 1), MAX_HOLD_OFF_S)
 
 
-def _idle(history: Sequence[Restart], budget: Budget, *, step: int, now: datetime) -> tuple[bool, ...]:
+def _idle(history: Sequence[Restart], policy: FailurePolicy, *, step: int, now: datetime) -> tuple[bool, ...]:
     """Return, for each restart (oldest first), whether neither it nor any later one gained a step.
 
     A step is gained if it is beyond the furthest step of all earlier attempts, not only beyond the last one:
@@ -268,7 +250,7 @@ def _idle(history: Sequence[Restart], budget: Budget, *, step: int, now: datetim
     stepless = not any(reached)
     idle, found, later = True, list[bool](), now
     for item, gained_step in zip(reversed(history), reversed(gained), strict=True):
-        quiet = (later - item.time).total_seconds() >= max(budget.window_s, QUIET_S)
+        quiet = (later - item.time).total_seconds() >= max(policy.window_seconds, QUIET_S)
         idle = idle and not gained_step and not (stepless and quiet)
         found.append(idle)
         later = item.time

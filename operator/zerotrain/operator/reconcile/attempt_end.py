@@ -11,11 +11,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from zerotrain.operator.api import Phase, RestartCause, YieldReason, YieldRequest
-from zerotrain.operator.api.failures import FailureAction
+from zerotrain.operator.api.failures import FailureAction, FailurePolicy
 from zerotrain.operator.api.status import MAX_RECENT_RESTARTS, Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import (
-    Budget,
     Decision,
     Evidence,
     FailureClass,
@@ -238,21 +237,10 @@ def _decide(draft: Draft, failure_class: FailureClass, rule: int | None = None) 
     return decide(
         failure_class,
         draft.status.restarts.recent,
-        _budget(draft),
+        draft.job.spec.failure_policy,
         step=newest_step(draft.status),
         now=draft.now,
-        rules=draft.job.spec.failure_policy.rules,
         rule=rule,
-    )
-
-
-def _budget(draft: Draft) -> Budget:
-    policy = draft.job.spec.failure_policy
-    return Budget(
-        max_restarts=policy.max_restarts,
-        window_s=policy.window_seconds,
-        max_infra_restarts=policy.max_infrastructure_restarts,
-        max_idle_restarts=policy.max_restarts_without_progress,
     )
 
 
@@ -268,7 +256,7 @@ def _restart(draft: Draft, failure_class: FailureClass, decision: Decision) -> N
     due = draft.now + timedelta(seconds=decision.hold_off_s) if decision.hold_off_s else None
     draft.set(
         phase=Phase.RESTARTING,
-        restarts=charge(draft.status.restarts, entry, budget=_budget(draft), now=draft.now),
+        restarts=charge(draft.status.restarts, entry, draft.job.spec.failure_policy, now=draft.now),
         next_attempt_time=due,
     )
 
@@ -282,13 +270,13 @@ def _announce(draft: Draft, reason: Reason, message: str, decision: Decision, *,
     )
 
 
-def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetime) -> Restarts:
+def charge(restarts: Restarts, restart: Restart, policy: FailurePolicy, *, now: datetime) -> Restarts:
     """Add one restart and remove those that no longer count.
 
     Restarts that are allowed once per job are kept for good, because removing them would allow a second one.
     The newest restarts after hangs are kept as well.
     """
-    counted = still_counts(restarts.recent, budget, step=restart.step, now=now)
+    counted = still_counts(restarts.recent, policy, step=restart.step, now=now)
     hangs = [item for item in restarts.recent if item.reason == Reason.HANG][-KEPT_HANGS:]
     kept = tuple(
         item

@@ -18,7 +18,6 @@ from zerotrain.operator.failure_policy import (
     BY_KUBELET,
     Evidence,
     FailureClass,
-    RetryDecision,
     WorkerEnd,
     blames_a_peer,
     classify,
@@ -242,7 +241,6 @@ def failures_of(view: AttemptView) -> list[Failure]:
 YIELDED = FailureClass(
     cause=RestartCause.PREEMPTION,
     reason=Reason.YIELDED,
-    retry=RetryDecision.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
 MOVED = replace(YIELDED, reason=Reason.DRAINING)
