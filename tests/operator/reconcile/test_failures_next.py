@@ -28,7 +28,7 @@ from tests.operator.reconcile_builders import (
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailurePolicy
 from zerotrain.operator.api.status import Restart
-from zerotrain.operator.failure_policy import HUNG, WorkerEnd, classify, decide
+from zerotrain.operator.failure_policy import HUNG, classify, decide
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 
 pytestmark = pytest.mark.unit
@@ -245,5 +245,5 @@ def test_hangs_are_held_off_by_their_number_whatever_was_gained_between() -> Non
     policy = FailurePolicy(max_restarts=100, window_seconds=3600)
     waits = [decide(HUNG, past(n), policy, step=1000, now=NOW).hold_off_s for n in range(8)]
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
-    other = classify(WorkerEnd(exit_code=1))
+    other = classify(1)
     assert decide(other, past(3), policy, step=1000, now=NOW).hold_off_s == 0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.reconcile_builders import ago
 from zerotrain.contract.progress import Termination
-from zerotrain.operator.reconcile import PodState, PodView, pod_view
+from zerotrain.operator.reconcile import PodView, WorkerState, pod_view
 
 pytestmark = pytest.mark.unit
 
@@ -87,7 +87,7 @@ def test_an_init_container_that_failed_is_named_with_its_own_code(code: int) -> 
     """The worker's table of exit codes applies to its own program alone, not to an init container's code."""
     seen = view(phase="Failed", initContainerStatuses=[{"name": "fetch", "state": ended(code)}])
     assert (seen.failed_container, seen.exit_code, seen.worker_code) == ("fetch", code, None)
-    assert seen.state is PodState.FAILED
+    assert seen.state is WorkerState.FAILED
 
 
 @pytest.mark.parametrize(("attempt", "exception"), [(0, "no MASTER_ADDR"), (1, "no MASTER_ADDR"), (2, None)])

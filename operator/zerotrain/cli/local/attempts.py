@@ -30,7 +30,6 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.status import Restart
 from zerotrain.operator.failure_policy import (
     Decision,
-    WorkerEnd,
     classify,
     decide,
     matching_rule,
@@ -212,7 +211,7 @@ def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
         )
         return Decision(restart=True)
     said = end.termination
-    failure_class = classify(WorkerEnd(exit_code=end.code, exception=said.exception))
+    failure_class = classify(end.code, exception=said.exception)
     rule = matching_rule(
         plan.failure_policy.rules,
         reason=failure_class.reason,

@@ -13,7 +13,6 @@ from .classification import (
     UNKNOWN_ENDS,
     Evidence,
     FailureClass,
-    WorkerEnd,
     blames_a_peer,
     classify,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "Decision",
     "Evidence",
     "FailureClass",
-    "WorkerEnd",
     "action_of",
     "blames_a_peer",
     "classify",

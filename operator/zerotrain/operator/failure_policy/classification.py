@@ -32,24 +32,6 @@ class Evidence(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerEnd:
-    """The facts about the end of one worker, before the exit code is interpreted."""
-
-    exit_code: int | None
-    exit_reason: str | None = None
-    pod_reason: str | None = None
-    disruption: str | None = None
-    exception: str | None = None
-    """Type and text of the exception that ended the rank, as its program reported them."""
-    node_lost: bool = False
-    """The pod's node does not answer, was deleted or is out of service."""
-    by_init_container: bool = False
-    """The container that ended is an init container; the table of exit codes does not apply to it."""
-    deleted: bool = False
-    """Another client than this operator requested the pod's deletion, or the pod does not exist."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FailureClass:
     """The meaning of a worker's end."""
 
@@ -128,17 +110,34 @@ ended."""
 _TERMINATED = FailureClass(cause=RestartCause.APP, reason=Reason.KILLED, evidence=Evidence.ECHO)
 
 
-def classify(end: WorkerEnd) -> FailureClass:
+def classify(
+    exit_code: int | None,
+    *,
+    exit_reason: str | None = None,
+    pod_reason: str | None = None,
+    disruption: str | None = None,
+    exception: str | None = None,
+    node_lost: bool = False,
+    by_init_container: bool = False,
+    deleted: bool = False,
+) -> FailureClass:
     """Return the meaning of one worker's end. Do not call it for codes 0 and 75, which are no failures.
 
     The first match decides: a code that the user must act on, then what the cluster did to the pod, then the
     code. For codes about files the cluster comes first, because a volume goes away with its node.
+
+    The facts are those of `PodView`. `exception`: type and text of the exception that ended the rank, as its
+    program reported them. `node_lost`: the pod's node does not answer, was deleted or is out of service.
+    `by_init_container`: the container that ended is an init container, to which the table of exit codes does
+    not apply. `deleted`: another client than this operator requested the pod's deletion, or the pod does not
+    exist.
     """
-    by_cluster = _by_cluster(end)
-    if end.by_init_container:
-        return by_cluster or _of_init_container(end)
-    retry = meaning_of(end.exit_code).retry if end.exit_code is not None else None
-    if by_cluster is not None and end.exit_code in ABOUT_FILES:
+    by_cluster = _by_cluster(pod_reason, disruption, exit_reason, node_lost=node_lost, deleted=deleted)
+    gone = exit_code is None or (deleted and signal_of(exit_code) is not None)
+    if by_init_container:
+        return by_cluster or (_OOM if exit_reason == "OOMKilled" else _LOST if gone else _INIT_FAILED)
+    retry = meaning_of(exit_code).retry if exit_code is not None else None
+    if by_cluster is not None and exit_code in ABOUT_FILES:
         return by_cluster
     if retry is RetryClass.NEVER:
         return _PERMANENT
@@ -146,27 +145,19 @@ def classify(end: WorkerEnd) -> FailureClass:
         return _SPILL
     if by_cluster is not None:
         return by_cluster
-    if end.exit_reason == "OOMKilled":
+    if exit_reason == "OOMKilled":
         return _OOM
     if retry is RetryClass.INFRASTRUCTURE:
-        return _STORAGE if end.exit_code == ExitCode.STORAGE_FAILED else _RENDEZVOUS
-    if end.exit_code is None or (end.deleted and signal_of(end.exit_code) is not None):
+        return _STORAGE if exit_code == ExitCode.STORAGE_FAILED else _RENDEZVOUS
+    if exit_code is None or gone:
         return _LOST
-    if end.exit_code == ExitCode.TERMINATED:
+    if exit_code == ExitCode.TERMINATED:
         return _TERMINATED
-    if end.exit_code == ABORTED:
+    if exit_code == ABORTED:
         return _ABORTED
-    if signal_of(end.exit_code) is not None:
+    if signal_of(exit_code) is not None:
         return _KILLED
-    return _OUT_OF_DEVICE_MEMORY if (end.exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
-
-
-def _of_init_container(end: WorkerEnd) -> FailureClass:
-    if end.exit_reason == "OOMKilled":
-        return _OOM
-    if end.exit_code is None or (end.deleted and signal_of(end.exit_code) is not None):
-        return _LOST
-    return _INIT_FAILED
+    return _OUT_OF_DEVICE_MEMORY if (exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
 
 
 def blames_a_peer(exception: str | None) -> bool:
@@ -175,19 +166,26 @@ def blames_a_peer(exception: str | None) -> bool:
     return exception is not None and _LOST_A_PEER.search(exception) is not None
 
 
-def _by_cluster(end: WorkerEnd) -> FailureClass | None:
+def _by_cluster(
+    pod_reason: str | None,
+    disruption: str | None,
+    exit_reason: str | None,
+    *,
+    node_lost: bool,
+    deleted: bool,
+) -> FailureClass | None:
     """Return the class of what was done to the pod or its node, whatever its program reported; None if
     nothing was."""
-    if end.node_lost or end.disruption in LOSING_DISRUPTIONS:
+    if node_lost or disruption in LOSING_DISRUPTIONS:
         return _NODE_LOST
-    if end.disruption == BY_KUBELET and end.pod_reason == "Evicted":
+    if disruption == BY_KUBELET and pod_reason == "Evicted":
         return _EVICTED
-    if end.disruption in PREEMPTING_DISRUPTIONS:
+    if disruption in PREEMPTING_DISRUPTIONS:
         return _PREEMPTED
-    if end.pod_reason is not None:
-        return _POD_REASONS.get(end.pod_reason, _OTHER_POD_REASON)
+    if pod_reason is not None:
+        return _POD_REASONS.get(pod_reason, _OTHER_POD_REASON)
     # The kubelet may report the same reason for a pod that was deleted.
-    return _NODE_LOST if end.exit_reason in UNKNOWN_ENDS and not end.deleted else None
+    return _NODE_LOST if exit_reason in UNKNOWN_ENDS and not deleted else None
 
 
 ABOUT_FILES = frozenset({ExitCode.BAD_DATA, ExitCode.CHECKPOINT_UNUSABLE})

@@ -38,7 +38,7 @@ from .plan import (
     UnprotectWorkers,
 )
 from .pod_reader import job_uid_of, pod_view, worker_of
-from .pods import PodState, PodView
+from .pods import PodView, WorkerState
 
 __all__ = [
     "NOTHING",
@@ -63,7 +63,6 @@ __all__ = [
     "NodeView",
     "Observed",
     "Plan",
-    "PodState",
     "PodView",
     "Problem",
     "ProtectWorkers",
@@ -75,6 +74,7 @@ __all__ = [
     "StacksView",
     "StorageClassView",
     "UnprotectWorkers",
+    "WorkerState",
     "YieldState",
     "job_uid_of",
     "pod_view",

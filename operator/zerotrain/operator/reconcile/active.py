@@ -18,10 +18,11 @@ from zerotrain.operator.reconcile import (
     yield_request,
     yielding,
 )
-from zerotrain.operator.reconcile.attempts import AttemptView, Failure, WorkerState, first_failure
+from zerotrain.operator.reconcile.attempts import AttemptView, Failure, first_failure
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.plan import CreateWorkers
+from zerotrain.operator.reconcile.pods import WorkerState
 
 
 def advance(draft: Draft) -> None:

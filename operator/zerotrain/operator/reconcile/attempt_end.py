@@ -37,12 +37,12 @@ from zerotrain.operator.reconcile.attempts import (
     AttemptView,
     Failure,
     Worker,
-    WorkerState,
     is_echo,
 )
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.job_end import fail
 from zerotrain.operator.reconcile.nodes import lost_at
+from zerotrain.operator.reconcile.pods import WorkerState
 from zerotrain.operator.reconcile.progress import newest_step, unsaved_steps
 
 KEPT_HANGS = 7

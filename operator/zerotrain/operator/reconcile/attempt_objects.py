@@ -11,11 +11,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 from zerotrain.operator.api import Phase
-from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
+from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.avoided_nodes import handles_cordons
 from zerotrain.operator.reconcile.draft import ACTIVE, Draft
 from zerotrain.operator.reconcile.observe import Protection
 from zerotrain.operator.reconcile.plan import ForgetGroup, KeepShared, ProtectWorkers, UnprotectWorkers
+from zerotrain.operator.reconcile.pods import WorkerState
 from zerotrain.operator.resources.gang import has_group
 
 WORTH_AFTER = timedelta(seconds=60)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import Enum
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import RankEnd
@@ -18,45 +17,13 @@ from zerotrain.operator.failure_policy import (
     BY_KUBELET,
     Evidence,
     FailureClass,
-    WorkerEnd,
     blames_a_peer,
     classify,
 )
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
 from zerotrain.operator.reconcile.observe import Observed
-from zerotrain.operator.reconcile.pods import PodState, PodView
+from zerotrain.operator.reconcile.pods import PodView, WorkerState
 
-
-class WorkerState(Enum):
-    """The state of one worker of the attempt."""
-
-    ABSENT = "absent"
-    """A worker whose pod is not created yet."""
-    PENDING = "pending"
-    RUNNING = "running"
-    TERMINATING = "terminating"
-    """A worker whose pod is being deleted; the program may still write a checkpoint and yield."""
-    SUCCEEDED = "succeeded"
-    YIELDED = "yielded"
-    STOPPED = "stopped"
-    """A user program that ended with 0 when its pod was to go.
-
-    Many programs answer SIGTERM with 0, so it is not known whether the program had finished. It saved what it
-    saves on SIGTERM.
-    """
-    FAILED = "failed"
-    LOST = "lost"
-    """A worker whose pod existed once and is gone; how its program ended is not known."""
-
-
-_OF_STATE = {
-    PodState.PENDING: WorkerState.PENDING,
-    PodState.RUNNING: WorkerState.RUNNING,
-    PodState.TERMINATING: WorkerState.TERMINATING,
-    PodState.SUCCEEDED: WorkerState.SUCCEEDED,
-    PodState.YIELDED: WorkerState.YIELDED,
-    PodState.FAILED: WorkerState.FAILED,
-}
 LIVE = frozenset({WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING})
 OVER = frozenset(
     {WorkerState.SUCCEEDED, WorkerState.YIELDED, WorkerState.STOPPED, WorkerState.FAILED, WorkerState.LOST}
@@ -156,7 +123,7 @@ def _worker(
     index: int, present: PodView | None, gone: PodView | None, created: bool, stuck_before: datetime
 ) -> Worker:
     if present is not None:
-        state = _OF_STATE[present.state]
+        state = present.state
         if (
             state is WorkerState.TERMINATING
             and present.deletion_at is not None
@@ -165,7 +132,7 @@ def _worker(
             state = WorkerState.LOST
         return Worker(index=index, state=state, pod=present)
     if gone is not None:
-        return Worker(index=index, state=_OF_STATE[gone.state] if gone.ended else WorkerState.LOST, pod=gone)
+        return Worker(index=index, state=gone.state if gone.ended else WorkerState.LOST, pod=gone)
     return Worker(index=index, state=WorkerState.LOST if created else WorkerState.ABSENT)
 
 
@@ -231,7 +198,7 @@ def failures_of(view: AttemptView) -> list[Failure]:
     failures = []
     for worker in view.workers:
         if worker.state in (WorkerState.FAILED, WorkerState.LOST):
-            failure_class = classify(_end_of(worker))
+            failure_class = failure_class_of(worker)
             echo = failure_class.evidence is Evidence.ECHO or worker.state is WorkerState.LOST
             if not (yielded and echo):
                 failures.append(Failure(worker=worker, failure_class=failure_class))
@@ -246,34 +213,28 @@ YIELDED = FailureClass(
 MOVED = replace(YIELDED, reason=Reason.DRAINING)
 
 
-def _end_of(worker: Worker) -> WorkerEnd:
+def failure_class_of(worker: Worker, other: RankEnd | None = None) -> FailureClass:
+    """Return the class of the worker's end, or of the end of another of its ranks than the one that ended
+    its pod."""
     pod = worker.pod
     if pod is None:
-        return WorkerEnd(exit_code=None, deleted=True)
+        return classify(None, deleted=True)
     lost = worker.state is WorkerState.LOST
-    return WorkerEnd(
-        exit_code=None if lost else pod.exit_code,
-        exit_reason=pod.exit_reason,
+    exit_code, exit_reason = None if lost else pod.exit_code, pod.exit_reason
+    exception = pod.termination.exception if pod.termination is not None else None
+    if other is not None:
+        exit_code, exception = other.code, other.reason or None
+        exit_reason = exit_reason if other.code == ExitCode.KILLED else None
+    return classify(
+        exit_code,
+        exit_reason=exit_reason,
         pod_reason=pod.pod_reason,
         disruption=pod.disruption,
-        exception=pod.termination.exception if pod.termination is not None else None,
+        exception=exception,
         node_lost=worker.loss is not None,
         by_init_container=not lost and pod.failed_container is not None,
         deleted=lost or pod.deletion_at is not None,
     )
-
-
-def failure_class_of(worker: Worker, end: RankEnd) -> FailureClass:
-    """Return the class of the end of another rank of the worker than the one that ended its pod."""
-    whole = _end_of(worker)
-    killed = end.code == ExitCode.KILLED
-    own = replace(
-        whole,
-        exit_code=end.code,
-        exit_reason=whole.exit_reason if killed else None,
-        exception=end.reason or None,
-    )
-    return classify(own)
 
 
 def cause_order(failure: Failure) -> tuple[int, bool, float, int]:

@@ -14,9 +14,10 @@ from datetime import timedelta
 
 from zerotrain.operator.api.core.meta import TaintEffect, Toleration
 from zerotrain.operator.api.status import MAX_EXCLUDED_NODES, MAX_MOVED_OFF, ExcludedNode
-from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, Worker, WorkerState
+from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import NodeTaint, NodeView
+from zerotrain.operator.reconcile.pods import WorkerState
 
 LEAVING_TAINTS = frozenset(
     {

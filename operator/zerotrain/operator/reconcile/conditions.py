@@ -16,7 +16,7 @@ from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import admission, hangs, start_up, teardown
-from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
+from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import (
     ACTIVE,
     BETWEEN_ATTEMPTS,
@@ -26,7 +26,7 @@ from zerotrain.operator.reconcile.draft import (
     Draft,
     stored,
 )
-from zerotrain.operator.reconcile.pods import PodView
+from zerotrain.operator.reconcile.pods import PodView, WorkerState
 from zerotrain.operator.reconcile.progress import origin_of, trained_nothing, unsaved_steps
 
 _ENDING = STOPPING | BETWEEN_ATTEMPTS

@@ -21,8 +21,9 @@ from zerotrain.operator.api import Phase
 from zerotrain.operator.api.status import GivenBack, Shortage
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import queueing, resizing, start_up
-from zerotrain.operator.reconcile.attempts import AttemptView, Worker, WorkerState
+from zerotrain.operator.reconcile.attempts import AttemptView, Worker
 from zerotrain.operator.reconcile.draft import Draft, stored
+from zerotrain.operator.reconcile.pods import WorkerState
 
 FIRST_HOLD_OFF_S = 15.0
 """Seconds of the first hold-off. It is longer than kube-scheduler waits before it retries a pod that it could

@@ -25,14 +25,10 @@ from zerotrain.operator.reconcile import (
     records,
     verification,
 )
-from zerotrain.operator.reconcile.attempts import (
-    MAX_CLOCK_LAG,
-    AttemptView,
-    WorkerState,
-    first_failure,
-)
+from zerotrain.operator.reconcile.attempts import MAX_CLOCK_LAG, AttemptView, first_failure
 from zerotrain.operator.reconcile.draft import ACTIVE, Draft
 from zerotrain.operator.reconcile.plan import DeleteJob
+from zerotrain.operator.reconcile.pods import WorkerState
 from zerotrain.operator.reconcile.progress import trained_nothing
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
 

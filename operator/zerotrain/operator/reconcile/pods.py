@@ -13,18 +13,29 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Termination
 
 
-class PodState(Enum):
-    """The state of one worker's pod, as far as it affects the attempt."""
+class WorkerState(Enum):
+    """The state of one worker, or of another pod of the job. A pod alone shows six of them: whether a worker
+    is absent, stopped or lost is known of an attempt."""
 
+    ABSENT = "Absent"
+    """A worker whose pod is not created yet."""
     PENDING = "Pending"
     """The worker's container has not started."""
     RUNNING = "Running"
     TERMINATING = "Terminating"
-    """Deletion was requested, and the container has not ended yet."""
+    """A worker whose pod is being deleted; the program may still write a checkpoint and yield."""
     SUCCEEDED = "Succeeded"
     YIELDED = "Yielded"
     """Ended with the code for a durable checkpoint and a stop on request."""
+    STOPPED = "Stopped"
+    """A user program that ended with 0 when its pod was to go.
+
+    Many programs answer SIGTERM with 0, so it is not known whether the program had finished. It saved what it
+    saves on SIGTERM.
+    """
     FAILED = "Failed"
+    LOST = "Lost"
+    """A worker whose pod existed once and is gone; how its program ended is not known."""
 
 
 class Stage(Enum):
@@ -38,7 +49,7 @@ class Stage(Enum):
     """An init container runs."""
 
 
-ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
+ENDED = frozenset({WorkerState.SUCCEEDED, WorkerState.YIELDED, WorkerState.FAILED})
 
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 """Phases of pods in which no container runs any more."""
@@ -108,21 +119,21 @@ class PodView:
         return self.exit_code if self.failed_container is None else None
 
     @property
-    def state(self) -> PodState:
+    def state(self) -> WorkerState:
         # A rank that completed its work says so, even if its node was evicting the pod at that moment.
         if self.worker_code == ExitCode.DONE:
-            return PodState.SUCCEEDED
+            return WorkerState.SUCCEEDED
         if self.worker_code == ExitCode.YIELDED:
-            return PodState.YIELDED
+            return WorkerState.YIELDED
         if self.exit_code is not None and self.pod_reason is None:
-            return PodState.FAILED
+            return WorkerState.FAILED
         if self.phase == "Failed":
-            return PodState.FAILED
+            return WorkerState.FAILED
         if self.phase == "Succeeded":
-            return PodState.SUCCEEDED
+            return WorkerState.SUCCEEDED
         if self.deletion_at is not None:
-            return PodState.TERMINATING
-        return PodState.RUNNING if self.started else PodState.PENDING
+            return WorkerState.TERMINATING
+        return WorkerState.RUNNING if self.started else WorkerState.PENDING
 
     @property
     def ended(self) -> bool:

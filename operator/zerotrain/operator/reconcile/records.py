@@ -18,14 +18,13 @@ from zerotrain.operator.constants import CONTAINER_NAME, Reason
 from zerotrain.operator.failure_policy import UNKNOWN_ENDS, Decision
 from zerotrain.operator.reconcile.attempts import (
     Failure,
-    WorkerState,
     cause_order,
     failure_class_of,
     failures_of,
 )
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.plan import SaveLog
-from zerotrain.operator.reconcile.pods import PodView
+from zerotrain.operator.reconcile.pods import PodView, WorkerState
 from zerotrain.operator.reconcile.progress import newest_step
 
 MAX_RANK_TEXT = 200

@@ -15,10 +15,11 @@ from zerotrain.operator.api import AttemptShape, Phase
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import avoided_nodes, next_size, start_up
-from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
+from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import Capacity
 from zerotrain.operator.reconcile.plan import ReadCapacity
+from zerotrain.operator.reconcile.pods import WorkerState
 from zerotrain.operator.reconcile.queueing import in_queue
 
 DECIDED = start_up.UNSCHEDULED_SETTLE + timedelta(seconds=5)

@@ -25,12 +25,12 @@ from zerotrain.operator.api import Phase
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, FailureClass
 from zerotrain.operator.reconcile import admission
-from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Worker, WorkerState
+from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.hangs import is_met, stack_sources
 from zerotrain.operator.reconcile.observe import Problem, StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks
-from zerotrain.operator.reconcile.pods import PodView, Stage
+from zerotrain.operator.reconcile.pods import PodView, Stage, WorkerState
 
 LOOK_AGE = timedelta(minutes=1)
 """Maximum age of the inspection that says which ranks were missing. Inspections end with worker 0."""

@@ -21,7 +21,7 @@ from zerotrain.operator.api.storage import Verify
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.plan import CreateVerification, DeletePods
-from zerotrain.operator.reconcile.pods import PodState, PodView
+from zerotrain.operator.reconcile.pods import PodView, WorkerState
 from zerotrain.operator.resources.container import checkpoint_folder
 from zerotrain.operator.resources.verification import verification_pod_name
 
@@ -147,7 +147,7 @@ def _follow(draft: Draft, record: Verification) -> None:
 
 def _outcome(pod: PodView) -> _Outcome:
     last_line = pod.termination.last_line if pod.termination is not None else None
-    if pod.state is PodState.SUCCEEDED:
+    if pod.state is WorkerState.SUCCEEDED:
         return _Outcome(
             state=VerificationState.VERIFIED,
             reason=Reason.CHECKPOINT_VERIFIED,

@@ -9,8 +9,9 @@ from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainin
 from zerotrain.operator.api.spec import spec_hash
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import avoided_nodes, queueing, resizing
-from zerotrain.operator.reconcile.attempts import AttemptView, WorkerState
+from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.pods import WorkerState
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 
 FROZEN = {

@@ -23,14 +23,13 @@ from zerotrain.operator.reconcile.attempts import (
     OVER,
     AttemptView,
     Failure,
-    WorkerState,
     cause_order,
     failures_of,
     first_failure,
 )
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
-from zerotrain.operator.reconcile.pods import PodView
+from zerotrain.operator.reconcile.pods import PodView, WorkerState
 from zerotrain.operator.reconcile.progress import unsaved_steps, what_is_kept
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_workers
 from zerotrain.operator.reconcile.yield_request import grace_s
