@@ -59,17 +59,6 @@ class RankExit:
         return self.at if self.failure_reported_at is None else min(self.at, self.failure_reported_at)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerExit:
-    """End of the container."""
-
-    code: int
-    culprit: RankExit | None = None
-    """The first rank that failed; None when none did."""
-    also_failed: tuple[RankExit, ...] = ()
-    """The others that failed by themselves, in the order of their failures."""
-
-
 def spoils(exits: Sequence[RankExit]) -> bool:
     """Return whether, after a request to stop, a rank of the user's own program failed by itself.
 
@@ -87,8 +76,10 @@ def decide(
     stop_requested: bool = False,
     grace_ran_out: bool = False,
     own_program: bool = False,
-) -> ContainerExit:
-    """Return the end of the container, once every rank has ended.
+) -> tuple[int, tuple[RankExit, ...]]:
+    """Return the exit code of the container, once every rank has ended, and the ranks that failed by
+    themselves: the one to blame first, the others in the order of their failures. Where the launcher killed
+    ranks and none failed by itself, the first of those is to blame.
 
     `stop_requested`: the launcher sent SIGTERM to the ranks. Where one of them yielded, its checkpoint serves
     all ranks, and those that just ended are not failures.
@@ -106,15 +97,15 @@ def decide(
         causes = [rank for rank in failed if rank.is_certainly_a_cause]
         first = min(causes or failed, key=_order)
         others = sorted((rank for rank in failed if rank is not first), key=_order)
-        return ContainerExit(code=first.code, culprit=first, also_failed=tuple(others))
+        return first.code, (first, *others)
     killed = [rank for rank in exits if rank.killed_by_launcher]
     if killed:
         first = min(killed, key=_order)
         code = ExitCode.TERMINATED if grace_ran_out else ExitCode.KILLED
-        return ContainerExit(code=int(code), culprit=first)
+        return int(code), (first,)
     if any(rank.code == ExitCode.YIELDED for rank in exits):
-        return ContainerExit(code=int(ExitCode.YIELDED))
-    return ContainerExit(code=int(ExitCode.DONE))
+        return int(ExitCode.YIELDED), ()
+    return int(ExitCode.DONE), ()
 
 
 def _order(rank: RankExit) -> tuple[float, int]:

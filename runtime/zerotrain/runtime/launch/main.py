@@ -118,15 +118,13 @@ class _Worker:
                 attempt=self.spec.attempt, code=1, exception=f"cannot start the ranks: {error}"
             )
         await channel.drain(supervisor.shutdown_budget.limit(self.limits.output_s))
-        container_exit = supervisor.container_exit()
+        code, failed = supervisor.container_exit()
         try:
             _replace(self.spec.run_dir / REPORT_FILE, self.rank_table.report().to_json())
         except OSError as error:  # the scratch volume is full or gone; the exit code stays the same
             say(f"cannot write {self.spec.run_dir / REPORT_FILE}: {error.strerror}")
-        last_line = (
-            None if container_exit.culprit is None else supervisor.last_line(container_exit.culprit.rank)
-        )
-        return termination.compose(container_exit, self.rank_table, last_line=last_line)
+        last_line = supervisor.last_line(failed[0].rank) if failed else None
+        return termination.compose(code, failed, self.rank_table, last_line=last_line)
 
     def _api(self, supervisor: Supervisor) -> WorkerApi:
         loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
-from zerotrain.runtime.launch.container_exit import ContainerExit, RankExit, decide, spoils
+from zerotrain.runtime.launch.container_exit import RankExit, decide, spoils
 from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.rank_table import RankTable
 from zerotrain.runtime.launch.ranks import RankGroup
@@ -82,11 +82,11 @@ class Supervisor:
                 self._ranks.join_output, self.shutdown_budget.limit(self._limits.output_s)
             )
 
-    def container_exit(self) -> ContainerExit:
-        """Return, after `run`, the container's exit code and the rank to blame."""
+    def container_exit(self) -> tuple[int, tuple[RankExit, ...]]:
+        """Return, after `run`, the exit code of the container and the ranks that failed, as `decide`."""
         exits = self._ranks.exits()
         if not exits:  # a stop came before the ranks were started
-            return ContainerExit(code=int(ExitCode.TERMINATED))
+            return int(ExitCode.TERMINATED), ()
         return decide(
             exits,
             stop_requested=self._stop_requested.is_set(),

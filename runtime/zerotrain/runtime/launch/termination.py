@@ -3,24 +3,27 @@ failure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from zerotrain.contract.progress import RankEnd, Termination
-from zerotrain.runtime.launch.container_exit import ContainerExit
+from zerotrain.runtime.launch.container_exit import RankExit
 from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.rank_table import RankTable
 
 
-def compose(container_exit: ContainerExit, rank_table: RankTable, *, last_line: str | None) -> Termination:
-    """Compose the reason why the worker ended; without a culprit, the step it reached and its durable
-    checkpoint."""
+def compose(
+    code: int, failed: Sequence[RankExit], rank_table: RankTable, *, last_line: str | None
+) -> Termination:
+    """Compose the reason why the worker ended with `code`; where no rank failed, the step it reached and its
+    durable checkpoint. The first of `failed` is the rank to blame."""
     report = rank_table.report()
-    culprit = container_exit.culprit
+    culprit = failed[0] if failed else None
     slowest = report.slowest
     resumed = next((rank for rank in report.ranks if rank.resumed_from is not None), None)
     return Termination(
         attempt=report.attempt,
-        code=container_exit.code,
+        code=code,
         rank=None if culprit is None else culprit.rank,
         signal=None if culprit is None else culprit.signal,
         exception=None if culprit is None else rank_table.failure_of(culprit.rank)[0],
@@ -31,7 +34,7 @@ def compose(container_exit: ContainerExit, rank_table: RankTable, *, last_line: 
         checkpoint=report.checkpoint,
         also_failed=tuple(
             RankEnd(rank=item.rank, code=item.code, reason=rank_table.failure_of(item.rank)[0] or "")
-            for item in container_exit.also_failed
+            for item in failed[1:]
         ),
     )
 
