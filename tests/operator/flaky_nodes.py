@@ -19,7 +19,7 @@ from tests.operator.reconcile.test_hang_simulation import START, Ranks, started
 from tests.operator.reconcile_builders import UID
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster import worker_poller
-from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.channel import ChannelError, WorkerAddress
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.nodes import NodeStore
@@ -123,17 +123,17 @@ class Site:
         """Reasons of all events so far."""
         return {reason for _, reason, _ in self.events}
 
-    async def report(self, worker: Worker) -> WorkerReport:
+    async def report(self, worker: WorkerAddress) -> WorkerReport:
         """Answer as the launcher's HTTP, which needs neither kubelet nor API server."""
         index = int(worker.pod[-1])
         if NODES[index] in self.dead | self.cut_off or self.chance.random() < LOST:
             raise ChannelError("no answer")
         return replace(self.ranks.report(index), job_uid=UID)
 
-    async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+    async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
         raise AssertionError("nobody has a reason to stop")
 
-    async def stacks(self, worker: Worker, *, token: str) -> str:
+    async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
         raise ChannelError("no answer")
 
     def _time(self) -> datetime:

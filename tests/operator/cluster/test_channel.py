@@ -17,13 +17,13 @@ from zerotrain.operator.cluster.channel import (
     ChannelError,
     ChannelKind,
     HttpChannel,
-    Worker,
+    WorkerAddress,
 )
 
 pytestmark = pytest.mark.ranks
 
 
-WORKER = Worker(namespace="ml", pod="gpt-1-0", ip="10.0.0.1")
+WORKER = WorkerAddress(namespace="ml", pod="gpt-1-0", ip="10.0.0.1")
 PATH = "/api/v1/namespaces/ml/pods/gpt-1-0:8471/proxy/progress"
 
 

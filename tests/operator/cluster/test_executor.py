@@ -16,7 +16,7 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions import context as context_module
 from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.api import Api, ApiLimits
-from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.channel import ChannelError, WorkerAddress
 from zerotrain.operator.cluster.connection import connect
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
@@ -59,18 +59,18 @@ class Channel:
     """Channel that records its requests, and refuses them if told to."""
 
     def __init__(self, error: ChannelError | None = None) -> None:
-        self.asked: list[tuple[Worker, int, str]] = []
+        self.asked: list[tuple[WorkerAddress, int, str]] = []
         self._error = error
 
-    async def report(self, worker: Worker) -> WorkerReport:
+    async def report(self, worker: WorkerAddress) -> WorkerReport:
         raise ChannelError("not asked here")
 
-    async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+    async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
         self.asked.append((worker, attempt, token))
         if self._error is not None:
             raise self._error
 
-    async def stacks(self, worker: Worker, *, token: str) -> str:
+    async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
         raise ChannelError("not asked here")
 
 
@@ -393,7 +393,9 @@ async def test_a_yield_shows_the_attempts_token_and_is_remembered() -> None:
         executor = make_executor(api, channel)
         await executor.perform(job(), [YIELD])
         state = executor.job_states.of(uid).yielding
-    assert channel.asked == [(Worker(namespace="ml", pod="gpt-3-0", ip="10.0.0.1"), 3, derive(KEY, uid, 3))]
+    assert channel.asked == [
+        (WorkerAddress(namespace="ml", pod="gpt-3-0", ip="10.0.0.1"), 3, derive(KEY, uid, 3))
+    ]
     assert state is not None
     assert state.attempt == 3
     assert state.acked_at is not None

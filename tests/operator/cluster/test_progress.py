@@ -14,7 +14,7 @@ from tests.operator.api_double import Json, pod_json
 from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster import worker_poller
-from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.channel import ChannelError, WorkerAddress
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.progress import (
@@ -52,7 +52,7 @@ class Workers:
         self.checkpoint: CheckpointProgress | None = None
         self.straggler: Straggler | None = None
 
-    async def report(self, worker: Worker) -> WorkerReport:
+    async def report(self, worker: WorkerAddress) -> WorkerReport:
         self.asked.append(worker.pod)
         if worker.pod not in self.steps:
             raise ChannelError("no answer")
@@ -75,10 +75,10 @@ class Workers:
             ranks=() if self.empty else (rank,),
         )
 
-    async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+    async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
         raise ChannelError("not asked here")
 
-    async def stacks(self, worker: Worker, *, token: str) -> str:
+    async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
         raise ChannelError("not asked here")
 
 
@@ -293,7 +293,7 @@ async def test_an_inspection_of_a_large_job_delays_no_other_job() -> None:
 
 async def test_a_program_that_never_reports_is_never_suspected() -> None:
     class Silent(Workers):
-        async def report(self, worker: Worker) -> WorkerReport:
+        async def report(self, worker: WorkerAddress) -> WorkerReport:
             self.asked.append(worker.pod)
             rank = Progress(rank=0, attempt=1)
             return WorkerReport(

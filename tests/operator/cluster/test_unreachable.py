@@ -25,7 +25,7 @@ from zerotrain.operator.cluster.channel import (
     ChannelKind,
     HttpChannel,
     NotAsked,
-    Worker,
+    WorkerAddress,
     share_of,
 )
 from zerotrain.operator.cluster.progress import (
@@ -53,7 +53,7 @@ class CutOff(Workers):
         self.call_kinds: list[CallKind] = []
         """Kinds of the polls."""
 
-    async def report(self, worker: Worker) -> WorkerReport:
+    async def report(self, worker: WorkerAddress) -> WorkerReport:
         if not worker.pod.startswith("gpt1-"):
             return await super().report(worker)
         self.asked.append(worker.pod)
@@ -169,7 +169,7 @@ async def test_a_look_goes_on_with_the_workers_that_answered() -> None:
 @pytest.mark.unit
 async def test_a_look_whose_first_workers_get_no_slot_asks_no_more() -> None:
     class Full(Workers):
-        async def report(self, worker: Worker) -> WorkerReport:
+        async def report(self, worker: WorkerAddress) -> WorkerReport:
             self.asked.append(worker.pod)
             if worker.pod.startswith("gpt1-") and worker.pod != "gpt1-1-0":
                 raise NotAsked("all slots are taken")
@@ -188,7 +188,7 @@ async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
     """The worker that was not polled may be the one that moves."""
 
     class Short(Workers):
-        async def report(self, worker: Worker) -> WorkerReport:
+        async def report(self, worker: WorkerAddress) -> WorkerReport:
             if worker.pod == "gpt-1-1" and self.short:
                 raise NotAsked("all slots are taken")
             return await super().report(worker)
@@ -215,7 +215,7 @@ async def test_a_yield_asks_all_workers_unless_these_take_too_long_to_say_nothin
     class Yielding(Workers):
         reached = True
 
-        async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+        async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
             nonlocal now_s
             self.asked.append(worker.pod)
             if worker.pod == "gpt-3-2":
@@ -239,8 +239,8 @@ async def test_a_yield_asks_all_workers_unless_these_take_too_long_to_say_nothin
     assert (state.acked_at, state.refused) == (None, False)
 
 
-def worker(index: int, call_kind: CallKind = CallKind.POLL) -> Worker:
-    return Worker(namespace="ml", pod=f"gpt-1-{index}", ip="10.0.0.1", call_kind=call_kind)
+def worker(index: int, call_kind: CallKind = CallKind.POLL) -> WorkerAddress:
+    return WorkerAddress(namespace="ml", pod=f"gpt-1-{index}", ip="10.0.0.1", call_kind=call_kind)
 
 
 @asynccontextmanager

@@ -106,8 +106,8 @@ class NotAsked(ChannelError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worker:
-    """One worker pod to call."""
+class WorkerAddress:
+    """Address of one worker pod, with the kind and the token of the calls to it."""
 
     namespace: str
     pod: str
@@ -122,13 +122,13 @@ class Worker:
 class WorkerChannel(Protocol):
     """Calls that the operator makes to a worker."""
 
-    async def report(self, worker: Worker) -> WorkerReport:
+    async def report(self, worker: WorkerAddress) -> WorkerReport:
         """Return the worker's progress. Raises ChannelError; NotAsked when other calls held all slots."""
 
-    async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+    async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
         """Make all ranks checkpoint and stop. Returns once the worker has accepted. Raises ChannelError."""
 
-    async def stacks(self, worker: Worker, *, token: str) -> str:
+    async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
         """Return the stacks of the worker's ranks. Raises ChannelError."""
 
 
@@ -147,7 +147,7 @@ class HttpChannel:
             call_kind: asyncio.Semaphore(limits.calls) for call_kind, limits in _CALL_LIMITS.items()
         }
 
-    async def report(self, worker: Worker) -> WorkerReport:
+    async def report(self, worker: WorkerAddress) -> WorkerReport:
         # Reading a report needs no token. A caller with this token is served before all others.
         headers = {}
         if worker.job_uid:
@@ -158,16 +158,16 @@ class HttpChannel:
         except ValueError as error:
             raise ChannelError(f"{worker.pod}: {error}") from error
 
-    async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+    async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
         await self._call("POST", worker, YIELD_PATH, CallKind.YIELD, bearer(token), yield_body(attempt))
 
-    async def stacks(self, worker: Worker, *, token: str) -> str:
+    async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
         return await self._call("GET", worker, STACKS_PATH, CallKind.STACKS, bearer(token))
 
     async def _call(
         self,
         method: str,
-        worker: Worker,
+        worker: WorkerAddress,
         path: str,
         call_kind: CallKind,
         headers: Mapping[str, str] = MappingProxyType({}),
@@ -201,7 +201,7 @@ class HttpChannel:
             raise ChannelError(f"{worker.pod}: {method} {path}: {error!r}", timed_out=timed_out) from error
 
     @asynccontextmanager
-    async def _slot(self, call_kind: CallKind, worker: Worker) -> AsyncIterator[None]:
+    async def _slot(self, call_kind: CallKind, worker: WorkerAddress) -> AsyncIterator[None]:
         slots, limits = self._slots[call_kind], _CALL_LIMITS[call_kind]
         try:
             async with asyncio.timeout(limits.wait_s):
@@ -215,7 +215,7 @@ class HttpChannel:
         finally:
             slots.release()
 
-    async def _route(self, worker: Worker, path: str) -> tuple[str, dict[str, str]]:
+    async def _route(self, worker: WorkerAddress, path: str) -> tuple[str, dict[str, str]]:
         if self._kind is ChannelKind.DIRECT:
             if worker.ip is None:
                 raise ChannelError(f"{worker.pod} has no IP yet")
@@ -227,7 +227,7 @@ class HttpChannel:
         return server + proxy, await self._api.connection.headers()
 
 
-async def _limited(content: aiohttp.StreamReader, worker: Worker) -> bytes:
+async def _limited(content: aiohttp.StreamReader, worker: WorkerAddress) -> bytes:
     """Read the whole body, chunk by chunk: one read returns no more than has arrived. Raises ChannelError
     when it is too long."""
     text = bytearray()
@@ -241,11 +241,11 @@ async def _limited(content: aiohttp.StreamReader, worker: Worker) -> bytes:
 class SilentChannel:
     """Channel to workers that cannot be called."""
 
-    async def report(self, worker: Worker) -> WorkerReport:
+    async def report(self, worker: WorkerAddress) -> WorkerReport:
         raise ChannelError(f"{worker.pod} is not called: the channel is off", final=True)
 
-    async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+    async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
         raise ChannelError(f"{worker.pod} is not called: the channel is off", final=True)
 
-    async def stacks(self, worker: Worker, *, token: str) -> str:
+    async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
         raise ChannelError(f"{worker.pod} is not called: the channel is off", final=True)

@@ -20,7 +20,7 @@ from zerotrain.operator.cluster.channel import (
     CallKind,
     ChannelError,
     NotAsked,
-    Worker,
+    WorkerAddress,
     WorkerChannel,
     share_of,
 )
@@ -81,7 +81,7 @@ class WorkerPoller:
 
     async def report(self, pod: PodView, kind: CallKind) -> Answer:
         """Return the worker's report, or the ChannelError that says why there is none. Never raises it."""
-        worker = Worker(
+        worker = WorkerAddress(
             namespace=self.key.namespace,
             pod=pod.name,
             ip=pod.pod_ip,

@@ -21,7 +21,7 @@ from zerotrain.contract.text import one_line, printable
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused
 from zerotrain.operator.cluster.api import Api, Json
-from zerotrain.operator.cluster.channel import CallKind, ChannelError, Worker, share_of
+from zerotrain.operator.cluster.channel import CallKind, ChannelError, WorkerAddress, share_of
 from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
 from zerotrain.operator.cluster.worker_poller import call_concurrently
 from zerotrain.operator.constants import CONTAINER_NAME
@@ -174,7 +174,7 @@ async def _collect_stacks(context: ActionContext, job: ZeroTrainingJob, action: 
 async def _ask_for_stacks(
     context: ActionContext, job: ZeroTrainingJob, attempt: int, source: StackSource
 ) -> str:
-    worker = Worker(namespace=job.namespace, pod=source.pod, ip=source.pod_ip)
+    worker = WorkerAddress(namespace=job.namespace, pod=source.pod, ip=source.pod_ip)
     try:
         return await context.channel.stacks(worker, token=derive(context.operator_key, job.uid, attempt))
     except ChannelError as error:

@@ -25,7 +25,7 @@ from zerotrain.operator.cluster.actions.context import (
     together,
 )
 from zerotrain.operator.cluster.api import Json, Request
-from zerotrain.operator.cluster.channel import CallKind, ChannelError, Worker, share_of
+from zerotrain.operator.cluster.channel import CallKind, ChannelError, WorkerAddress, share_of
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.cluster.store import owner_key
 from zerotrain.operator.cluster.worker_poller import call_concurrently
@@ -213,7 +213,7 @@ async def request_yield(context: ActionContext, body: Json, action: RequestYield
     pods = ((action.pod, action.pod_ip), *action.others)
     answers = await call_concurrently(
         lambda worker: _ask_to_yield(context, worker, action.attempt, token),
-        [Worker(namespace=meta["namespace"], pod=pod, ip=ip) for pod, ip in pods],
+        [WorkerAddress(namespace=meta["namespace"], pod=pod, ip=ip) for pod, ip in pods],
         most=share_of(CallKind.YIELD),
         enough=lambda error: error is not None and time.monotonic() - begun >= YIELD_PATIENCE_S,
     )
@@ -226,7 +226,7 @@ async def request_yield(context: ActionContext, body: Json, action: RequestYield
 
 
 async def _ask_to_yield(
-    context: ActionContext, worker: Worker, attempt: int, token: str
+    context: ActionContext, worker: WorkerAddress, attempt: int, token: str
 ) -> ChannelError | None:
     try:
         await context.channel.request_yield(worker, attempt=attempt, token=token)
