@@ -130,7 +130,6 @@ _ATTEMPT = {
     "Created": ("the operator has seen the job", NOTHING),
     "CreatingPods": ("the attempt's pods are being made", NOTHING),
     "WaitingForPods": ("not all pods of the attempt run yet", "wait; zerotrain describe NAME says for which"),
-    "PodsRunning": ("all pods of the attempt run", NOTHING),
     "AllScheduled": ("every pod of the attempt has a node", NOTHING),
     "Unschedulable": (
         "the scheduler has no node for a pod; the message quotes it",
@@ -352,7 +351,6 @@ _FAILURES = {
         "the drive returned other bytes than were written (exit code 84)",
         "replace the node's drive; the job goes to another node once",
     ),
-    "NodeExcluded": ("the job avoids a node for a while", "check the node"),
     "ExclusionExpired": ("the job may use the node again", NOTHING),
     "Capacity": ("the job is smaller because the cluster has no capacity for more workers", "add nodes"),
     "Failure": (
