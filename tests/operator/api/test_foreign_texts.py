@@ -21,8 +21,8 @@ from zerotrain.contract.config import ConfigError, load, resolve
 from zerotrain.contract.progress import Progress, RankEnd, RejectedCheckpoint, Termination
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
-from zerotrain.operator.cluster.actions.context import ActionRefused, _refusal, name_taken
 from zerotrain.operator.cluster.actions.diagnostics import last_lines
+from zerotrain.operator.cluster.actions.rejections import ActionRefused, name_taken, rejection_of
 from zerotrain.operator.cluster.channel import ChannelError
 from zerotrain.operator.cluster.errors import Forbidden, error_of
 from zerotrain.operator.cluster.events import event_body
@@ -217,7 +217,7 @@ def quota_and_pod_security(text: str) -> tuple[Json, Observed]:
     error = error_of("POST /pods", 403, message.encode())
     assert isinstance(error, Forbidden)
     item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
-    return job(status=status("Pending", podsCreated=False)), seen(problem=_refusal(error, item).problem)
+    return job(status=status("Pending", podsCreated=False)), seen(problem=rejection_of(error, item).problem)
 
 
 def an_object_of_another_owner(text: str) -> tuple[Json, Observed]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.operator.reconcile_builders import NOW, going, job, ready, seen, status
-from zerotrain.operator.cluster.actions.context import _refusal, name_taken
+from zerotrain.operator.cluster.actions.rejections import name_taken, rejection_of
 from zerotrain.operator.cluster.errors import Forbidden
 from zerotrain.operator.reconcile import PodView, reconcile
 
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 def test_the_least_level_of_pod_security_that_suffices(level: str, violation: str, least: str) -> None:
     message = f'pods "gpt-1-0" is forbidden: violates PodSecurity "{level}:latest": {violation}'
     item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
-    refused = _refusal(Forbidden(message, status=403), item)
+    refused = rejection_of(Forbidden(message, status=403), item)
     assert f"enforce={least} --overwrite" in refused.problem.message
 
 

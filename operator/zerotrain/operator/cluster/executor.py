@@ -8,7 +8,8 @@ from typing import Any
 
 from zerotrain.contract.config import ConfigError
 from zerotrain.operator.cluster.actions import admission, capacity, diagnostics, workers
-from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused, Unfinished
+from zerotrain.operator.cluster.actions.context import ActionContext, Unfinished
+from zerotrain.operator.cluster.actions.rejections import ActionRefused
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.jobs import JobClient

@@ -7,18 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from zerotrain.contract.text import one_line
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions.rejections import ActionRefused, name_taken, rejection_of
 from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Request
 from zerotrain.operator.cluster.channel import WorkerChannel
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID, Reason
-from zerotrain.operator.reconcile import Problem
+from zerotrain.operator.constants import LABEL_ATTEMPT, Reason
 from zerotrain.operator.resources import ResourceOptions
-from zerotrain.operator.resources.container import IPC_LOCK
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +33,6 @@ PATHS = {
 _OF_OTHERS = {"PodGroup": Reason.GANG_MISSING, "Workload": Reason.QUEUE_MISSING}
 """Kinds whose APIs are installed and removed with other software, and the reason to give when they are
 missing."""
-
-_EXCEEDED = "exceeded quota"
-
-
-class ActionRefused(Exception):
-    """Error of an action that the API server rejects; the pass ends and the job's conditions say why."""
-
-    def __init__(self, reason: Reason, message: str, *, lasting: bool = False) -> None:
-        """`lasting`: only a change by a user or administrator can help."""
-        message = one_line(message)
-        super().__init__(message)
-        self.problem = Problem(reason=str(reason), message=message, lasting=lasting)
-
-    @property
-    def may_exist(self) -> bool:
-        """Return whether the object may exist in spite of the rejection: quotas are checked before the
-        storage, and a full quota also rejects what exists already."""
-        return self.problem.reason == Reason.QUOTA_EXCEEDED
 
 
 class Unfinished(Exception):
@@ -216,7 +196,7 @@ class ActionContext:
             made = await self.api.call(request)
             return {**item, "metadata": made.get("metadata", item["metadata"])}
         except Forbidden as error:
-            raise _refusal(error, item) from error
+            raise rejection_of(error, item) from error
         except (AlreadyExists, Conflict):
             raise
         except NotFound as error:
@@ -229,55 +209,6 @@ class ActionContext:
             if error.status in (400, 422):
                 raise ActionRefused(Reason.API_REFUSED, str(error), lasting=True) from error
             raise
-
-
-def _refusal(error: Forbidden, item: Json) -> ActionRefused:
-    """Return the error for a rejection by the API server's own admission, with a way out. Its text is cut to
-    begin with the cause: the pod that is rejected first differs from pass to pass."""
-    message = str(error)
-    if "ephemeral-storage" in message:
-        message += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
-    if _EXCEEDED in message:
-        return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
-    if "violates PodSecurity" not in message:
-        return ActionRefused(Reason.API_REFUSED, message, lasting=True)
-    way_out = "Remove the named settings from the job, or allow them in the namespace"
-    if IPC_LOCK in message:
-        way_out = (
-            "spec.resources.rdma needs IPC_LOCK, which only the level privileged allows. Create the job "
-            "again without it, or allow it in the namespace"
-        )
-    violation, namespace = message[message.index("violates PodSecurity") :], item["metadata"]["namespace"]
-    label = f"pod-security.kubernetes.io/enforce={_least_level(violation)}"
-    command = f"kubectl label namespace {namespace} {label} --overwrite"
-    return ActionRefused(Reason.POD_SECURITY, f"{violation}. {way_out}: {command}", lasting=True)
-
-
-_BEYOND_BASELINE = (
-    IPC_LOCK,
-    "host namespaces",
-    "hostPath volume",
-    "hostPort",
-    "hostProcess",
-    "non-default capabilities",
-    "privileged (",
-    "/proc mount",
-    "procMount",
-    "forbidden sysctls",
-    "seLinux",
-    "forbidden AppArmor",
-)
-"""Settings that the level baseline forbids as well, in the wording of Pod Security's checks."""
-
-
-def _least_level(violation: str) -> str:
-    """Return the strictest level that admits the pods which this message rejects."""
-    is_restricted = violation.startswith('violates PodSecurity "restricted')
-    return (
-        "baseline"
-        if is_restricted and not any(word in violation for word in _BEYOND_BASELINE)
-        else "privileged"
-    )
 
 
 def _replacing(found: Json, wanted: Json) -> Json:
@@ -312,23 +243,6 @@ def _path(item: Json) -> str:
 def owned(item: Json, job_uid: str) -> bool:
     owners = item["metadata"].get("ownerReferences", ())
     return any(owner.get("uid") == job_uid for owner in owners)
-
-
-def name_taken(item: Json) -> ActionRefused:
-    meta, kind = item["metadata"], item.get("kind") or "object"
-    labels = meta.get("labels") or {}
-    name, uid = labels.get(LABEL_JOB), labels.get(LABEL_JOB_UID)
-    if name and uid and not meta.get("ownerReferences"):
-        # `kubectl delete --cascade=orphan` leaves such objects. Deleting a NetworkPolicy exposes the pods
-        # that it protects.
-        message = (
-            f"{kind} {meta['name']} is left over from an earlier job {name} (uid {uid}), whose pods may "
-            f"still run: end them (kubectl delete pods -l {LABEL_JOB_UID}={uid}), then delete it"
-        )
-        return ActionRefused(Reason.NAME_TAKEN, message, lasting=True)
-    leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
-    message = f"{kind} {meta['name']} belongs to another owner{leaving}"
-    return ActionRefused(Reason.NAME_TAKEN, message, lasting=not meta.get("deletionTimestamp"))
 
 
 def delete_options(grace_s: int | None) -> Json:

@@ -19,7 +19,8 @@ import aiohttp
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.text import one_line, printable
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.context import ActionContext, ActionRefused
+from zerotrain.operator.cluster.actions.context import ActionContext
+from zerotrain.operator.cluster.actions.rejections import ActionRefused
 from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.channel import CallKind, ChannelError, WorkerAddress, share_of
 from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound

@@ -18,12 +18,12 @@ from zerotrain.operator.cluster.actions.context import (
     Unfinished,
     creation_window,
     delete_options,
-    name_taken,
     owned,
     path_of,
     since_now,
     together,
 )
+from zerotrain.operator.cluster.actions.rejections import name_taken
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.channel import CallKind, ChannelError, WorkerAddress, share_of
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
