@@ -96,8 +96,29 @@ class JobCache:
         """Return the jobs whose status has one of `phases`; "" stands for jobs without a status."""
         return [(key, self._jobs[key]) for phase in phases for key in self._jobs.keys_in(phase)]
 
+    def older_in_shortage(self, job: Json) -> str | None:
+        """Return the name of the oldest job of the namespace that is older than `job` and lacks a part of
+        what it needs: such jobs give it back one after the other. None unless `job` itself lacks a part or
+        gave its part back, as no other job needs to know."""
+        status = job.get("status", {})
+        if not (status.get("shortage") or status.get("givenBack")):
+            return None
+        own, namespace = _age(job), job["metadata"]["namespace"]
+        older = [
+            age
+            for key, other in self.in_phases(("Pending", "Starting"))
+            if key.namespace == namespace and other["status"].get("shortage") and (age := _age(other)) < own
+        ]
+        return min(older)[1] if older else None
+
     def __iter__(self) -> Iterator[tuple[JobKey, Json]]:
         return iter(list(self._jobs.items()))
+
+
+def _age(job: Json) -> tuple[str, str]:
+    """Return a key that orders jobs of one namespace by age; the API server's timestamps are whole
+    seconds."""
+    return job["metadata"].get("creationTimestamp", ""), job["metadata"]["name"]
 
 
 def phase_of(job: Mapping[str, Any]) -> str:

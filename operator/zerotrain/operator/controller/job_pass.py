@@ -22,7 +22,6 @@ from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.controller.shortages import older_in_shortage
 from zerotrain.operator.controller.start_slots import StartSlots, has_begun, pods_to_create
 from zerotrain.operator.controller.status_debounce import StatusDebounce, StatusHeld, is_patient
 from zerotrain.operator.controller.work_queue import WorkQueue
@@ -156,7 +155,7 @@ class JobPass:
     def _observe(self) -> Observed:
         context = self.context
         observed = context.job_states.observe(self.key.namespace, self.uid, context.store)
-        if (older := older_in_shortage(context.jobs, self.job)) is not None:
+        if (older := context.jobs.older_in_shortage(self.job)) is not None:
             observed = replace(observed, older_in_shortage=older)
         if observed.problem is None and context.starts.quiet_s(self.key) == 0.0:
             observed = replace(observed, in_start_queue=True)
