@@ -20,7 +20,7 @@ ARGS ?=
 # process with everything.
 WORKERS ?= 4
 
-.PHONY: help demo check test test-all test-gpu lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
+.PHONY: help demo check test test-all gpu-check lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -66,14 +66,8 @@ test: venv ## the tests, but for slow ones and those that need tools
 test-all: venv ## every test, as CI does
 	$(PYTEST) $(ARGS)
 
-# The properties that a GPU could break; two or four ranks share one through NCCL, which is slow.
-GPU_TESTS := $(addprefix tests/runtime/,$(addsuffix .py,offload/test_gpu_memory \
-	$(addprefix zero/test_,parity resized precision fp16 memory gradients zeropp overlap rng_states) \
-	$(addprefix offload/test_,parity param checkpoint just_in_time) checkpoint/test_engine \
-	$(addprefix facade/test_,engine_resume activation_checkpointing) comm/test_watchdog comm/test_timing optim/test_fused))
-test-gpu: venv ## the engine's tests on an NVIDIA GPU, which all ranks share (not part of CI)
-	$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU that torch " + torch.__version__ + " sees")'
-	ZEROTRAIN_TEST_DEVICE=cuda $(PYTEST) $(GPU_TESTS) $(ARGS)
+gpu-check: venv ## the engine on an NVIDIA GPU: steps, memory, kernels, tests (CI runs what needs none)
+	$(PY) -m tests.gpu $(ARGS)
 
 lint: venv ## ruff, mypy --strict, import-linter: each of them, whatever the others say
 	@failed=0; for each in "ruff format --check ." "ruff check ." lint-imports mypy; do \

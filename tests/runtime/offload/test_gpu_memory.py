@@ -1,6 +1,6 @@
 """Memory that a GPU's allocator hands out in a step equals the plan: the formulas and the activations.
 
-Only on a GPU (`make test-gpu`), as memory of the CPU has other users.
+Only on a GPU (`make gpu-check`), as memory of the CPU has other users.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zerotrain.runtime.models.gpt import Gpt
 
 pytestmark = [
     pytest.mark.unit,
-    pytest.mark.skipif(DEVICE != "cuda", reason="measures a GPU's memory: make test-gpu"),
+    pytest.mark.skipif(DEVICE != "cuda", reason="measures a GPU's memory: make gpu-check"),
 ]
 
 MICRO, VOCABULARY = 4, 256

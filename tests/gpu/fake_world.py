@@ -1,0 +1,218 @@
+"""One GPU as rank 0 of 8 or 64: the step, memory, kernels and host waits of engines at their real sharding.
+
+    python3 -m tests.gpu.fake_world WORLD CONTENDER...
+
+Contenders are `fsdp2` and `zerotrain-STAGE`, with `+qwz`, `+qgz` and `+hpz` for the parts of ZeRO++. torch's
+fake process group moves nothing, so losses have no meaning, and what is left is what an engine itself costs.
+Its gathers copy the own part once per rank, for all engines alike. All contenders are in one process and step
+in turn; every ratio is within a turn. Without a GPU the same code runs on small sizes. Prints one line of
+JSON per contender.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+LAYERS, WIDTH, CONTEXT, VOCABULARY, MICRO = (16, 2048, 1024, 50257, 4) if ON_GPU else (2, 128, 16, 256, 2)
+ROUNDS = 7 if ON_GPU else 2
+MIB = 1 << 20
+PLUS: dict[str, dict[str, Any]] = {
+    "qwz": {"zero_quantized_weights": True},
+    "qgz": {"zero_quantized_gradients": True},
+    "hpz": {"zero_hpz_partition_size": 8},
+}
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """One engine in training, and what was measured of it."""
+
+    name: str
+    step: Callable[[], None]
+    own_bytes: int = 0
+    """Bytes of the allocator that it keeps between steps."""
+    step_ms: list[float] = field(default_factory=list)
+    host_ms: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> None:
+    world_size = int(sys.argv[1])
+    join(world_size)
+    contenders = [build(name) for name in sys.argv[2:]]
+    for _ in range(ROUNDS):
+        for contender in contenders:
+            time_step(contender)
+    for contender in contenders:
+        look_inside(contender)
+        print(json.dumps(summary(contender, contenders[0], world_size)), flush=True)
+
+
+def join(world_size: int) -> None:
+    """Be rank 0 of a world whose other ranks do not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE="8")
+    # No rank can be missing here, and ranks that do not exist share no memory.
+    os.environ.update(ZEROTRAIN_WATCHDOG_SECONDS="0", ZEROTRAIN_TRANSPORT="gloo")
+    store: Any = FakeStore()
+    dist.init_process_group("fake", store=store, rank=0, world_size=world_size)
+
+
+def build(name: str) -> Contender:
+    """Build a contender and run three steps of it."""
+    before = allocated()
+    model = make_model()
+    batch = torch.randint(0, 256, (MICRO, CONTEXT + 1), device=DEVICE)
+    step = fsdp2(model, batch) if name == "fsdp2" else zerotrain(name, model, batch)
+    del model
+    for _ in range(3):
+        step()
+    wait()
+    gc.collect()
+    return Contender(name=name, step=step, own_bytes=allocated() - before)
+
+
+def make_model() -> nn.Module:
+    from zerotrain.contract.train_spec import GptSpec
+    from zerotrain.runtime.models.gpt import Gpt
+
+    torch.manual_seed(0)
+    spec = GptSpec(d_model=WIDTH, layers=LAYERS, heads=WIDTH // 64, context=CONTEXT)
+    with DEVICE:
+        return Gpt(spec, vocabulary=VOCABULARY)
+
+
+def fsdp2(model: nn.Module, batch: torch.Tensor) -> Callable[[], None]:
+    """Return a step of FSDP2: a shard per block, bf16 compute and reduction, fp32 masters, clipping."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    for block in next(module for module in model.children() if isinstance(module, nn.ModuleList)):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def step() -> None:
+        model(batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def zerotrain(name: str, model: nn.Module, batch: torch.Tensor) -> Callable[[], None]:
+    """Return a step of this engine, with clipping."""
+    import zerotrain.runtime as zt
+
+    stage, *plus = name.removeprefix("zerotrain-").split("+")
+    zero: dict[str, Any] = {"stage": int(stage)}
+    for key in plus:
+        zero |= PLUS[key]
+    config = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    }
+    engine = zt.initialize(model=model, config=config)[0]
+
+    def step() -> None:
+        engine.backward(engine(batch))
+        engine.step()
+
+    return step
+
+
+def time_step(contender: Contender) -> None:
+    """Time one step: until the host returns, and until the device is done."""
+    wait()
+    began = perf_counter()
+    contender.step()
+    contender.host_ms.append(1e3 * (perf_counter() - began))
+    wait()
+    contender.step_ms.append(1e3 * (perf_counter() - began))
+
+
+def look_inside(contender: Contender) -> None:
+    """Measure the peak of one step, the kernels of another, and the host's waits of a third."""
+    if not ON_GPU:
+        return
+    others = allocated() - contender.own_bytes
+    torch.cuda.reset_peak_memory_stats()
+    contender.step()
+    wait()
+    facts = contender.facts
+    facts["peak_MiB"] = (torch.cuda.max_memory_allocated() - others) // MIB
+    facts["own_MiB"] = contender.own_bytes // MIB
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        contender.step()
+        wait()
+    kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    facts["kernels"] = len(kernels)
+    facts["busy_ms"] = round(sum(event.device_time for event in kernels) / 1e3, 2)
+    launches = (average for average in profile.key_averages() if average.key.startswith("cudaLaunch"))
+    facts["launches"] = sum(average.count for average in launches)
+    facts["syncs"] = host_waits(contender.step)
+
+
+def host_waits(step: Callable[[], None]) -> dict[str, int]:
+    """Return where the host waits for the device in a step, as file:line, and how often."""
+    cuda: Any = torch.cuda  # without its own annotations
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        cuda.set_sync_debug_mode("warn")
+        step()
+        cuda.set_sync_debug_mode("default")
+    found = [warning for warning in seen if "synchroniz" in str(warning.message)]
+    places = (f"{warning.filename.split('zerotrain/')[-1]}:{warning.lineno}" for warning in found)
+    return dict(Counter(place for place in places if "torch/cuda/__init__" not in place))
+
+
+def summary(contender: Contender, first: Contender, world_size: int) -> dict[str, Any]:
+    """Return the figures of a contender; `of_first` is the median of its step's ratios to the first's."""
+    ratios = [mine / other for mine, other in zip(contender.step_ms, first.step_ms, strict=True)]
+    return {
+        "contender": contender.name,
+        "world": world_size,
+        "device": torch.cuda.get_device_name() if ON_GPU else "cpu",
+        "step_ms": round(statistics.median(contender.step_ms), 1),
+        "host_ms": round(statistics.median(contender.host_ms), 1),
+        "of_first": round(statistics.median(ratios), 3),
+        "spread": [round(min(ratios), 3), round(max(ratios), 3)],
+        **contender.facts,
+    }
+
+
+def allocated() -> int:
+    return torch.cuda.memory_allocated() if ON_GPU else 0
+
+
+def wait() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

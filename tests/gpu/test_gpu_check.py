@@ -1,0 +1,79 @@
+"""The GPU check runs without a GPU: its parts on small sizes, its limits, and its table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.__main__ import ROOT, Part, environment_of_parts, run
+
+pytestmark = pytest.mark.ranks
+
+
+def rows(module: str, *arguments: str) -> list[dict[str, Any]]:
+    """Return the lines of JSON that a script of the check prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment_of_parts(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_engines_step_in_a_world_of_eight() -> None:
+    first, second = rows("tests.gpu.fake_world", "8", "fsdp2", "zerotrain-3+qwz+qgz")
+    assert (first["contender"], first["world"], first["of_first"]) == ("fsdp2", 8, 1.0)
+    assert second["contender"] == "zerotrain-3+qwz+qgz"
+    assert second["step_ms"] >= second["host_ms"] > 0.0
+
+
+def test_two_ranks_have_the_losses_of_one() -> None:
+    trained, kept = rows("tests.gpu.two_ranks", "zerotrain-2")
+    assert trained["largest_difference"] < 1e-3
+    assert kept == {"contender": "kept buffers", "skipped": "no GPU"}
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_a_part_reports_its_rows_and_keeps_its_output(tmp_path: Path) -> None:
+    part = Part(name="two rows", half=1, limit_s=60, command=python("print('a'); print('{\"step_ms\": 1}')"))
+    found = run(part, environment_of_parts(), tmp_path)
+    assert (found["outcome"], found["rows"]) == ("passed", [{"step_ms": 1}])
+    assert (tmp_path / "two-rows.txt").read_text() == 'a\n{"step_ms": 1}\n'
+
+
+def test_a_part_that_fails_shows_its_last_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = Part(name="bad", half=1, limit_s=60, command=python("raise SystemExit('no such kernel')"))
+    assert run(part, environment_of_parts(), tmp_path)["outcome"] == "exit code 1"
+    assert "no such kernel" in capsys.readouterr().out
+
+
+def test_a_part_ends_at_its_limit_with_its_processes(tmp_path: Path) -> None:
+    """A rank that it started would keep the GPU's memory."""
+    alive = tmp_path / "alive"
+    touch = f"import pathlib; pathlib.Path({str(alive)!r}).touch(); time.sleep(0.05)"
+    child = f"import time\nfor _ in range(900): {touch}"
+    start = f"subprocess.Popen([sys.executable, '-c', {child!r}])"
+    program = f"import subprocess, sys, time; {start}; time.sleep(60)"
+    part = Part(name="long", half=1, limit_s=2, command=python(program))
+    assert run(part, environment_of_parts(), tmp_path)["outcome"] == "not over in 2 s"
+    alive.unlink(missing_ok=True)
+    time.sleep(0.5)
+    assert not alive.exists()
+
+
+def test_what_needs_a_gpu_says_so(tmp_path: Path) -> None:
+    part = Part(name="gpu", half=2, limit_s=1, command=python("raise SystemExit(1)"), needs_gpu=True)
+    assert run(part, environment_of_parts(), tmp_path)["outcome"] == "needs a GPU"
