@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
   // A script may end with an engine open; objects that then remain in the interpreter are no error.
   nanobind::set_leak_warnings(false);
   bind_kernels(m);
+  bind_cuda(m);
   bind_io(m);
   bind_seal(m);
 }

@@ -21,19 +21,6 @@ namespace {
 // From here on the weights of one update are more than the caches keep until they are read again.
 constexpr std::size_t kStreamsFrom = std::size_t{1} << 21;
 
-struct PySegment {
-  std::size_t start, stop;
-  Hyper hyper;
-};
-
-Rule rule_of(const std::string& name) {
-  if (name == "adam") return Rule::adam;
-  if (name == "adamw") return Rule::adamw;
-  if (name == "adagrad") return Rule::adagrad;
-  if (name == "lion") return Rule::lion;
-  throw nb::value_error(("rule '" + name + "' is unknown; there are adam, adamw, adagrad and lion").c_str());
-}
-
 void make_segment(PySegment* self, std::size_t start, std::size_t stop, double lr, double beta1, double beta2,
                   double eps, double weight_decay, std::int64_t step, bool bias_correction, double lr_decay,
                   double initial_sum) {
@@ -159,6 +146,14 @@ const char* name_of(const BoundTask& bound) {
 }
 
 }  // namespace
+
+Rule rule_of(const std::string& name) {
+  if (name == "adam") return Rule::adam;
+  if (name == "adamw") return Rule::adamw;
+  if (name == "adagrad") return Rule::adagrad;
+  if (name == "lion") return Rule::lion;
+  throw nb::value_error(("rule '" + name + "' is unknown; there are adam, adamw, adagrad and lion").c_str());
+}
 
 void bind_update(nb::module_& m) {
   nb::class_<PySegment>(m, "Segment", "Hyperparameters of elements [start, stop) of an update.")

@@ -4,5 +4,6 @@
 #include <nanobind/nanobind.h>
 
 void bind_kernels(nanobind::module_& m);
+void bind_cuda(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_seal(nanobind::module_& m);

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <string>
 #include <vector>
 
 #include "zerotrain/update.hpp"
@@ -17,5 +18,14 @@ struct BoundTask {
   std::vector<zerotrain::Segment> segments;
   zerotrain::UpdateTask task;
 };
+
+// `_native.Segment`: elements [start, stop), and their hyperparameters as the user gives them.
+struct PySegment {
+  std::size_t start, stop;
+  zerotrain::Hyper hyper;
+};
+
+// Raises ValueError for a name that is no rule.
+zerotrain::Rule rule_of(const std::string& name);
 
 void bind_update(nanobind::module_& m);

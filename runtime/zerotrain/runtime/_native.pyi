@@ -69,6 +69,80 @@ def accumulate_(
     isa: str = "",
 ) -> None: ...
 def sum_squares(values: torch.Tensor, *, threads: int = 0, isa: str = "") -> float: ...
+
+class AdamUnit:
+    """Elements [start, stop) of a unit that `Kernels.update` updates, by addresses of element `start`."""
+
+    def __init__(
+        self,
+        rule: str,
+        segments: Sequence[Segment],
+        *,
+        grad_scale: float = 1.0,
+        start: int,
+        stop: int,
+        first: int,
+        second: int,
+        grad: int,
+        master: int = 0,
+        remainder: int = 0,
+        weight: int = 0,
+    ) -> None: ...
+
+class Kernels:
+    """The kernels of csrc/cuda, on addresses; dtypes are "f32", "bf16", "f16" and "none"."""
+
+    def sum_parts(
+        self,
+        into: int,
+        parts: Sequence[int],
+        *,
+        dtype: str,
+        numel: int,
+        scale: float = 1.0,
+        overwrite: bool = False,
+        squares: int = 0,
+        workspace: int = 0,
+        stream: int = 0,
+    ) -> None: ...
+    def quantize(
+        self,
+        values: int,
+        *,
+        dtype: str,
+        packed: int,
+        bits: int,
+        rows: int,
+        row_stride: int,
+        pieces: int,
+        piece_stride: int,
+        piece_numel: int,
+        stream: int = 0,
+    ) -> None: ...
+    def dequantize(
+        self, packed: int, into: int, *, dtype: str, bits: int, rows: int, numel: int, stream: int = 0
+    ) -> None: ...
+    def dequantize_sum(
+        self, packed: int, into: int, *, bits: int, rows: int, numel: int, stream: int = 0
+    ) -> None: ...
+    def update(
+        self,
+        rule: str,
+        units: Sequence[AdamUnit],
+        *,
+        grad: str,
+        weight: str,
+        factor: int = 0,
+        found_inf: int = 0,
+        stream: int = 0,
+    ) -> None: ...
+    @property
+    def launches(self) -> int: ...
+
+def host_kernels() -> Kernels: ...
+def device_kernels(image: bytes, device: int) -> Kernels: ...
+def driver_version() -> int: ...
+def sum_workspace(numel: int) -> int: ...
 def aligned_buffer(num_bytes: int) -> torch.Tensor: ...
 
 class SpillFile:

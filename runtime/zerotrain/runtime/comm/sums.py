@@ -1,6 +1,6 @@
-"""Sums over flat gradients: by the native kernels on CPU if they are compiled in, else by torch.
+"""Sums over flat gradients: by the native kernels on CPU and ours on CUDA where there are any, else by torch.
 
-Both add in rank order with one fused multiply-add per part, so they give the same bits. Called at the end of
+All add in rank order with one fused multiply-add per part, so they give the same bits. Called at the end of
 a reduction (`zero/reduce.py`, `comm`) and by the step.
 """
 
@@ -12,6 +12,9 @@ from math import isfinite
 from types import ModuleType
 
 import torch
+
+from zerotrain.runtime.kernels.device import Family, find
+from zerotrain.runtime.kernels.sums import can_sum, square_sums, sum_parts
 
 _TILE = 1 << 17
 """Elements that torch widens at a time: a float64 copy of a whole shard would be twice its size."""
@@ -41,6 +44,10 @@ def accumulate_(
 
     With `overwrite` the old contents of `into` do not count; a part may then lie in the same memory.
     """
+    kernels = find(into, Family.SUMS)
+    if kernels is not None and can_sum(into, parts):
+        sum_parts(kernels, into, parts, scale, overwrite=overwrite)
+        return
     if overwrite and any(part.data_ptr() == into.data_ptr() for part in parts):
         _overwrite_parts(into, parts, scale)
         return
@@ -75,10 +82,15 @@ def _overwrite_parts(into: torch.Tensor, parts: Sequence[torch.Tensor], scale: f
 def sums_of_squares(flats: Sequence[torch.Tensor]) -> list[float]:
     """Return the sum of squares of each 1-D tensor in float64; its bits do not depend on the number of calls.
 
-    On CUDA rows of 1,024 elements are added in float32, and all sums are copied to the host at once.
+    On CUDA all sums are copied to the host at once; without our kernel, rows of 1,024 elements are added in
+    float32.
     """
     if not flats or flats[0].device.type == "cpu":
         return [_on_host(flat) for flat in flats]
+    kernels = find(flats[0], Family.SUMS)
+    if kernels is not None and all(can_sum(flat, ()) for flat in flats):
+        exact: list[float] = square_sums(kernels, flats).tolist()
+        return exact
     return _on_gpu(flats)
 
 

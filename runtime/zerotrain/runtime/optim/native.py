@@ -1,5 +1,5 @@
 """Adam, AdamW, Adagrad and Lion by the native kernels of csrc/cpu: the default on CPU, one pass over memory
-instead of eight.
+instead of eight. On CUDA, Adam and AdamW by the kernels of csrc/cuda, with the same bits.
 
 This is a separate module: everything else runs from a wheel without compiled code, where importing this one
 raises ImportError. Called by `ZeroOptimizer`.
@@ -8,19 +8,25 @@ raises ImportError. Called by `ZeroOptimizer`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zerotrain.runtime._native import Segment as NativeSegment
 from zerotrain.runtime._native import UpdateTask, update_
+from zerotrain.runtime.kernels.adam import AdamArrays, update
+from zerotrain.runtime.kernels.device import Family, find
 from zerotrain.runtime.offload.states import Block
-from zerotrain.runtime.optim.fused import FusedAdamRule
+from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
 from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule
 from zerotrain.runtime.optim.update import Kernel, Segment, UnitUpdate, UpdateRule
+
+if TYPE_CHECKING:
+    from zerotrain.runtime._native import Kernels
 
 
 class _NativeRule(UpdateRule):
     """The kernels' part of a rule of `rules.py`: the same bits on every processor, thread count and cut of
     the range, for masters in fp32 and for those kept as bf16 weight and int16 remainder. Tensors on CUDA are
-    updated by the base class, Adam's by `FusedAdamRule`."""
+    updated by the base class, except for Adam's (`NativeAdamRule`)."""
 
     __slots__ = ()
 
@@ -74,9 +80,41 @@ class NativeKernel(Kernel):
         update_(self.task, first, [block.by_kind[kind] for kind in self._kinds], start=block.start)
 
 
+class CudaKernel(Kernel):
+    """The update of a unit by our kernel on the device: one launch for up to 44 segments. It leaves the
+    gradients unchanged."""
+
+    def __init__(self, rule: NativeAdamRule, unit: UnitUpdate, kernels: Kernels) -> None:
+        self._rule, self._unit, self._kernels = rule, unit, kernels
+        self._segments = [rule.segment(segment) for segment in unit.segments]
+
+    def run(self, block: Block) -> None:
+        first, second = (block.by_kind[kind] for kind in self._rule.kinds)
+        arrays = AdamArrays(
+            segments=self._segments,
+            start=block.start,
+            master=block.master,
+            remainder=block.remainder,
+            first=first,
+            second=second,
+            grad=self._unit.grads[block.start : block.stop],
+            weight=block.weight,
+        )
+        if arrays.is_valid():
+            update(self._kernels, self._rule.kernel_name, [arrays], grad_scale=self._unit.grad_scale)
+        else:
+            FusedKernel(self._rule, self._unit).run(block)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeAdamRule(_NativeRule, FusedAdamRule):
-    """Adam and AdamW by the native kernel, and on CUDA by torch's fused kernel."""
+    """Adam and AdamW by the native kernel; on CUDA by ours where the device may use it, else by torch's fused
+    kernel."""
+
+    def kernel(self, update: UnitUpdate) -> Kernel:
+        """Return the kernel for the device of the gradients."""
+        kernels = find(update.grads, Family.ADAM)
+        return _NativeRule.kernel(self, update) if kernels is None else CudaKernel(self, update, kernels)
 
     @property
     def kernel_name(self) -> str:

@@ -121,28 +121,19 @@ class _PackedBuffers:
         self._sum = flat_zeros(chunk, dtype=torch.float32, device=device)
         self._decoded = flat_zeros(chunk, dtype=torch.float32, device=device)
         self.num_bytes = _bytes_of(self, self._sum, self._decoded)
-        self._pack(by_place, self.sent_first)
+        quantizer.pack(by_place, self.sent_first)
 
     def prepare_second_hop(self) -> None:
-        self._sum.zero_()
-        for packed in self.received_first.view(self._places, -1):
-            self._quantizer.unpack(packed, self._decoded)
-            self._sum.add_(self._decoded)
+        self._quantizer.unpack_sum(self.received_first.view(self._places, -1), self._sum, self._decoded)
         if self._nodes > 1:
-            self._pack(self._sum.view(self._nodes, -1), self.sent_second)
+            self._quantizer.pack(self._sum.view(self._nodes, -1), self.sent_second)
 
     def parts(self) -> Sequence[torch.Tensor]:
         if self._nodes == 1:
             return [self._sum]
-        parts = list(self._decoded.view(self._nodes, -1))
-        for packed, part in zip(self.received_second.view(self._nodes, -1), parts, strict=True):
-            self._quantizer.unpack(packed, part)
-        return parts
-
-    def _pack(self, rows: torch.Tensor, into: torch.Tensor) -> None:
-        """Quantise every row separately, as each goes to another rank."""
-        for row, packed in zip(rows, into.view(len(rows), -1), strict=True):
-            self._quantizer.pack(row.reshape(-1), packed)
+        parts = self._decoded.view(self._nodes, -1)
+        self._quantizer.unpack(self.received_second, parts)
+        return list(parts)
 
 
 def _bytes_of(buffers: _HopBuffers, *more: torch.Tensor) -> int:

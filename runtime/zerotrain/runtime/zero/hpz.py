@@ -86,10 +86,8 @@ class WeightTraffic:
         quantizer.pack(shard, own)
 
         def unpack() -> None:
-            parts = full.view(self._comm.world_size, -1)
             # Also this rank's own part, so that all ranks compute with the same weights.
-            for one, part in zip(packed.view(self._comm.world_size, -1), parts, strict=True):
-                quantizer.unpack(one, part)
+            quantizer.unpack(packed, full.view(self._comm.world_size, -1))
             self._ledger.add(MemoryKind.GATHERED, -packed.nbytes)
 
         return self._then(self._comm.all_gather(packed, own, label=label), unpack)

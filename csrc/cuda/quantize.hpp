@@ -1,0 +1,108 @@
+// Block quantisation of one value and of one block's scale, as zero/quantize.py: codes of 8 or 4 bits, an fp32 scale
+// for every 256 elements; a block with a value that is not finite decodes to NaN.
+#pragma once
+
+#include "element.hpp"
+
+namespace zerotrain {
+namespace cuda {
+
+constexpr int kQuantizeBlock = 256;   // elements with one scale: one warp, eight elements a lane
+constexpr int kQuantizeThreads = 256;
+constexpr int kWarps = kQuantizeThreads / 32;
+constexpr int kBlocksOfWarp = 4;      // blocks of elements that a warp works on, one or two at a time
+
+template <int Bits>
+constexpr int kLargest = (1 << (Bits - 1)) - 1;
+
+// Rows of values, each packed apart: its codes, then its scales. A row is `pieces` runs of `piece_blocks` blocks.
+struct QuantizeParams {
+  const void* values;
+  std::uint8_t* packed;
+  std::int64_t row_stride, piece_stride;  // in elements
+  std::int64_t row_blocks, piece_blocks;
+  std::int32_t pieces;
+  std::int32_t first;  // number of the first (row, piece) of the launch
+  bool vectors;        // whether all runs start at addresses that vectors of four elements need
+};
+
+// Packed rows, one behind the other, to rows of values or to one row, their sum.
+struct DequantizeParams {
+  const std::uint8_t* packed;
+  void* into;
+  std::int64_t row_blocks;
+  std::int32_t rows;
+  std::int32_t first;  // number of the first row of the launch
+  bool vectors;
+};
+
+template <int Bits>
+ZEROTRAIN_BOTH std::int64_t row_bytes(std::int64_t blocks) {
+  return blocks * (kQuantizeBlock * Bits / 8 + 4);
+}
+
+template <int Bits>
+ZEROTRAIN_BOTH std::int64_t code_bytes(std::int64_t blocks) {
+  return blocks * (kQuantizeBlock * Bits / 8);
+}
+
+// The magnitude as an integer that orders like it; NaN is above all.
+ZEROTRAIN_BOTH std::uint32_t magnitude(float value) { return bits_of(value) & 0x7fffffffu; }
+
+template <int Bits>
+ZEROTRAIN_BOTH float scale_of(std::uint32_t largest_magnitude) {
+  return canonical(div(float_of(largest_magnitude), static_cast<float>(kLargest<Bits>)));
+}
+
+ZEROTRAIN_BOTH float divisor_of(float scale) { return scale > 0.0f ? scale : 1.0f; }
+
+// The code by definition: the quotient, not finite as 0, rounded half to even, at most the largest code.
+template <int Bits>
+ZEROTRAIN_BOTH std::int32_t slow_code(float value, float divisor) {
+  const float quotient = div(value, divisor);
+  if (!(magnitude(quotient) < 0x7f800000u)) return 0;
+  const float limit = static_cast<float>(kLargest<Bits>);
+  const float cut = quotient > limit ? limit : quotient < -limit ? -limit : quotient;
+  return static_cast<std::int32_t>(bits_of(add(cut, 0x1.8p23f)) - 0x4b400000u);
+}
+
+// The same by a product with the reciprocal (at most 2^-15 off, as the quotient is at most 127), where no boundary
+// between two codes is near.
+template <int Bits>
+ZEROTRAIN_BOTH std::int32_t code_of(float value, float divisor, float reciprocal) {
+  const float product = mul(value, reciprocal), shifted = add(product, 0x1.8p23f);
+  const float away = sub(product, sub(shifted, 0x1.8p23f));
+  const std::int32_t code = static_cast<std::int32_t>(bits_of(shifted) - 0x4b400000u);
+  const bool is_clear = away < 0x1.ffp-2f && away > -0x1.ffp-2f;
+  if (is_clear && code <= kLargest<Bits> && code >= -kLargest<Bits>) return code;
+  return slow_code<Bits>(value, divisor);
+}
+
+// The code from its bits in memory: 8 with a sign, or 4 that count from -8.
+template <int Bits>
+ZEROTRAIN_BOTH float code_value(std::uint32_t stored) {
+  if constexpr (Bits == 8) {
+    return sub(float_of(0x4b000000u | ((stored ^ 0x80u) & 0xffu)), 0x1p23f + 128.0f);
+  } else {
+    return sub(float_of(0x4b000000u | (stored & 0xfu)), 0x1p23f + 8.0f);
+  }
+}
+
+template <int Bits>
+ZEROTRAIN_BOTH float decode(std::uint32_t stored, float scale) {
+  return canonical(mul(code_value<Bits>(stored), scale));
+}
+
+// The bits of four codes, the first one lowest.
+template <int Bits>
+ZEROTRAIN_BOTH std::uint32_t join_codes(const std::int32_t (&codes)[4]) {
+  std::uint32_t joined = 0;
+  for (int j = 0; j < 4; ++j) {
+    const std::uint32_t stored = static_cast<std::uint32_t>(Bits == 8 ? codes[j] & 0xff : codes[j] + 8);
+    joined |= stored << (Bits * j);
+  }
+  return joined;
+}
+
+}  // namespace cuda
+}  // namespace zerotrain
