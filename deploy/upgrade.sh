@@ -17,12 +17,16 @@ names() { sed -nE 's/^([a-z0-9.-]+)==.*/\1/p' "$1" | sort -u; }
 
 "${resolve[@]}" --upgrade --all-extras pyproject.toml deploy/constraints.in --output-file "$constraints"
 
-# torch's build for CUDA and what that alone needs stand apart, since an image for CPUs has another torch.
-cuda=(torch $(names "$constraints" | grep -E '^(nvidia|cuda)-|^triton$'))
+# torch's build for CUDA and what that alone needs stand apart, since an image for CPUs has another torch. nvcc is needed
+# only where the GPU kernels are compiled.
+nvcc=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm)
+cuda=(torch $(names "$constraints" | grep -E '^(nvidia|cuda)-|^triton$' | grep -vxF "$(printf '%s\n' "${nvcc[@]}")"))
 "${with_digests[@]}" --extra operator pyproject.toml --output-file "$images/operator.txt"
 "${with_digests[@]}" --extra runtime --extra cli pyproject.toml --output-file "$images/runtime.txt" \
     "${cuda[@]/#/--no-emit-package=}"
 printf '%s\n' "${cuda[@]}" | "${with_digests[@]}" --no-deps - --output-file "$images/torch-cuda.txt"
 # What the build stages run: pip, the list of contents, and the build requirements of pyproject.toml.
 printf '%s\n' pip cyclonedx-bom | "${with_digests[@]}" - --output-file "$images/tools.txt"
-printf '%s\n' scikit-build-core nanobind cmake ninja | "${with_digests[@]}" - --output-file "$images/build.txt"
+{ printf '%s\n' scikit-build-core nanobind cmake ninja
+  printf "%s ; platform_machine == 'x86_64' and sys_platform == 'linux'\n" nvidia-cuda-runtime "${nvcc[@]}"; } |
+    "${with_digests[@]}" - --output-file "$images/build.txt"

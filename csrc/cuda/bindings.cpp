@@ -99,7 +99,8 @@ void bind_cuda(nb::module_& m) {
                        "Elements [start, stop) of a unit that `Kernels.update` updates; addresses are those of element `start`.")
       .def("__init__", &make_unit, nb::arg("rule"), nb::arg("segments"), nb::kw_only(), nb::arg("grad_scale") = 1.0,
            nb::arg("start"), nb::arg("stop"), nb::arg("first"), nb::arg("second"), nb::arg("grad"),
-           nb::arg("master") = 0, nb::arg("remainder") = 0, nb::arg("weight") = 0);
+           nb::arg("master") = 0, nb::arg("remainder") = 0, nb::arg("weight") = 0)
+      .def_ro("first", &AdamUnit::first);
   nb::class_<Kernels>(m, "Kernels", "The kernels of csrc/cuda; all arguments are addresses and numbers.")
       .def("sum_parts", &sum_parts, nb::arg("into"), nb::arg("parts"), nb::kw_only(), nb::arg("dtype"),
            nb::arg("numel"), nb::arg("scale") = 1.0, nb::arg("overwrite") = false, nb::arg("squares") = 0,

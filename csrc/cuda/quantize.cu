@@ -193,7 +193,7 @@ __device__ __forceinline__ void dequantize_sum(const DequantizeParams& p) {
 using namespace zerotrain::cuda;
 
 #define ZEROTRAIN_KERNEL(name, Params, body)                                                                 \
-  extern "C" __global__ void __launch_bounds__(kQuantizeThreads, 5) name(const __grid_constant__ Params p) { \
+  extern "C" __global__ void __launch_bounds__(kQuantizeThreads, 4) name(const __grid_constant__ Params p) { \
     body(p);                                                                                                 \
   }
 #define ZEROTRAIN_QUANTIZE(Bits, type, Type)                                                          \

@@ -35,7 +35,11 @@ __device__ __forceinline__ void sum_group(float (&sum)[4], const SumParams& p, s
     add_parts<Part, 4>(sum, p, k, first);
     k += 4;
   }
-  for (; k < p.count; ++k) add_parts<Part, 1>(sum, p, k, first);
+  if (k + 2 <= p.count) {
+    add_parts<Part, 2>(sum, p, k, first);
+    k += 2;
+  }
+  if (k < p.count) add_parts<Part, 1>(sum, p, k, first);
   if (p.count == 0) return;
 #pragma unroll
   for (int j = 0; j < 4; ++j) into.set(j, sum[j]);

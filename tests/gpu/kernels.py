@@ -57,9 +57,10 @@ class Bench:
             return 0.0
         for _ in range(3):
             run()
-        found = []
+        found: list[float] = []
         for _ in range(ROUNDS):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record()
             run()
             end.record()
@@ -249,7 +250,7 @@ def bench_update(bench: Bench, name: str, units: list[AdamArrays], factor: torch
 
 
 def check_large(bench: Bench) -> None:
-    """More elements than 32 bits count."""
+    """Check tensors of more elements than 32 bits count."""
     if not bench.has_gpu or torch.cuda.get_device_properties(bench.on).total_memory < 40 << 30:
         return
     numel, tail = (1 << 31) + (1 << 20) + 256, slice(-5000, None)

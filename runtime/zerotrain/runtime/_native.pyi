@@ -73,6 +73,7 @@ def sum_squares(values: torch.Tensor, *, threads: int = 0, isa: str = "") -> flo
 class AdamUnit:
     """Elements [start, stop) of a unit that `Kernels.update` updates, by addresses of element `start`."""
 
+    first: int
     def __init__(
         self,
         rule: str,

@@ -12,7 +12,7 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.evaluation import for_evaluation, trains_on_ranks
-from zerotrain.runtime.notices import log_gradient_access, log_notices
+from zerotrain.runtime.notices import log_gradient_access, log_kernels, log_notices
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule
 from zerotrain.runtime.optim.user_optimizer import make_optimizer, make_schedule
@@ -76,6 +76,7 @@ def _take_over(
     supplied = () if asked.mpu is None else ("mpu",)
     resolved = read_config(source, world_size=comm.world_size, model=model, supplied=supplied)
     log_notices(resolved, source, comm)
+    log_kernels(comm)
     configure_activations(resolved, asked.mpu)
     check_model(model)
     if not trains_on_ranks(model, comm):

@@ -8,6 +8,7 @@ from functools import cache
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.kernels.device import on_device
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 
@@ -36,6 +37,21 @@ def log_notices(config: EngineConfig, source: object, comm: Comm) -> None:
     if comm.rank == 0 and not isinstance(source, EngineConfig):
         for notice in config.notices:
             _log(f"{notice.path}: {notice.message}")
+
+
+def log_kernels(comm: Comm) -> None:
+    """Load and check our CUDA kernels for the rank's device, and log once in the process which of them are
+    not used there."""
+    if comm.device.type != "cuda":
+        return
+    families: dict[str, list[str]] = {}
+    for family, reason in on_device(comm.device).refused.items():
+        families.setdefault(reason, []).append(family.value)
+    for reason, names in families.items():
+        _log(
+            f"CUDA kernels ({', '.join(names)}) are not used on {comm.device}, torch's operations are, which "
+            f"are slower: {reason}"
+        )
 
 
 @cache

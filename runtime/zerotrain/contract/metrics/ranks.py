@@ -13,6 +13,7 @@ TIERS = ("gpu", "cpu", "pinned", "nvme")
 MEMORY_PHASES = ("start", "forward", "backward", "step")
 TRANSFER_DIRECTIONS = ("h2d", "d2h", "spill_read", "spill_write")
 CHECKPOINT_OPERATIONS = ("save", "load")
+KERNEL_FAMILIES = ("sums", "quantize", "adam")
 LOSSES_OF_TIME = ("startup", "replayed", "skipped", "checkpoint")
 RANK_FACTS = (
     "attempt",
@@ -211,6 +212,12 @@ _MEMORY = (
     _cuda.gauge(
         "zerotrain_gpu_memory_allocated_peak_bytes",
         "The most that the rank had allocated on its GPU, activations included.",
+    ),
+    _cuda.gauge(
+        "zerotrain_gpu_kernels_in_use",
+        "1 for a family of the engine's CUDA kernels that the rank uses; 0 where the GPU's results were not "
+        "the reference's or no code could be loaded, and slower operations of torch are used.",
+        family=KERNEL_FAMILIES,
     ),
 )
 

@@ -63,7 +63,8 @@ def _stream(device: torch.device, number: int) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    stream = torch.cuda.Stream(device) if number % 2 else torch.cuda.current_stream(device)
+    current = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device) if number % 2 else current  # type: ignore[no-untyped-call]
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield
         stream.synchronize()
@@ -95,7 +96,7 @@ def _placed(tensor: torch.Tensor, device: torch.device, *, offset: int = 0) -> t
     place = torch.full((offset + tensor.numel(),), 7, dtype=tensor.dtype, device=device)[offset:]
     arrived = tensor.reshape(-1).to(device)
     if device.type == "cuda":
-        torch.cuda._sleep(_BUSY_CYCLES)
+        torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
     return place.copy_(arrived)
 
 

@@ -61,9 +61,7 @@ def find(tensor: torch.Tensor, family: Family) -> Kernels | None:
 
 
 def on_device(device: torch.device) -> DeviceKernels:
-    """Return the kernels of a CUDA device; the first call loads and checks them, in milliseconds."""
-    if device.index is None:
-        device = torch.device(device.type, torch.cuda.current_device())
+    """Return the kernels of a CUDA device, named with its number; the first call loads and checks them."""
     if device not in _found:
         _found[device] = _load(device)
     return _found[device]

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.kernels.device import Family, on_device
 from zerotrain.runtime.metrics import OffloadSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.ledger import MemoryKind, Tier
@@ -77,6 +78,14 @@ def set_spill(metrics: WorkerMetrics, engine: Engine) -> None:
             backend=info.backend,
             reason=info.reasons,
         )
+
+
+def set_kernels(metrics: WorkerMetrics, engine: Engine) -> None:
+    """Set which of our CUDA kernels the rank uses."""
+    if engine.device.type == "cuda":
+        kernels = on_device(engine.device)
+        for family in Family:
+            metrics.set("zerotrain_gpu_kernels_in_use", kernels.of(family) is not None, family.value)
 
 
 def probe_spill(metrics: WorkerMetrics, engine: Engine) -> float | None:

@@ -133,6 +133,7 @@ class Reporter:
         self.metrics.add_facts(**measuring.facts_of(engine))
         measuring.set_plan_of_memory(self.metrics, engine)
         measuring.set_spill(self.metrics, engine)
+        measuring.set_kernels(self.metrics, engine)
         self._publish()
 
     def resumed(self, result: LoadResult, *, seconds: float) -> None:
