@@ -47,13 +47,14 @@ def nvcc() -> Path:
 
 def flags() -> list[str]:
     (text,) = re.findall(r"set\(ZEROTRAIN_NVCC_FLAGS ([^)]*)\)", (SOURCES / "fatbin.cmake").read_text())
-    return text.split()
+    return str(text).split()
 
 
 def test_registers_and_spills(tmp_path: Path) -> None:
     compiler, image = nvcc(), tmp_path / "kernels.fatbin"
     include = f"-I{compiler.resolve().parents[1]}/include"
-    command = [compiler, include, *flags(), "-Xptxas", "-v", "-fatbin", "-o", image, SOURCES / "kernels.cu"]
+    source = str(SOURCES / "kernels.cu")
+    command = [str(compiler), include, *flags(), "-Xptxas", "-v", "-fatbin", "-o", str(image), source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr

@@ -150,14 +150,10 @@ def moved(arrays: Any, start: int, stop: int, segments: list[_native.Segment], s
 @pytest.mark.parametrize("kept", [None, torch.float32, torch.bfloat16, torch.float16, "remainder"])
 def test_updates_have_the_native_kernels_bits(rule: str, grad_dtype: torch.dtype, kept: Any) -> None:
     weight = torch.bfloat16 if kept == "remainder" else kept
-    for make in (
-        lambda: make_arrays(rule, 1003, grad_dtype, weight),
-        lambda: wild_arrays(rule, grad_dtype, weight),
-    ):
-        wanted = make()
+    for wanted in (make_arrays(rule, 1003, grad_dtype, weight), wild_arrays(rule, grad_dtype, weight)):
         if kept == "remainder":
             wanted.master.nan_to_num_(0.0, 1.0, -1.0)
-            wanted = as_remainders(wanted)
+        wanted = as_remainders(wanted) if kept == "remainder" else wanted
         found, numel = wanted.copy(), wanted.grad.numel()
         update_(wanted, rule)
         segment = _native.Segment(

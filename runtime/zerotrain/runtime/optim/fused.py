@@ -1,4 +1,4 @@
-"""Adam and AdamW on a GPU by torch's fused kernel: one pass over memory instead of ten.
+"""Adam and AdamW on a GPU by torch's fused kernel, where ours is not used: one pass instead of ten.
 
 Called through the rules of `rules.py` and `native.py`, which compute in another way on CPU.
 """

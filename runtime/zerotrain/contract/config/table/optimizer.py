@@ -124,8 +124,8 @@ OPTIMIZER: tuple[Key, ...] = (
         default=False,
         only=(*_ADAM, "Adagrad", "Lion"),
         effect="true: torch's arithmetic, operation by operation; false: on CPU the native one-pass kernel, "
-        "which differs in rounding and is the same at every stage and thread count; on GPU torch's fused "
-        "kernel for Adam and AdamW.",
+        "which differs in rounding and is the same at every stage and thread count; on GPU a kernel of the "
+        "same bits for Adam and AdamW, or torch's fused one where that cannot be used.",
     ),
     *(
         Key(
