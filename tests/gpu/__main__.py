@@ -74,7 +74,15 @@ PARTS = [
         name="world of 8",
         half=1,
         limit_s=80,
-        command=module("tests.gpu.fake_world", "8", "fsdp2", "zerotrain-3", "zerotrain-2", "zerotrain-1"),
+        command=module(
+            "tests.gpu.fake_world",
+            "8",
+            "fsdp2",
+            "zerotrain-3",
+            "zerotrain-3+free",
+            "zerotrain-2",
+            "zerotrain-1",
+        ),
     ),
     Part(
         name="world of 64",
@@ -226,7 +234,16 @@ def print_table(found: Sequence[dict[str, Any]]) -> None:
     for result in found:
         print(f"{result['part']:16} {result['outcome']:20} {result['seconds']:4} s")
         for row in result["rows"]:
-            print("    " + "  ".join(f"{key} {value}" for key, value in row.items()))
+            single = {
+                key: value for key, value in row.items() if not isinstance(value, list) or len(value) < 5
+            }
+            print("    " + words(single))
+            for item in (each for key in row.keys() - single.keys() for each in row[key]):
+                print("        " + (words(item) if isinstance(item, dict) else str(item)))
+
+
+def words(row: dict[str, Any]) -> str:
+    return "  ".join(f"{key} {value}" for key, value in row.items())
 
 
 if __name__ == "__main__":

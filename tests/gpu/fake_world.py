@@ -2,15 +2,17 @@
 
     python3 -m tests.gpu.fake_world WORLD CONTENDER...
 
-Contenders are `fsdp2` and `zerotrain-STAGE`, with `+qwz`, `+qgz` and `+hpz` for the parts of ZeRO++. torch's
-fake process group moves nothing, so losses have no meaning, and what is left is what an engine itself costs.
-Its gathers copy the own part once per rank, for all engines alike. All contenders are in one process and step
-in turn; every ratio is within a turn. Without a GPU the same code runs on small sizes. Prints one line of
-JSON per contender.
+Contenders are `fsdp2` and `zerotrain-STAGE`, with `+qwz`, `+qgz` and `+hpz` for the parts of ZeRO++, and
+`+free` to free every unit after its forward, as FSDP2 does, where the default keeps up to 1e9 elements.
+torch's fake process group moves nothing, so losses have no meaning, and what is left is what an engine itself
+costs. Its gathers copy the own part once per rank, for all engines alike. All contenders are in one process
+and step in turn; every ratio is within a turn. Without a GPU the same code runs on small sizes. Prints one
+line of JSON per contender.
 """
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import json
 import os
@@ -27,15 +29,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.gpu.peak import at_peak
+
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 LAYERS, WIDTH, CONTEXT, VOCABULARY, MICRO = (16, 2048, 1024, 50257, 4) if ON_GPU else (2, 128, 16, 256, 2)
 ROUNDS = 7 if ON_GPU else 2
 MIB = 1 << 20
+GAPS_SHOWN = 12
 PLUS: dict[str, dict[str, Any]] = {
     "qwz": {"zero_quantized_weights": True},
     "qgz": {"zero_quantized_gradients": True},
     "hpz": {"zero_hpz_partition_size": 8},
+    "free": {"stage3_max_reuse_distance": 0},
 }
 
 
@@ -172,9 +178,42 @@ def look_inside(contender: Contender) -> None:
     kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
     facts["kernels"] = len(kernels)
     facts["busy_ms"] = round(sum(event.device_time for event in kernels) / 1e3, 2)
+    facts["idle"] = gaps_between(kernels)
     launches = (average for average in profile.key_averages() if average.key.startswith("cudaLaunch"))
     facts["launches"] = sum(average.count for average in launches)
     facts["syncs"] = host_waits(contender.step)
+    facts["host"] = host_time(contender.step)
+    facts["at_peak"] = at_peak(contender.step)
+
+
+def gaps_between(kernels: list[Any]) -> list[str]:
+    """Return the longest times of a step in which the device runs nothing, and what runs after and before."""
+    spans = sorted((event.time_range.start, event.time_range.end, event.name) for event in kernels)
+    found, (_, busy_until, last) = [], spans[0]
+    for start, stop, name in spans[1:]:
+        if start > busy_until:
+            found.append((start - busy_until, f"after {last[:40]}, before {name[:40]}"))
+        if stop > busy_until:
+            busy_until, last = stop, name
+    total = sum(span for span, _ in found)
+    longest = sorted(found, reverse=True)[:GAPS_SHOWN]
+    return [f"{total / 1e3:.1f} ms in all", *(f"{span / 1e3:.2f} ms {where}" for span, where in longest)]
+
+
+def host_time(step: Callable[[], None]) -> list[str]:
+    """Return the functions in which the host spends most of a step, without those that they call."""
+    profile = cProfile.Profile()
+    profile.runcall(step)
+    wait()
+    rows = sorted(profile.getstats(), key=lambda row: -row.inlinetime)[:GAPS_SHOWN]
+    return [f"{1e3 * row.inlinetime:.2f} ms in {row.callcount} calls of {name_of(row.code)}" for row in rows]
+
+
+def name_of(code: Any) -> str:
+    """Return a function's name with its file and line; built-in ones have a name alone."""
+    if isinstance(code, str):
+        return code
+    return f"{code.co_filename.split('/')[-1]}:{code.co_firstlineno} {code.co_name}"
 
 
 def host_waits(step: Callable[[], None]) -> dict[str, int]:

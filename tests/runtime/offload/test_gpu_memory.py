@@ -21,7 +21,7 @@ from zerotrain.contract.train_spec import GptSpec
 from zerotrain.runtime.models.gpt import Gpt
 
 pytestmark = [
-    pytest.mark.unit,
+    pytest.mark.ranks,
     pytest.mark.skipif(DEVICE != "cuda", reason="measures a GPU's memory: make gpu-check"),
 ]
 
