@@ -171,6 +171,10 @@ def test_pinned_memory_is_reported_and_not_enforced() -> None:
     found = demand(workload(limits={**ROOMY, Tier.PINNED: GIB}, zero_optimization=zero(2, **offloads)))
     assert verdicts(found) == {"gpu": "Fits", "host": "Fits", "pinned": "Tight"}
     assert found.verdict is Fit.TIGHT
+    locked, host = found.tier(Tier.PINNED), found.formulas.host
+    assert locked is not None
+    assert locked.per_rank_bytes == host.grad_bytes + host.ring_bytes, "the states are not page-locked"
+    assert 0 < locked.per_rank_bytes < host.optimizer_bytes
     pageable = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
     assert demand(workload(limits=ROOMY, zero_optimization=zero(2, **pageable))).tier(Tier.PINNED) is None
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 import gc
 from enum import IntEnum
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from zerotrain.runtime.offload import pages
 from zerotrain.runtime.offload.pages import HostPages
+from zerotrain.runtime.offload.resident import host_states
+from zerotrain.runtime.offload.states import Encoding
+from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 pytestmark = pytest.mark.ranks
 
@@ -110,3 +115,21 @@ def test_a_refusal_names_the_way_out(driver: Driver) -> None:
         HostPages(SIZE, pinned=True)
     gc.collect()
     assert not driver.gave_back
+
+
+def test_states_beside_a_gpu_are_not_locked(driver: Driver) -> None:
+    """A stand-in for a unit on a GPU: only what a device copies is locked, and states are not."""
+    unit: Any = SimpleNamespace(
+        layout=SimpleNamespace(trainable=True),
+        placement=SimpleNamespace(states_sharded=True),
+        comm=SimpleNamespace(device=torch.device("cuda")),
+        start=0,
+        stop=SIZE,
+    )
+    ledger = MemoryLedger()
+    states = host_states(unit, ("exp_avg",), Encoding.FULL, torch.ones(SIZE), ledger=ledger)
+    assert ledger.live_bytes(MemoryKind.HOST_STATES) == 8 * SIZE
+    assert states.load("master", 0, SIZE).sum() == SIZE
+    assert not driver.known
+    states.drop()
+    assert ledger.live_bytes() == 0

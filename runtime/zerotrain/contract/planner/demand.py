@@ -296,11 +296,14 @@ def _host(workload: Workload, formulas: MemoryBreakdown, acts: Activations, comp
 
 
 def _pinned(workload: Workload, formulas: MemoryBreakdown, acts: Activations) -> TierDemand:
+    """Return the demand on page-locked memory: what a device copies from and to, so not the states."""
     host, zero = formulas.host, workload.config.zero
-    blocks = (zero.offload_optimizer, zero.offload_param)
-    pins = any(block is not None and block.pin_memory for block in blocks)
-    held = host.optimizer_bytes + host.grad_bytes + host.param_bytes + host.ring_bytes
-    per_rank = (held if pins else 0) + acts.host_bytes
+    states, params = zero.offload_optimizer, zero.offload_param
+    locks_states = states is not None and states.pin_memory
+    locks_params = params is not None and params.pin_memory
+    per_rank = acts.host_bytes + (host.param_bytes if locks_params else 0)
+    per_rank += host.grad_bytes if locks_states else 0
+    per_rank += host.ring_bytes if locks_states or locks_params else 0
     return TierDemand(
         tier=Tier.PINNED,
         per_rank_bytes=per_rank,

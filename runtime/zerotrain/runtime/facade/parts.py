@@ -143,7 +143,6 @@ class EngineParts:
             self.state.observer.closing()
         finally:
             self.pipeline.executor.close()
-            self._optimizer.registry.tiers.close()
             self.entries.detach()
             self.generation.detach()
             self.core.close()

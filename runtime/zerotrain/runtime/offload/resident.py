@@ -37,13 +37,12 @@ class ResidentStates(UnitStates):
         arrays: Mapping[str, torch.Tensor],
         device: torch.device,
         ledger: MemoryLedger,
-        pages: HostPages | None = None,
+        kind: MemoryKind = MemoryKind.STATES,
     ) -> None:
-        """Take `arrays` by stored name, all on one device; `pages`: the host memory that they are in."""
+        """Take `arrays` by stored name, all on one device, counted as `kind`."""
         super().__init__(unit, kinds, encoding, device=device)
         self.arrays = dict(arrays)
-        self.pages = pages
-        self._counted_as = MemoryKind.STATES if pages is None else MemoryKind.HOST_STATES
+        self._counted_as = kind
         self._ledger = ledger
         self.num_bytes = sum(array.nbytes for array in self.arrays.values())
         ledger.add(self._counted_as, self.num_bytes)
@@ -85,8 +84,6 @@ class ResidentStates(UnitStates):
         """Release the memory."""
         self._ledger.add(self._counted_as, -self.num_bytes)
         self.arrays.clear()
-        if self.pages is not None:
-            self.pages.release()
 
 
 def device_states(
@@ -115,18 +112,23 @@ def host_states(
     initial: torch.Tensor,
     *,
     ledger: MemoryLedger,
-    pinned: bool,
 ) -> ResidentStates:
-    """Make states in one mapping of exactly their bytes, with the arrays one after another; `pinned`:
-    page-locked beside a GPU. `initial`: the unit's fp32 values."""
+    """Make states in one mapping of exactly their bytes, with the arrays one after another. `initial`: the
+    unit's fp32 values. Nothing is page-locked: the update works here, and no device copies the states."""
     names = stored_names(kinds, encoding)
     dtypes = [STORED_DTYPES.get(name, torch.float32) for name in names]
     sizes = [initial.numel() * dtype.itemsize for dtype in dtypes]
-    pages = HostPages(sum(sizes), pinned=pinned and unit.comm.device.type == "cuda")
-    parts = torch.split(pages.data, sizes) if names else ()
+    pages = HostPages(sum(sizes), pinned=False)
+    parts = torch.split(pages.data, sizes) if names else ()  # the last of them frees the mapping
     arrays = {name: part.view(dtype) for name, part, dtype in zip(names, parts, dtypes, strict=True)}
     states = ResidentStates(
-        unit, kinds, encoding, arrays=arrays, device=torch.device("cpu"), ledger=ledger, pages=pages
+        unit,
+        kinds,
+        encoding,
+        arrays=arrays,
+        device=torch.device("cpu"),
+        ledger=ledger,
+        kind=MemoryKind.HOST_STATES,
     )
     states.take_initial(initial)
     return states

@@ -43,7 +43,6 @@ class StateTiers:
         *,
         name: TierName = TierName.DEVICE,
         ratio: float = 1.0,
-        pinned: bool = True,
         spill_store: SpillStore | None = None,
         defers: bool = False,
     ) -> None:
@@ -54,10 +53,9 @@ class StateTiers:
         self.defers = defers
         """Whether states are added as `DeferredStates`. In the spill store they have their records at
         once."""
-        self._ratio, self._pinned, self._spill_store = ratio, pinned, spill_store
+        self._ratio, self._spill_store = ratio, spill_store
         self._kept: frozenset[str] = frozenset()
         self._records: StateRecords | None = None
-        self._on_host: list[ResidentStates] = []
         self._places: dict[Unit, SpillStates] = {}
         """Records of all units whose states are in the spill store, also of units whose states are not made
         yet."""
@@ -83,7 +81,7 @@ class StateTiers:
         if self.name is TierName.DEVICE or unit.name in self._kept or not has_states:
             build = partial(device_states, unit, kinds, encoding, ledger=ledger)
         elif self.name is TierName.HOST:
-            build = partial(self._on_the_host, unit, kinds, encoding, ledger)
+            build = partial(host_states, unit, kinds, encoding, ledger=ledger)
             kept_on = KeptOn(device=torch.device("cpu"), kind=MemoryKind.HOST_STATES, ledger=ledger)
         else:
             # The record is allocated now, so that a disk that is too small shows at the start.
@@ -96,18 +94,6 @@ class StateTiers:
         states.take_initial(initial)
         return states.made or states
 
-    def _on_the_host(
-        self,
-        unit: Unit,
-        kinds: tuple[str, ...],
-        encoding: Encoding,
-        ledger: MemoryLedger,
-        initial: torch.Tensor,
-    ) -> UnitStates:
-        states = host_states(unit, kinds, encoding, initial, ledger=ledger, pinned=self._pinned)
-        self._on_host.append(states)
-        return states
-
     def forget(self, states: UnitStates) -> None:
         """Release the memory of states, or their record in the spill store."""
         place = self._places.pop(states.unit, None)
@@ -117,7 +103,6 @@ class StateTiers:
                 self._records.forget(place)
         elif isinstance(states, ResidentStates):
             states.drop()
-            self._on_host = [other for other in self._on_host if other is not states]
         elif self._records is not None:
             self._records.forget(cast("SpillStates", states))
 
@@ -128,12 +113,6 @@ class StateTiers:
             return None
         spilled = [cast("SpillStates", states) for states in order if states.is_spilled]
         return self._records.open_sweep(spilled)
-
-    def close(self) -> None:
-        """Unlock the memory that the device's driver has page-locked. Host states stay readable."""
-        for states in self._on_host:
-            assert states.pages is not None
-            states.pages.release()
 
     def _state_records(self, ledger: MemoryLedger) -> StateRecords:
         if self._records is None:
@@ -158,7 +137,6 @@ def make_tiers(config: EngineConfig, spill_store: SpillStore | None, *, defers: 
     return StateTiers(
         name=TierName(block.device),
         ratio=block.ratio,
-        pinned=block.pin_memory,
         spill_store=spill_store,
         defers=defers,
     )

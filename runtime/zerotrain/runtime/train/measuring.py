@@ -183,7 +183,9 @@ _PHASES = frozenset({"start", "forward", "backward", "step"})
 def _tier_names(engine: Engine) -> dict[Tier, str]:
     on_cuda, zero = engine.device.type == "cuda", engine.config.zero
     blocks = [block for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
-    is_pinned = on_cuda and any(block.pin_memory for block in blocks)
+    # The states themselves, most of the memory where it has them, are not page-locked.
+    has_states = zero.offload_optimizer is not None and zero.offload_optimizer.device == "cpu"
+    is_pinned = on_cuda and not has_states and any(block.pin_memory for block in blocks)
     return {
         Tier.DEVICE: "gpu" if on_cuda else "cpu",
         Tier.HOST: "pinned" if is_pinned else "cpu",

@@ -44,7 +44,9 @@ _PIPELINED: dict[str, object] = {
 }
 _SUPER = f"{_Z}.offload_optimizer.super_offload"
 _PATH = "Folder of the spill; absent = the worker's NVMe volume."
-_PIN = "On CUDA: page-lock the host's copies, so that transfers run beside the computation."
+_PIN = (
+    "On CUDA: page-lock what is copied to and from the device, so that transfers run beside the computation."
+)
 
 OFFLOAD: tuple[Key, ...] = (
     _device(
