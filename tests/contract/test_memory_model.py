@@ -18,6 +18,7 @@ from zerotrain.contract.memory import (
     optimizer_state_bytes,
     small_parameters,
 )
+from zerotrain.contract.memory.moved import keeps_own_gradients
 from zerotrain.contract.train_spec import GptSpec
 from zerotrain.runtime.models.gpt import Gpt
 from zerotrain.runtime.zero.plan import SmallParameters, plan_layout
@@ -148,12 +149,37 @@ def test_transients_of_the_exchange() -> None:
     assert zero3.backward_bytes == 2 * 9_000 + 2 * (16_000 + 1_000) + 2 * 16_000
     zero2 = gpu_transient(memory_inputs(configured(4, stage=2, overlap_comm=False), units))
     assert (zero2.forward_bytes, zero2.backward_bytes) == (0, 2 * 9_000 + 2 * 8_000)
-    zero1 = gpu_transient(memory_inputs(configured(4, stage=1), units))
-    assert (zero1.backward_bytes, zero1.step_bytes) == (2 * 9_000, 4 * 8_000)
+    zero1 = gpu_transient(memory_inputs(configured(4, stage=1, overlap_comm=False), units))
+    assert zero1 == zero2
     zero1 = gpu_transient(memory_inputs(configured(4, stage=1, overlap_comm=True), units))
-    assert (zero1.backward_bytes, zero1.step_bytes) == (2 * (16_000 + 1_000) + 2 * 4 * 8_000, 0)
+    assert (zero1.backward_bytes, zero1.step_bytes) == (2 * (16_000 + 1_000) + 2 * 2 * 8_000, 0)
+    zero0 = gpu_transient(memory_inputs(configured(4, stage=0), units))
+    assert (zero0.backward_bytes, zero0.step_bytes) == (2 * 9_000, 4 * 8_000)
     alone = gpu_transient(memory_inputs(configured(1, stage=3), units))
     assert (alone.forward_bytes, alone.step_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ({}, True),
+        ({"zero_optimization": {"stage": 1, "overlap_comm": True}}, True),
+        ({"gradient_accumulation_steps": 2}, False),
+        ({"managed_gradient_accumulation": False}, False),
+        ({"bf16": {"enabled": False}}, False),
+        ({"optimizer": {"type": "OneBitAdam"}}, False),
+        ({"zero_optimization": {"stage": 0}}, False),
+        ({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2}, True),
+    ],
+)
+def test_stage_1_keeps_its_own_part_of_the_gradients_of_one_pass(
+    file: dict[str, Any], expected: bool
+) -> None:
+    whole = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, **file}
+    config = resolve(load(whole), world_size=4)
+    assert keeps_own_gradients(config) is expected
+    kept = gpu_persistent(memory_inputs(config, (unit("a", 8_000),))).grad_bytes
+    assert kept == 4 * 8_000 // (4 if expected else 1)
 
 
 def test_one_rank_keeps_what_stage_0_keeps() -> None:

@@ -250,7 +250,7 @@ def test_phases() -> None:
 @pytest.mark.parametrize(
     ("given", "changes"),
     [
-        ({"zero_optimization": zero(0)}, ('"zero_optimization": {"stage": 2}',)),
+        ({"zero_optimization": zero(0)}, ('"zero_optimization": {"stage": 1}',)),
         (
             {"zero_optimization": zero(3), "train_micro_batch_size_per_gpu": 8},
             ('"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4',),

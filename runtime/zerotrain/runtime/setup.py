@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.encoding import REMAINDERS, can_split_master
-from zerotrain.contract.memory.moved import shards_parameters
+from zerotrain.contract.memory.moved import keeps_own_gradients, shards_parameters
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
@@ -226,6 +226,7 @@ def _options(
     return CoreOptions(
         placement=replace(
             placement,
+            sums_own_part=placement.states_sharded and keeps_own_gradients(config),
             may_share=not (plus.changes_weights or spills_weights),
             splits_masters=config.precision.store_param_remainders,
         ),

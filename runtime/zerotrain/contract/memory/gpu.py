@@ -51,7 +51,7 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
     is_shard = inputs.stage == 3 or (_shares_weights(inputs) and inputs.stage >= 1)
     param_ranks = ranks if is_shard else 1
     whole_ranks = ranks if _shares_weights(inputs) else 1
-    grad_ranks = ranks if inputs.stage >= 2 else 1
+    grad_ranks = ranks if inputs.stage >= 2 or inputs.keeps_own_gradients else 1
     state_ranks = ranks if inputs.stage >= 1 else 1
     moved, on_gpu = offloaded(inputs), inputs.param_tier == "gpu"
     whole, frozen_whole = (inputs.root_numel, inputs.frozen_root_numel) if inputs.stage == 3 else (0, 0)
@@ -151,6 +151,7 @@ def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
     received = 0 if inputs.world_size == 1 else _received_bytes(inputs, n_max)
     overlaps = inputs.reduce_buffers > 1 and inputs.world_size > 1
     is_sent_as_made = overlaps and inputs.micro_steps == 1 and inputs.grad_bytes != c
+    is_sent_as_made = is_sent_as_made or (inputs.keeps_own_gradients and inputs.world_size > 1)
     if stage < 2 and not is_sent_as_made:
         # Autograd accumulates directly into whole fp32 gradients; narrower ones are added unit by unit.
         own = 0 if inputs.grad_bytes == c else c

@@ -120,6 +120,9 @@ class MemoryInputs:
     grad_bytes: int = 2
     """[a] bytes of a stored gradient element."""
 
+    keeps_own_gradients: bool = False
+    """Whether a rank keeps no more than its part of the gradients at stage 1, as at stages 2 and 3."""
+
     reduce_bytes: int = 2
     """[r] bytes of a reduced gradient element."""
 

@@ -14,7 +14,7 @@ from zerotrain.contract.config import EngineConfig, OptimizerConfig, ZeroConfig
 from .inputs import MemoryInputs
 from .live import LiveRules, replay_live
 from .modules import MIN_UNIT_NUMEL, ModuleSize, arrange_units
-from .moved import offload_tiers, offloaded_units, shards_parameters
+from .moved import keeps_own_gradients, offload_tiers, offloaded_units, shards_parameters
 from .sizes import DTYPE_BYTES, UnitSize
 
 ACCUMULATOR_BYTES = 4
@@ -50,9 +50,9 @@ def memory_inputs(
     passing = tuple(unit.padded_numel for unit in sharded if not unit.whole_pass)
     largest = max(passing, default=0)
     live = replay_live(passing, whole_pass=whole_pass, rules=_live_rules(zero), reduce_buffers=buffers)
-    # Stages 0 and 1 send their fp32 sums, the others autograd's gradients. They are cast only to a narrower
-    # dtype.
-    reduce_bytes = min(wire_bytes, compute_bytes if stage >= 2 else ACCUMULATOR_BYTES)
+    # Whole sums are sent in fp32, otherwise autograd's gradients. They are cast only to a narrower dtype.
+    keeps_own = keeps_own_gradients(config)
+    reduce_bytes = min(wire_bytes, compute_bytes if keeps_own else ACCUMULATOR_BYTES)
     inputs = MemoryInputs(
         stage=stage,  # type: ignore[arg-type]  # the table of keys allows 0 to 3
         world_size=config.world_size,
@@ -65,6 +65,7 @@ def memory_inputs(
         whole_pass_grad_numel=_total(unit for unit in units if unit.whole_pass and unit.trainable),
         compute_bytes=compute_bytes,
         grad_bytes=ACCUMULATOR_BYTES,
+        keeps_own_gradients=keeps_own and stage == 1,
         reduce_bytes=reduce_bytes,
         whole_state_bytes=MOMENT_BYTES * _whole_states(config),
         shard_state_bytes=MOMENT_BYTES if _whole_states(config) > 1 else 0,

@@ -61,6 +61,22 @@ def shards_parameters(config: EngineConfig, *, on_host: bool) -> bool:
     return config.world_size > 1 or offload_tiers(config, on_host=on_host).params != "gpu"
 
 
+def keeps_own_gradients(config: EngineConfig) -> bool:
+    """Return whether a rank of several keeps no more than its own part of a step's sum of gradients.
+
+    It does at stages 2 and 3, and at stage 1 if a step has one micro-batch, whose gradients are sent as
+    backward computes them. Gradients in fp32 are summed where autograd writes them, and 1-bit Adam takes each
+    rank's own.
+    """
+    if config.zero.stage != 1:
+        return config.zero.stage > 1
+    is_whole = config.precision.compute_dtype == "fp32" or (
+        config.optimizer is not None and config.optimizer.type == "OneBitAdam"
+    )
+    has_one_pass = config.managed_gradient_accumulation and config.batch.gradient_accumulation_steps == 1
+    return has_one_pass and not is_whole
+
+
 def kept_states(sizes: Sequence[int], ratio: float) -> frozenset[int]:
     """Return the indices of trainable units whose states stay on the accelerator.
 

@@ -40,7 +40,7 @@ class JointUnit:
     states: ResidentStates
     grads: torch.Tensor
     accumulator: torch.Tensor
-    """Gradients of the whole unit at stages 0 and 1, of the interval otherwise."""
+    """`UnitGradients.accumulator`."""
     segments: tuple[ParameterRun, ...]
     """Parts of every parameter of the unit, in layout order, on every rank."""
 

@@ -39,14 +39,10 @@ class UnitGradients:
     def __init__(self, unit: Unit, ledger: MemoryLedger) -> None:
         self.unit = unit
         self._ledger = ledger
-        sharded = unit.placement.grads_sharded
-        numel = unit.stop - unit.start if sharded else unit.layout.padded_numel
-        if sharded:
-            accumulator = flat_zeros(numel, dtype=torch.float32, device=unit.comm.device)
-        else:
-            accumulator = unit.comm.memory.keep(numel, torch.float32)
-        self._sum = ledger.count(MemoryKind.GRADS, accumulator)
-        self.is_direct = not sharded and unit.layout.dtype == "fp32"
+        self._is_whole = not (unit.placement.grads_sharded or unit.placement.sums_own_part)
+        """Whether `_sum` has the whole unit rather than this rank's part of it."""
+        self._sum = _made_sum(unit, ledger, is_whole=self._is_whole)
+        self.is_direct = self._is_whole and unit.layout.dtype == "fp32"
         """Whether autograd writes into the accumulator itself."""
         self._is_blank = not self.is_direct
         """Whether the contents of `_sum` count as zeros."""
@@ -67,8 +63,10 @@ class UnitGradients:
         """1-D fp32 accumulator: this rank's shard if gradients are sharded, else the whole unit.
 
         Once a step's sum over the ranks is computed, only this rank's part of a whole unit is valid, unless
-        states are replicated.
+        states are replicated; under `Placement.sums_own_part` nothing else is there.
         """
+        if not (self._is_whole or self.unit.placement.grads_sharded or self.is_reduced):
+            self._widen()
         if self._is_blank:
             self._sum.zero_()
             self._is_blank = False
@@ -78,15 +76,12 @@ class UnitGradients:
     def shard(self) -> torch.Tensor:
         """Part of the accumulator from which this rank updates weights (the whole if states are
         replicated)."""
-        unit = self.unit
-        if unit.placement.grads_sharded or not unit.placement.states_sharded:
-            return self.accumulator
-        return self.accumulator[unit.start : unit.stop]
+        return self.own_part if self.unit.placement.states_sharded else self.accumulator
 
     @property
     def own_part(self) -> torch.Tensor:
         """Interval of the accumulator that the layout assigns to this rank, at every stage."""
-        return own_part_of(self.unit, self.accumulator)
+        return self._own_of(self.accumulator)
 
     @property
     def is_open(self) -> bool:
@@ -171,6 +166,8 @@ class UnitGradients:
         reduced, the buffer stays open for the next reduction."""
         if self.is_reduced or not self.is_open:
             return
+        if not self._is_whole:
+            self._widen()  # another pass follows before the step after all
         flat = self.take()
         if self._is_blank:
             self._is_blank = False
@@ -183,7 +180,7 @@ class UnitGradients:
         """Free all memory, between steps; the parameters then have no gradients."""
         self.slots.empty()
         self._ledger.add(MemoryKind.GRADS, -self._sum.nbytes)
-        if not self.unit.placement.grads_sharded:
+        if self._is_whole:
             self.unit.comm.memory.drop(self._sum)
 
     def wipe(self) -> None:
@@ -217,7 +214,7 @@ class UnitGradients:
         sum yet."""
         unit = self.unit
         segment = unit.layout.segments[index]
-        low, high = (unit.start, unit.stop) if unit.placement.grads_sharded else (0, unit.layout.padded_numel)
+        low, high = (0, unit.layout.padded_numel) if self._is_whole else (unit.start, unit.stop)
         start, stop = max(low, segment.start), min(high, segment.stop)
         found = []
         if start < stop and not self._is_blank:
@@ -238,7 +235,17 @@ class UnitGradients:
         """Return `own_part` as the target of a sum over the ranks, and whether the sum overwrites what it
         holds."""
         starts, self._is_blank = self._is_blank, False
-        return own_part_of(self.unit, self._sum), starts
+        return self._own_of(self._sum), starts
+
+    def _own_of(self, accumulator: torch.Tensor) -> torch.Tensor:
+        return accumulator[self.unit.start : self.unit.stop] if self._is_whole else accumulator
+
+    def _widen(self) -> None:
+        """Make the accumulator whole from now on, before anything is in it."""
+        assert self._is_blank
+        self._ledger.add(MemoryKind.GRADS, -self._sum.nbytes)
+        self._sum = _made_sum(self.unit, self._ledger, is_whole=True)
+        self._is_whole = True
 
 
 def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
@@ -249,9 +256,12 @@ def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
     return shard.to(device) if gradients.download is None else gradients.download()
 
 
-def own_part_of(unit: Unit, gradients: torch.Tensor) -> torch.Tensor:
-    """Return this rank's interval of a unit's accumulated gradients."""
-    return gradients if unit.placement.grads_sharded else gradients[unit.start : unit.stop]
+def _made_sum(unit: Unit, ledger: MemoryLedger, *, is_whole: bool) -> torch.Tensor:
+    if is_whole:
+        made = unit.comm.memory.keep(unit.layout.padded_numel, torch.float32)
+    else:
+        made = flat_zeros(unit.stop - unit.start, dtype=torch.float32, device=unit.comm.device)
+    return ledger.count(MemoryKind.GRADS, made)
 
 
 def check_stray(unit: Unit, index: int, *, is_assigned: bool = False) -> None:

@@ -80,6 +80,7 @@ class Reducer:
         """Order in which units are sent; the same on every rank."""
         self._seen.clear()
         self._is_sharded = any(part.unit.placement.grads_sharded for part in gradients)
+        self._sums_own_part = any(part.unit.placement.sums_own_part for part in gradients)
         layouts = [part.unit.layout for part in gradients]
         largest = max((layout.padded_numel for layout in layouts if layout.module), default=0)
         self._bucket_numel = min(self._bucket_limit, largest)
@@ -89,7 +90,8 @@ class Reducer:
     @property
     def reduces_early(self) -> bool:
         """Whether units of stages 0 and 1 are sent as soon as they are complete."""
-        return self._overlap and self._comm.world_size > 1 and not self.keeps_local()
+        is_wanted = self._overlap or self._sums_own_part
+        return is_wanted and self._comm.world_size > 1 and not self.keeps_local()
 
     def begin(self, *, at_boundary: bool) -> None:
         """Begin a backward pass; `at_boundary`: no other micro-batch follows before the step."""

@@ -63,8 +63,8 @@ class Repartition:
             views = zip(gradients.unit.layout.segments, gradients.unit.views_of(flat), strict=True)
             self._late.update((segment.fqn, view.clone()) for segment, view in views)
             gradients.release(flat)
-        unit, full = gradients.unit, gradients.accumulator
-        placement = unit.placement
+        unit = gradients.unit
+        placement, full = unit.placement, gradients.accumulator
         if placement.grads_sharded or (placement.states_sharded and gradients.is_reduced):
             own = gradients.own_part
             full = flat_zeros(unit.layout.padded_numel, dtype=own.dtype, device=own.device)
@@ -120,7 +120,10 @@ class Repartition:
         If ranks keep whole gradients, a mean counts as every rank's own sum, and the step averages it (or
         sums it, where `add_gradients` divided a sum by the number of ranks).
         """
-        unit, sums = gradients.unit, gradients.accumulator
+        unit = gradients.unit
+        if self._gradients.keys().isdisjoint(segment.fqn for segment in unit.layout.segments):
+            return
+        sums = gradients.accumulator
         low = unit.start if unit.placement.grads_sharded else 0
         for segment in unit.layout.segments:
             values = self._gradients.get(segment.fqn)

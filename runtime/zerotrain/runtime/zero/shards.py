@@ -29,6 +29,9 @@ class Placement:
     params_sharded: bool
     grads_sharded: bool
     states_sharded: bool
+    sums_own_part: bool = False
+    """Whether whole gradients are sent as backward computes them and a rank keeps its own part of their sum
+    alone (stage 1 with one micro-batch per step). If a script adds more, the accumulator becomes whole."""
     may_share: bool = True
     """Whether ranks of one host may read each other's weights in place."""
     splits_masters: bool = False

@@ -83,8 +83,8 @@ def set_full_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
     place = _Place.of(parameter, "set_full_grad", writes=True)
     gradients = place.gradients()
     flat = _checked(value, parameter.shape, place).flatten() * place.core.callbacks.gradient_scale()
-    if place.unit.placement.grads_sharded:
-        place.cut(gradients.accumulator, place.unit.start).copy_(place.own_of(flat))
+    if place.unit.placement.states_sharded and place.is_summed(gradients):
+        place.cut(gradients.own_part, place.unit.start).copy_(place.own_of(flat))
     else:
         gradients.accumulator[place.segment.start : place.segment.stop].copy_(flat)
 
@@ -130,7 +130,7 @@ def set_local_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
     if not place.unit.placement.grads_sharded:
         set_full_grad(parameter, place.gathered(own.float()))
     else:
-        place.cut(gradients.accumulator, place.unit.start).copy_(own * place.core.callbacks.gradient_scale())
+        place.cut(gradients.own_part, place.unit.start).copy_(own * place.core.callbacks.gradient_scale())
 
 
 def local_interval(parameter: nn.Parameter) -> tuple[int, int]:
