@@ -219,7 +219,7 @@ class Relayout:
                 unit = made[each.name] = build_unit(core, each, layout, parameters, parts)
                 if each.trainable:
                     parts.show_late_gradients(unit)
-                    gradients[each.name] = UnitGradients(unit, core.ledger)
+                    gradients[each.name] = UnitGradients(unit, core.ledger, core.options.make_moved)
                     parts.restore_gradients(gradients[each.name])
                     states = registry.add(unit, layout, self._optimizer.rule.kinds, core.ledger)
                     new = parts.restore(unit, states)

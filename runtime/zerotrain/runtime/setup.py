@@ -23,6 +23,7 @@ from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.data.epochs import EpochLoader, make_loader
 from zerotrain.runtime.matmul_support import warn_of_slow_products
 from zerotrain.runtime.offload.fit import check_fit
+from zerotrain.runtime.offload.host_sums import HostSums, make_host_sums
 from zerotrain.runtime.offload.params import OffloadedParams, make_param_tier
 from zerotrain.runtime.offload.spill import open_spill_store
 from zerotrain.runtime.offload.tiers import make_tiers
@@ -184,9 +185,9 @@ def build_core(
     check_fit(model, config, layout, comm)
     spill_store = open_spill_store(config, comm)
     tier = make_param_tier(config, comm, spill_store)
-    options = _options(config, comm, tier, spill_store, just_in_time=just_in_time)
-    tiers = make_tiers(config, spill_store, defers=optimizer.is_default)
-    optimizer.registry.tiers = tiers
+    optimizer.registry.tiers = tiers = make_tiers(config, spill_store, defers=optimizer.is_default)
+    sums = make_host_sums(config, comm, leaves=lambda unit: tiers.leaves(unit, optimizer.rule.kinds))
+    options = _options(config, comm, tier, spill_store, sums, just_in_time=just_in_time)
     if isinstance(optimizer.rule, JointRule):
         refuse_offload(optimizer.configured.type, tiers, options.placement)
     tiers.plan(layout, replicated=not options.placement.states_sharded)
@@ -211,6 +212,7 @@ def _options(
     comm: Comm,
     tier: OffloadedParams | None,
     spill_store: SpillStore | None,
+    sums: HostSums | None,
     *,
     just_in_time: bool,
 ) -> CoreOptions:
@@ -223,6 +225,8 @@ def _options(
     plus = _plus(config)
     spills_weights = tier is not None and tier.may_spill
     placement = Placement.of_stage(zero.stage, world_size=comm.world_size, has_tier=tier is not None)
+    if sums is not None and comm.world_size == 1:  # whose gradients leave after each pass, as at stage 2
+        placement, is_cast = replace(placement, grads_sharded=True, states_sharded=True), False
     return CoreOptions(
         placement=replace(
             placement,
@@ -234,6 +238,7 @@ def _options(
         tier=tier,
         staging=make_staging(config, comm),
         spill_store=spill_store,
+        make_moved=None if sums is None else sums.make,
         just_in_time=just_in_time,
         live=LiveLimits(
             prefetch_numel=zero.prefetch_bucket_size,

@@ -235,12 +235,28 @@ class StepPipeline:
         own gradients where nothing reduces them."""
         gradients = self._core.gradients
         # In layout order at every stage, so that every stage computes the same bits.
-        counted = [(name, flat) for name, part in gradients.items() for flat in self._counted(part)]
-        squares = dict.fromkeys(gradients, 0.0)
+        squares = {**dict.fromkeys(gradients, 0.0), **self._known_squares()}
+        counted = [
+            (name, flat)
+            for name, part in gradients.items()
+            if squares[name] == 0.0
+            for flat in self._counted(part)
+        ]
         for (name, _), value in zip(counted, sums_of_squares([flat for _, flat in counted]), strict=True):
             squares[name] += value
         self._overflowed = [name for name, value in squares.items() if not math.isfinite(value)]
         return sum(squares.values())
+
+    def _known_squares(self) -> dict[str, float]:
+        """Return finite sums of squares that were computed before gradients left for the host, by unit."""
+        parallel = self._comm.model_parallel
+        if parallel is not None and parallel.rank > 0:
+            return {}  # it counts parts of units
+        known = {name: part.known_squares() for name, part in self._core.gradients.items()}
+        tiles = [tile for found in known.values() for tile in found]
+        values = iter(torch.stack(tiles).tolist() if tiles else ())
+        sums = {name: sum(next(values) for _ in found) for name, found in known.items()}
+        return {name: value for name, value in sums.items() if math.isfinite(value)}
 
     def _counted(self, part: UnitGradients) -> list[torch.Tensor]:
         """Return the gradients of a unit that this rank counts: those that no other rank of the

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .inputs import MASTER_BYTES, MemoryInputs, ceil, int4_bytes, int8_bytes, offloaded, share
+from .inputs import (
+    MASTER_BYTES,
+    SUM_TILE_NUMEL,
+    SUM_TILES,
+    MemoryInputs,
+    ceil,
+    int4_bytes,
+    int8_bytes,
+    moved_gradients,
+    offloaded,
+    share,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +65,12 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
     grad_ranks = ranks if inputs.stage >= 2 or inputs.keeps_own_gradients else 1
     state_ranks = ranks if inputs.stage >= 1 else 1
     moved, on_gpu = offloaded(inputs), inputs.param_tier == "gpu"
+    gone = moved_gradients(inputs)
+    tile = min(SUM_TILE_NUMEL, max(gone, default=0))
     whole, frozen_whole = (inputs.root_numel, inputs.frozen_root_numel) if inputs.stage == 3 else (0, 0)
     return GpuPersistent(
         param_bytes=c * share(psi - whole, param_ranks) if on_gpu else 0,
-        grad_bytes=inputs.grad_bytes * share(psi, grad_ranks),
+        grad_bytes=inputs.grad_bytes * (share(psi, grad_ranks) - sum(gone) + SUM_TILES * tile),
         optimizer_bytes=_state_bytes(inputs, state_ranks)
         - inputs.optimizer_bytes * sum(moved.states)
         + MASTER_BYTES * moved.device_masters,
@@ -152,6 +165,7 @@ def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
     overlaps = inputs.reduce_buffers > 1 and inputs.world_size > 1
     is_sent_as_made = overlaps and inputs.micro_steps == 1 and inputs.grad_bytes != c
     is_sent_as_made = is_sent_as_made or (inputs.keeps_own_gradients and inputs.world_size > 1)
+    is_sent_as_made = is_sent_as_made or inputs.moves_gradients
     if stage < 2 and not is_sent_as_made:
         # Autograd accumulates directly into whole fp32 gradients; narrower ones are added unit by unit.
         own = 0 if inputs.grad_bytes == c else c
@@ -163,5 +177,7 @@ def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
         return GpuTransient(forward_bytes=gathered, backward_bytes=whole + own * n_max, step_bytes=received)
     grads = c * (inputs.reduce_buffers * n_max + inputs.whole_pass_grad_numel)
     live = _gathered_bytes(inputs, inputs.backward_live_numel) if stage == 3 else 0
-    backward = live + grads + inputs.reduce_buffers * received
+    # The parts of one unit are on their way to the host beside those in flight.
+    leaving = (received or c * n_max) if inputs.moves_gradients else 0
+    backward = live + grads + inputs.reduce_buffers * received + leaving
     return GpuTransient(forward_bytes=gathered, backward_bytes=backward, step_bytes=0)

@@ -33,6 +33,12 @@ PAGE_BYTES = 4096
 DOWNLOAD_BUFFERS = 3
 """Buffers for gradients of whole units: being copied down, copied, and read by the update."""
 
+SUM_TILES = 2
+"""Tiles on the accelerator through which sums of gradients go to the host."""
+
+SUM_TILE_NUMEL = 1 << 24
+"""Elements of such a tile."""
+
 UPLOAD_BUFFERS = 2
 """Buffers for updated weights of whole units: being copied up, and in the update."""
 
@@ -122,6 +128,9 @@ class MemoryInputs:
 
     keeps_own_gradients: bool = False
     """Whether a rank keeps no more than its part of the gradients at stage 1, as at stages 2 and 3."""
+
+    moves_gradients: bool = False
+    """Whether gradients of offloaded states are summed in host memory, during backward."""
 
     reduce_bytes: int = 2
     """[r] bytes of a reduced gradient element."""
@@ -253,6 +262,13 @@ def state_records(inputs: MemoryInputs) -> tuple[tuple[int, int], ...]:
         (numel, width + (MASTER_BYTES if index in moved.masters else 0))
         for index, numel in enumerate(moved.states)
     )
+
+
+def moved_gradients(inputs: MemoryInputs) -> tuple[int, ...]:
+    """Return the elements of the units whose gradients are summed in host memory."""
+    if not inputs.moves_gradients:
+        return ()
+    return tuple(numel for numel, width in state_records(inputs) if width)
 
 
 def fitting(sizes: Sequence[int], budget: float) -> frozenset[int]:

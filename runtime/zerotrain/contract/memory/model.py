@@ -14,7 +14,7 @@ from zerotrain.contract.config import EngineConfig, OptimizerConfig, ZeroConfig
 from .inputs import MemoryInputs
 from .live import LiveRules, replay_live
 from .modules import MIN_UNIT_NUMEL, ModuleSize, arrange_units
-from .moved import keeps_own_gradients, offload_tiers, offloaded_units, shards_parameters
+from .moved import keeps_own_gradients, moves_gradients, offload_tiers, offloaded_units, shards_parameters
 from .sizes import DTYPE_BYTES, UnitSize
 
 ACCUMULATOR_BYTES = 4
@@ -66,6 +66,7 @@ def memory_inputs(
         compute_bytes=compute_bytes,
         grad_bytes=ACCUMULATOR_BYTES,
         keeps_own_gradients=keeps_own and stage == 1,
+        moves_gradients=moves_gradients(config, on_host=on_host),
         reduce_bytes=reduce_bytes,
         whole_state_bytes=MOMENT_BYTES * _whole_states(config),
         shard_state_bytes=MOMENT_BYTES if _whole_states(config) > 1 else 0,

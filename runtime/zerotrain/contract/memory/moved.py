@@ -77,6 +77,15 @@ def keeps_own_gradients(config: EngineConfig) -> bool:
     return has_one_pass and not is_whole
 
 
+def moves_gradients(config: EngineConfig, *, on_host: bool) -> bool:
+    """Return whether gradients of offloaded states are summed in host memory, during backward.
+
+    They are if a rank keeps its own part of them alone. Whole sums of several micro-batches stay on the
+    accelerator, and so do sums that are in host memory there.
+    """
+    return _tier(config.zero.offload_optimizer) != "gpu" and not on_host and keeps_own_gradients(config)
+
+
 def kept_states(sizes: Sequence[int], ratio: float) -> frozenset[int]:
     """Return the indices of trainable units whose states stay on the accelerator.
 

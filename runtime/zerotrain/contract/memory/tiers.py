@@ -20,6 +20,7 @@ from .inputs import (
     ceil,
     int4_bytes,
     int8_bytes,
+    moved_gradients,
     offloaded,
     share,
     state_records,
@@ -85,7 +86,7 @@ def host_bytes(inputs: MemoryInputs) -> HostBytes:
     moved, spills = offloaded(inputs), "nvme" in (inputs.optimizer_tier, inputs.param_tier)
     return HostBytes(
         optimizer_bytes=_moved_state_bytes(inputs) if inputs.optimizer_tier == "cpu" else 0,
-        grad_bytes=_grad_ring(inputs, moved),
+        grad_bytes=_host_grads(inputs, moved),
         param_bytes=inputs.compute_bytes * moved.host_params,
         ring_bytes=_state_ring(inputs) + _param_ring(inputs, moved) + _weight_ring(inputs, moved),
         tag_bytes=_tags(inputs, moved),
@@ -94,10 +95,13 @@ def host_bytes(inputs: MemoryInputs) -> HostBytes:
     )
 
 
-def _grad_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
-    """Return the bytes of gradients in transit from the accelerator to the update, unit by unit."""
+def _host_grads(inputs: MemoryInputs, moved: Offloaded) -> int:
+    """Return the bytes of gradients in host memory: their sums, or a ring in which they go to the update unit
+    by unit."""
     if inputs.on_host:
         return 0
+    if inputs.moves_gradients:
+        return inputs.grad_bytes * sum(moved_gradients(inputs))
     return DOWNLOAD_BUFFERS * inputs.grad_bytes * max(moved.states, default=0)
 
 
@@ -232,13 +236,15 @@ def _transfers(inputs: MemoryInputs) -> tuple[int, int]:
     """Return (up, down) between host and accelerator: gradients go down, updated weights come up.
 
     A weight that is half of its master goes down, too. An offloaded weight comes up for every pass instead.
+    Sums in host memory go down after every pass, and come up before every further one of a step.
     """
     moved, c = offloaded(inputs), inputs.compute_bytes
-    states = sum(moved.states)
+    states, gone = sum(moved.states), inputs.grad_bytes * sum(moved_gradients(inputs))
+    further = gone * (inputs.micro_steps - 1)
     down = (inputs.grad_bytes + (c if inputs.splits_masters and inputs.param_tier == "gpu" else 0)) * states
     if inputs.param_tier == "gpu":
-        return c * states, down
-    return c * _passes(inputs), down
+        return c * states + further, down + further
+    return c * _passes(inputs) + further, down + further
 
 
 def _passes(inputs: MemoryInputs) -> int:

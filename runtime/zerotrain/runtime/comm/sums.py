@@ -85,16 +85,27 @@ def sums_of_squares(flats: Sequence[torch.Tensor]) -> list[float]:
     On CUDA all sums are copied to the host at once; without our kernel, rows of 1,024 elements are added in
     float32.
     """
-    if not flats or flats[0].device.type == "cpu":
-        return [_on_host(flat) for flat in flats]
+    beside = [flat for flat in flats if flat.device.type != "cpu"]
+    found = iter(_on_gpu(beside) if beside else ())
+    return [_on_host(flat) if flat.device.type == "cpu" else next(found) for flat in flats]
+
+
+def square_sum(flat: torch.Tensor) -> torch.Tensor:
+    """Return the value of `sums_of_squares` for one tensor, on its device, 0-d float64. On CUDA without our
+    kernel it may be infinite for values that are finite."""
+    if flat.device.type == "cpu":
+        return torch.tensor(_on_host(flat), dtype=torch.float64)
+    kernels = find(flat, Family.SUMS)
+    if kernels is not None and can_sum(flat, ()):
+        return square_sums(kernels, [flat])[0]
+    return _by_rows(flat)
+
+
+def _on_gpu(flats: Sequence[torch.Tensor]) -> list[float]:
     kernels = find(flats[0], Family.SUMS)
     if kernels is not None and all(can_sum(flat, ()) for flat in flats):
         exact: list[float] = square_sums(kernels, flats).tolist()
         return exact
-    return _on_gpu(flats)
-
-
-def _on_gpu(flats: Sequence[torch.Tensor]) -> list[float]:
     sums = [_by_rows(flat) for flat in flats]
     found: list[float] = torch.stack(sums).tolist()
     # Recompute sums that are not finite in float64: squares may overflow float32 although the values are

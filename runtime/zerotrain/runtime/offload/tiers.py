@@ -69,16 +69,20 @@ class StateTiers:
         kept = kept_states([unit.padded_numel // ranks for unit in units], self._ratio)
         self._kept = frozenset(units[index].name for index in kept)
 
+    def leaves(self, unit: Unit, kinds: tuple[str, ...]) -> bool:
+        """Return whether a trainable unit has states, of these kinds, off its device."""
+        has_states = bool(kinds) or Encoding.of(unit).stored is not None
+        return self.name is not TierName.DEVICE and unit.name not in self._kept and has_states
+
     def add(self, unit: Unit, kinds: tuple[str, ...], ledger: MemoryLedger) -> UnitStates:
         """Return the states of a trainable unit: its initial values and zeros."""
         initial = unit.initial_master
         assert initial is not None  # frozen units have no states
         unit.initial_master = None
         encoding = Encoding.of(unit)
-        has_states = bool(kinds) or encoding.stored is not None
         build: Callable[[torch.Tensor], UnitStates]
         kept_on: KeptOn | None = KeptOn(device=unit.comm.device, kind=MemoryKind.STATES, ledger=ledger)
-        if self.name is TierName.DEVICE or unit.name in self._kept or not has_states:
+        if not self.leaves(unit, kinds):
             build = partial(device_states, unit, kinds, encoding, ledger=ledger)
         elif self.name is TierName.HOST:
             build = partial(host_states, unit, kinds, encoding, ledger=ledger)

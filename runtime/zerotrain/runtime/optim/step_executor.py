@@ -105,7 +105,11 @@ class StepExecutor:
         optimizer = self._optimizer
         if self._link is not None:
             states, device = optimizer.states, self._core.comm.device
-            leaving = [part for part in parts if states[part.unit.name].device.type != device.type]
+            leaving = [
+                part
+                for part in parts
+                if states[part.unit.name].device.type != device.type and not part.is_moved
+            ]
             self._link.begin(parts, leaving=leaving)
         hypers, step = optimizer.begin_step(), optimizer.num_updates
         return StepUpdate(rule, optimizer.registry, parts, hypers, step=step, grad_scale=grad_scale)

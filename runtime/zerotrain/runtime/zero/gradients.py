@@ -9,10 +9,12 @@ got no gradient keep zeros. `slots.py` defines `p.grad` when that buffer is gone
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
+from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
@@ -33,15 +35,47 @@ class GradientOutsideModule(RuntimeError):
         )
 
 
+class MovedSum(Protocol):
+    """Sum of this rank's part of a unit's gradients in host memory, beside an accelerator."""
+
+    values: torch.Tensor
+    """The sum, 1-D fp32 in host memory. Call `wait` before reading or writing it."""
+
+    def wait(self) -> None:
+        """Block until `values` may be read and written."""
+        ...
+
+    def add(self, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool) -> None:
+        """Run `accumulate_` into `values`, without waiting."""
+        ...
+
+    def squares(self) -> list[torch.Tensor]:
+        """Return sums of squares of the parts of `values`; empty if they were not computed."""
+        ...
+
+    def drop(self) -> None:
+        """Free the memory."""
+        ...
+
+
+MakeSum = Callable[[Unit, MemoryLedger], MovedSum | None]
+"""Function that makes a unit's sum in host memory; None = it stays on the device."""
+
+
 class UnitGradients:
     """Sum of a step's gradients of one unit, and the buffer for gradients that are not in the sum yet."""
 
-    def __init__(self, unit: Unit, ledger: MemoryLedger) -> None:
+    def __init__(self, unit: Unit, ledger: MemoryLedger, make_moved: MakeSum | None = None) -> None:
+        """`make_moved`: makes sums in host memory, for a rank that keeps its own part alone."""
         self.unit = unit
         self._ledger = ledger
         self._is_whole = not (unit.placement.grads_sharded or unit.placement.sums_own_part)
         """Whether `_sum` has the whole unit rather than this rank's part of it."""
-        self._sum = _made_sum(unit, ledger, is_whole=self._is_whole)
+        self._moved = None if self._is_whole or make_moved is None else make_moved(unit, ledger)
+        if self._moved is None:
+            self._sum = _made_sum(unit, ledger, is_whole=self._is_whole)
+        else:
+            self._sum = self._moved.values
         self.is_direct = self._is_whole and unit.layout.dtype == "fp32"
         """Whether autograd writes into the accumulator itself."""
         self._is_blank = not self.is_direct
@@ -67,6 +101,7 @@ class UnitGradients:
         """
         if not (self._is_whole or self.unit.placement.grads_sharded or self.is_reduced):
             self._widen()
+        self._wait()
         if self._is_blank:
             self._sum.zero_()
             self._is_blank = False
@@ -179,9 +214,7 @@ class UnitGradients:
     def dispose(self) -> None:
         """Free all memory, between steps; the parameters then have no gradients."""
         self.slots.empty()
-        self._ledger.add(MemoryKind.GRADS, -self._sum.nbytes)
-        if self._is_whole:
-            self.unit.comm.memory.drop(self._sum)
+        self._drop_sum()
 
     def wipe(self) -> None:
         """Zero the accumulator: at once if autograd adds to it, else when it is used. `clear` follows; any
@@ -218,6 +251,7 @@ class UnitGradients:
         start, stop = max(low, segment.start), min(high, segment.stop)
         found = []
         if start < stop and not self._is_blank:
+            self._wait()
             found.append(self._sum[start - low : stop - low])
         if self._flat is not None:
             found.append(self._views[index])
@@ -227,15 +261,33 @@ class UnitGradients:
     def scale(self, factor: float) -> None:
         """Multiply the gradients of a step, including what is not in the sum yet. Between passes."""
         if not self._is_blank:
+            self._wait()
             self._sum.mul_(factor)
         if self._flat is not None:
             self._flat.mul_(factor)
 
-    def begin_sum(self) -> tuple[torch.Tensor, bool]:
-        """Return `own_part` as the target of a sum over the ranks, and whether the sum overwrites what it
-        holds."""
-        starts, self._is_blank = self._is_blank, False
-        return self._own_of(self._sum), starts
+    def add_parts(self, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool) -> None:
+        """Compute `own_part += scale * part` for one rank's part after the other; with `overwrite` what it
+        holds does not count."""
+        overwrite, self._is_blank = overwrite or self._is_blank, False
+        if self._moved is not None:
+            self._moved.add(parts, scale, overwrite=overwrite)
+        else:
+            accumulate_(self._own_of(self._sum), parts, scale, overwrite=overwrite)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the sum is in host memory, beside an accelerator."""
+        return self._moved is not None
+
+    def known_squares(self) -> list[torch.Tensor]:
+        """Return sums of squares of parts of `own_part` that were computed on the device before it left;
+        empty if there are none. May be infinite where `own_part` is finite."""
+        return [] if self._moved is None or self._is_blank else self._moved.squares()
+
+    def _wait(self) -> None:
+        if self._moved is not None:
+            self._moved.wait()
 
     def _own_of(self, accumulator: torch.Tensor) -> torch.Tensor:
         return accumulator[self.unit.start : self.unit.stop] if self._is_whole else accumulator
@@ -243,9 +295,18 @@ class UnitGradients:
     def _widen(self) -> None:
         """Make the accumulator whole from now on, before anything is in it."""
         assert self._is_blank
-        self._ledger.add(MemoryKind.GRADS, -self._sum.nbytes)
+        self._drop_sum()
         self._sum = _made_sum(self.unit, self._ledger, is_whole=True)
         self._is_whole = True
+
+    def _drop_sum(self) -> None:
+        if self._moved is not None:
+            self._moved.drop()
+            self._moved = None
+            return
+        self._ledger.add(MemoryKind.GRADS, -self._sum.nbytes)
+        if self._is_whole:
+            self.unit.comm.memory.drop(self._sum)
 
 
 def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:

@@ -31,7 +31,7 @@ class MemoryKind(StrEnum):
     REDUCE = "reduce"  # receive buffers of gradient exchanges
     SNAPSHOT = "snapshot"  # copy of the state, in host memory, that a checkpoint is written from
     HOST_STATES = "host_states"  # offloaded master weights (or their remainders) and moments
-    HOST_GRADS = "host_grads"  # gradients on their way to offloaded states
+    HOST_GRADS = "host_grads"  # gradients of offloaded states: their sums, or on their way
     HOST_PARAMS = "host_params"  # offloaded weights
     RING = "ring"  # tiles between memory and the spill file, and weights between host and device
     TAGS = "tags"  # proofs that a spilled chunk is the one that was written last

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotrain.runtime.zero.gradients import MakeSum
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.live import LiveLimits
 from zerotrain.runtime.zero.shards import ParamTier, Placement, Staging
@@ -45,6 +46,8 @@ class CoreOptions:
     """Host buffers for the shards of a tier; see `HasShard.staging`."""
     publish_numel: int = 1 << 62
     """Elements in flight when many units are published after an update."""
+    make_moved: MakeSum | None = None
+    """Makes the sums of gradients that leave the device for the host; None = all stay."""
     spill_store: SpillStore | None = None
     """Spill storage of this rank, also for the optimizer's states."""
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.runtime.comm.group import Comm
-from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Exchange, Pending
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -189,14 +188,13 @@ class Reducer:
         depend on timing."""
         gradients = exchange.gradients
         exchange.exchange.wait()
-        own, starts = gradients.begin_sum()
-        accumulate_(own, exchange.exchange.parts(), self._after, overwrite=starts or exchange.is_whole)
+        gradients.add_parts(exchange.exchange.parts(), self._after, overwrite=exchange.is_whole)
         exchange.exchange.finish()
         self._ledger.add(MemoryKind.REDUCE, -exchange.exchange.extra_bytes)
         gradients.release(exchange.local)
         if not gradients.unit.placement.states_sharded:
-            label = gradients.unit.name
-            self._gathers.append(self._comm.all_gather(gradients.accumulator, own, label=label))
+            whole, own, label = gradients.accumulator, gradients.own_part, gradients.unit.name
+            self._gathers.append(self._comm.all_gather(whole, own, label=label))
 
     @torch.no_grad()
     def copy_reduced(self, local: torch.Tensor, *, label: str) -> torch.Tensor:

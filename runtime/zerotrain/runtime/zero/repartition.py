@@ -66,7 +66,7 @@ class Repartition:
         unit = gradients.unit
         placement, full = unit.placement, gradients.accumulator
         if placement.grads_sharded or (placement.states_sharded and gradients.is_reduced):
-            own = gradients.own_part
+            own = gradients.own_part.to(self._comm.device)
             full = flat_zeros(unit.layout.padded_numel, dtype=own.dtype, device=own.device)
             self._comm.all_gather(full, own, label=unit.name).wait()
         is_summed = gradients.is_reduced and not placement.grads_sharded and not self._averages
@@ -130,7 +130,8 @@ class Repartition:
             if values is not None:
                 begin, end = max(segment.start, low), min(segment.stop, low + sums.numel())
                 if begin < end:
-                    sums[begin - low : end - low] += values[begin - segment.start : end - segment.start]
+                    mine = values[begin - segment.start : end - segment.start]
+                    sums[begin - low : end - low] += mine.to(sums.device)
 
 
 def _copy_part(values: torch.Tensor, start: int, flat: torch.Tensor, low: int) -> None:

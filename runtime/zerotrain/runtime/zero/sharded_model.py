@@ -100,7 +100,8 @@ class ShardedModel:
         self._handles: list[RemovableHandle] = wait_before_loading(model, self.updates)
         units = build_units(self, layout, values, callbacks.on_unit_made)
         self._handles += accept_plain_keys(model)
-        made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
+        trained = [unit for unit in units if unit.layout.trainable]
+        made = [UnitGradients(unit, self.ledger, options.make_moved) for unit in trained]
         self.replace_units(layout, units, {each.unit.name: each for each in made})
 
     def replace_units(

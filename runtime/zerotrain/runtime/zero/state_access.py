@@ -67,7 +67,7 @@ def get_full_grad(parameter: nn.Parameter) -> torch.Tensor:
     place = _Place.of(parameter, "get_full_grad")
     gradients = place.gradients()
     if place.is_summed(gradients):
-        mean = place.gathered(place.cut(gradients.own_part, place.unit.start))
+        mean = place.gathered(place.own_grad(gradients))
     else:
         local = gradients.accumulator[place.segment.start : place.segment.stop]
         mean = place.core.reducer.copy_reduced(local, label=place.segment.fqn).view(place.segment.shape)
@@ -120,7 +120,7 @@ def get_local_grad(parameter: nn.Parameter) -> torch.Tensor:
     gradients = place.gradients()
     if not place.is_summed(gradients):
         return place.own_of(get_full_grad(parameter)).clone()
-    return place.cut(gradients.own_part, place.unit.start) / place.core.callbacks.gradient_scale()
+    return place.own_grad(gradients) / place.core.callbacks.gradient_scale()
 
 
 def set_local_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
@@ -204,6 +204,10 @@ class _Place:
                 f"parameter {self.segment.fqn!r} is frozen: it has neither gradient nor optimizer states; "
                 "get_full_fp32 reads its value"
             )
+
+    def own_grad(self, gradients: UnitGradients) -> torch.Tensor:
+        """Return this rank's part of the ranks' mean, on the device: a copy or the memory itself."""
+        return self.cut(gradients.own_part, self.unit.start).to(self.core.comm.device)
 
     def is_summed(self, gradients: UnitGradients) -> bool:
         """Return whether the owners already hold the mean over the ranks."""
