@@ -206,6 +206,26 @@ def test_traffic_in_units_of_the_model() -> None:
     offload = inputs(3, optimizer_tier="cpu")
     assert (step_traffic(offload).pcie_up_bytes, step_traffic(offload).pcie_down_bytes) == (40_000, 40_000)
     assert step_traffic(replace(offload, splits_masters=True)).pcie_down_bytes == 80_000
+    sums = step_traffic(replace(offload, moves_gradients=True, micro_steps=3))
+    assert (sums.pcie_up_bytes, sums.pcie_down_bytes) == (40_000 + 2 * 40_000, 3 * 40_000)
+
+
+def test_sums_of_gradients_in_host_memory() -> None:
+    """Two tiles stay on the accelerator, and one unit's parts are on their way down in backward."""
+    stays = inputs(2, optimizer_tier="cpu", reduce_by_exchange=True)
+    moves = replace(stays, moves_gradients=True)
+    shard = 20_000
+    assert gpu_persistent(stays).grad_bytes == 2 * shard
+    assert gpu_persistent(moves).grad_bytes == 2 * 2 * shard, "the tiles: each holds a whole small shard"
+    large = replace(moves, trainable_numel=1 << 32)
+    assert gpu_persistent(large).grad_bytes == 2 * 2 * (1 << 24)
+    assert (host_bytes(moves).grad_bytes, host_bytes(stays).grad_bytes) == (2 * shard, 3 * 2 * shard)
+    more = gpu_transient(moves).backward_bytes - gpu_transient(stays).backward_bytes
+    assert more == moves.reduce_bytes * moves.largest_unit_numel
+    part = Offloaded(states=(12_000,))
+    assert gpu_persistent(replace(moves, offloaded=part)).grad_bytes == 2 * (shard - 12_000) + 2 * 2 * 12_000
+    stateless = replace(moves, optimizer_bytes=0)
+    assert gpu_persistent(stateless).grad_bytes == 2 * shard, "without states nothing is updated on the host"
 
 
 def test_secondary_shards() -> None:

@@ -272,6 +272,39 @@ def test_the_nearest_that_fits(given: dict[str, Any], changes: tuple[str, ...]) 
     assert text.startswith(f"Nearest that fits: {changes[0]} (")
 
 
+LLAMA_70B = shape_of_config(
+    {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+    }
+)
+IN_HOST_MEMORY = {"device": "cpu"}
+
+
+@pytest.mark.parametrize("accumulation", [1, 8])
+def test_offloaded_gradients_let_large_models_fit(accumulation: int) -> None:
+    """70B on four GPUs of 80 GB, and 8B on one of 24 GB with its weights there or in host memory."""
+    more: dict[str, Any] = {"activation_checkpointing": {}, "gradient_accumulation_steps": accumulation}
+    block = {"offload_optimizer": IN_HOST_MEMORY}
+    plan = demand(
+        workload(LLAMA_70B, ranks=4, per_worker=4, limits=ROOMY, zero_optimization=zero(3, **block), **more)
+    )
+    assert plan.verdict is Fit.FITS
+    assert plan.formulas.gpu.grad_bytes < GIB < plan.formulas.host.grad_bytes
+    card = {**ROOMY, Tier.GPU: 24 * GIB, Tier.HOST: 160 * GIB}
+    for zero_ in (zero(2, **block), zero(3, **block, offload_param=IN_HOST_MEMORY)):
+        one = workload(ranks=1, per_worker=1, limits=card, zero_optimization=zero_, **more)
+        assert demand(one).verdict is Fit.FITS, zero_
+    whole = workload(ranks=1, per_worker=1, limits=card, zero_optimization=zero(1, **block), **more)
+    assert demand(whole).verdict is (Fit.DOES_NOT_FIT if accumulation > 1 else Fit.FITS)
+
+
 def test_proposals_keep_the_batch_and_really_fit() -> None:
     """The plan of every proposed configuration has the verdict Fits, and each rank keeps its number of
     samples.

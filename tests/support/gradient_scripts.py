@@ -22,7 +22,7 @@ class Blocks(nn.Module):
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = hidden.to(self.blocks[0].weight.dtype)
+        hidden = hidden.to(next(self.parameters()).dtype)
         for block in self.blocks:
             hidden = torch.tanh(block(hidden))
         return hidden.float().square().mean()
@@ -51,6 +51,10 @@ def backward(engine: Engine, step: int) -> None:
     engine.backward(engine(inputs(step)))
 
 
+def blocks_of(engine: Engine) -> Any:
+    return engine.module.blocks
+
+
 def plain(engine: Engine) -> Iterator[Any]:
     for step in range(3):
         backward(engine, step)
@@ -71,7 +75,7 @@ def put_off(engine: Engine) -> Iterator[Any]:
         engine.set_gradient_accumulation_boundary(False)
         backward(engine, step)
         if step == 1:
-            yield zt.get_full_grad(engine.module.blocks[0].weight)
+            yield zt.get_full_grad(blocks_of(engine)[0].weight)
         engine.set_gradient_accumulation_boundary(True)
         with engine.no_sync():
             backward(engine, step + 10)
@@ -81,7 +85,7 @@ def put_off(engine: Engine) -> Iterator[Any]:
 
 
 def access(engine: Engine) -> Iterator[Any]:
-    first, second = engine.module.blocks[0].weight, engine.module.blocks[1].bias
+    first, second = blocks_of(engine)[0].weight, blocks_of(engine)[1].bias
     for step in range(3):
         backward(engine, step)
         yield zt.get_full_grad(first)
@@ -93,12 +97,12 @@ def access(engine: Engine) -> Iterator[Any]:
 
 
 def of_others(engine: Engine) -> Iterator[Any]:
-    """What scripts do to `p.grad` between backward and step."""
+    """Change `p.grad` between backward and step, as scripts do."""
     for step in range(3):
         backward(engine, step)
-        engine.module.blocks[0].weight.grad.mul_(0.5)
-        engine.module.blocks[1].weight.grad.zero_()
-        engine.module.blocks[2].bias.grad = None
+        blocks_of(engine)[0].weight.grad.mul_(0.5)
+        blocks_of(engine)[1].weight.grad.zero_()
+        blocks_of(engine)[2].bias.grad = None
         yield float(nn.utils.clip_grad_norm_(engine.module.parameters(), 0.01))
         nn.utils.clip_grad_value_(engine.module.parameters(), 1e-3)
         yield engine.step().grad_norm
@@ -114,7 +118,7 @@ def dropped(engine: Engine) -> Iterator[Any]:
 
 def frozen(engine: Engine) -> Iterator[Any]:
     """Freeze and unfreeze between steps and between passes of one."""
-    block = engine.module.blocks[1]
+    block = blocks_of(engine)[1]
     for step, trains in enumerate((True, False, True)):
         block.requires_grad_(trains)
         backward(engine, step)
@@ -134,7 +138,17 @@ def accumulating(engine: Engine) -> Iterator[Any]:
 
 
 Script = Callable[[Engine], Iterator[Any]]
-SCRIPTS: tuple[Script, ...] = (plain, twice, put_off, access, of_others, dropped, frozen, accumulating)
+
+
+def idle(engine: Engine) -> Iterator[Any]:
+    """Take a step without a backward pass after one with."""
+    for step in range(2):
+        backward(engine, step)
+        yield engine.step().grad_norm
+        yield engine.step().grad_norm
+
+
+SCRIPTS: tuple[Script, ...] = (plain, twice, put_off, access, of_others, dropped, frozen, idle, accumulating)
 
 
 def seen_by(script: Script, engine: Engine) -> list[Any]:

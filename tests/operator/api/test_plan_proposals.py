@@ -215,7 +215,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, ...] | None]] = [
         "masters that stay whole, as the file says",
         job(
             {**ONE, **ON_HOST, "bf16": {"enabled": True, "store_param_remainders": False}},
-            memory="440Gi",
+            memory="580Gi",
             **SMALL_DRIVE,
         ),
         ('"bf16": {"store_param_remainders": true}',),

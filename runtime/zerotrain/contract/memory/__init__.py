@@ -8,9 +8,10 @@ With [Psi] trainable and [Phi] frozen elements, [N] ranks, [c] compute, [a] stor
     stage 1: (c + a) Psi + K Psi / N    stage 3: (c + a + K) Psi / N + c n_root (1 - 1 / N)
 
 plus c Phi for frozen parameters (c Phi / N at stage 3). Offloaded parts move from the accelerator to host
-memory and disk (`tiers.py`), in whole units (`moved.py`); gradients stay. The operator's admission, the
-planner, the engine before it allocates and its own accounting test use the formulas, so that a job that will
-not fit is refused with the numbers that it would reach.
+memory and disk (`tiers.py`), in whole units (`moved.py`); gradients of offloaded states move to host memory
+if a rank keeps its own part of them alone, as stages 2 and 3 do, and stage 1 with one micro-batch. The
+operator's admission, the planner, the engine before it allocates and its own accounting test use the
+formulas, so that a job that will not fit is refused with the numbers that it would reach.
 """
 
 from .breakdown import MemoryBreakdown, breakdown

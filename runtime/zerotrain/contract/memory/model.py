@@ -48,7 +48,6 @@ def memory_inputs(
     whole_pass = _total(unit for unit in sharded if unit.whole_pass)
     buffers = 2 if zero.overlap_comm else 1
     passing = tuple(unit.padded_numel for unit in sharded if not unit.whole_pass)
-    largest = max(passing, default=0)
     live = replay_live(passing, whole_pass=whole_pass, rules=_live_rules(zero), reduce_buffers=buffers)
     # Whole sums are sent in fp32, otherwise autograd's gradients. They are cast only to a narrower dtype.
     keeps_own = keeps_own_gradients(config)
@@ -58,7 +57,7 @@ def memory_inputs(
         world_size=config.world_size,
         trainable_numel=_total(unit for unit in units if unit.trainable),
         frozen_numel=_frozen(units, compute_bytes),
-        largest_unit_numel=largest,
+        largest_unit_numel=max(passing, default=0),
         root_numel=_total(unit for unit in whole if unit.trainable),
         frozen_root_numel=_frozen(whole, compute_bytes),
         whole_pass_numel=whole_pass,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zerotrain.contract.memory import MemoryInputs, step_traffic
-from zerotrain.contract.memory.inputs import offloaded, share
+from zerotrain.contract.memory.inputs import moved_gradients, offloaded, share
 from zerotrain.contract.memory.moved import updates_just_in_time
 
 from .demand import Demand, Workload
@@ -68,12 +68,22 @@ def pace(demand: Demand, rates: Rates) -> Pace | None:
     clock = _Clock(demand, rates)
     forward = clock.phase(
         "forward",
-        [clock.compute(1.0), clock.network("forward"), clock.transfers(), clock.spilled_parameters()],
+        [
+            clock.compute(1.0),
+            clock.network("forward"),
+            clock.transfers("forward"),
+            clock.spilled_parameters(),
+        ],
     )
     backward_compute = clock.compute(3.0 if clock.recomputes else 2.0)
     backward = clock.phase(
         "backward",
-        [backward_compute, clock.network("backward"), clock.transfers(), clock.spilled_parameters()],
+        [
+            backward_compute,
+            clock.network("backward"),
+            clock.transfers("backward"),
+            clock.spilled_parameters(),
+        ],
         overlaps=demand.workload.config.zero.overlap_comm,
     )
     update = clock.phase("optimizer", clock.update())
@@ -186,14 +196,20 @@ class _Clock:
     def _has_peers(self) -> bool:
         return self.workload.ranks_per_worker > 1 and self.rates.peer is not None
 
-    def transfers(self) -> tuple[str, float, str] | None:
-        """Return the time of uploading offloaded parameters; forward and backward take half each.
-
-        The download of gradients belongs to the update.
-        """
-        if self.inputs.param_tier == "gpu" or self.workload.on_host:
+    def transfers(self, phase: str) -> tuple[str, float, str] | None:
+        """Return the time of a pass's transfers: offloaded parameters come up, half of them in each pass, and
+        sums of gradients go down and come up again in backward, both ways at the same time."""
+        if self.workload.on_host:
             return None
-        return self._moved("PCIe", self.traffic.pcie_up_bytes / 2, self.rates.pcie, "pcie")
+        sums_up, sums_down = self._sums if phase == "backward" else (0, 0)
+        params = 0 if self.inputs.param_tier == "gpu" else (self.traffic.pcie_up_bytes - self._sums[0]) / 2
+        return self._moved("PCIe", max(params + sums_up, sums_down), self.rates.pcie, "pcie")
+
+    @property
+    def _sums(self) -> tuple[int, int]:
+        """Bytes of gradients that backward passes bring (up, down), summed in host memory."""
+        one_pass = self.inputs.grad_bytes * sum(moved_gradients(self.inputs))
+        return one_pass * (self.inputs.micro_steps - 1), one_pass * self.inputs.micro_steps
 
     def spilled_parameters(self) -> tuple[str, float, str] | None:
         """Return the time to read parameters from the drive; forward and backward take half each."""
@@ -217,8 +233,9 @@ class _Clock:
         else:
             found = [self._moved("device memory", here, self.rates.device, "device")]
             found.append(self._moved("host memory", away, self.rates.host, "host"))
-            up = 0 if inputs.param_tier != "gpu" else self.traffic.pcie_up_bytes
-            crossing = max(up, self.traffic.pcie_down_bytes)
+            sums_up, sums_down = self._sums
+            up = 0 if inputs.param_tier != "gpu" else self.traffic.pcie_up_bytes - sums_up
+            crossing = max(up, self.traffic.pcie_down_bytes - sums_down)
             found.append(self._moved("PCIe", crossing, self.rates.pcie, "pcie"))
         spilled = self.traffic.nvme_bytes - self.traffic.nvme_pass_bytes
         found.append(self._moved("drive", ranks * spilled, self.rates.nvme, "nvme"))

@@ -1,7 +1,7 @@
 """Sums of gradients in host memory, beside an accelerator whose optimizer states are in host memory, too.
 
-`zero.gradients` adds the ranks' parts of a unit's gradients to its sum; where `HostSums` makes that sum, the
-parts leave the accelerator during backward, and the update finds them where it works.
+`zero.gradient_sum` adds the ranks' parts of a unit's gradients to its sum. Where `HostSums` makes that sum,
+the parts leave the accelerator during backward, and the update finds them where it works.
 
 [Note: sums in tiles] The parts are added on the device, tile by tile, and each tile is sent to page-locked
 host memory at once. If the sum has contents (a step's second micro-batch), the tile is first brought back. So
@@ -46,24 +46,24 @@ class HostSums:
         """`leaves` returns whether the states of a unit are offloaded; `pins`: the sums are page-locked."""
         self._leaves = leaves
         self._pins = pins and device.type == "cuda"
-        self._lanes = _Lanes(device)
+        self._copies = _Copies(device)
 
     def make(self, unit: Unit, ledger: MemoryLedger) -> HostSum | None:
         """Return memory for the sum of this rank's part of a unit; None = it stays on the device."""
         numel = unit.stop - unit.start
         if not self._leaves(unit) or not numel:
             return None
-        self._lanes.fit(numel, ledger)
-        return HostSum(numel, self._lanes, ledger, pins=self._pins)
+        self._copies.fit(numel, ledger)
+        return HostSum(numel, self._copies, ledger, pins=self._pins)
 
 
 class HostSum:
-    """The sum of one unit's gradients, an implementation of `zero.gradients.MovedSum`."""
+    """The sum of one unit's gradients, an implementation of `zero.gradient_sum.MovedSum`."""
 
-    def __init__(self, numel: int, lanes: _Lanes, ledger: MemoryLedger, *, pins: bool) -> None:
+    def __init__(self, numel: int, copies: _Copies, ledger: MemoryLedger, *, pins: bool) -> None:
         self._pages = HostPages(4 * numel, pinned=pins)
         self._ledger = ledger
-        self._lanes = lanes
+        self._copies = copies
         self.values = self._pages.data.view(torch.float32)
         ledger.count(MemoryKind.HOST_GRADS, self.values)
         self._landed: Any = None
@@ -76,13 +76,13 @@ class HostSum:
         if self._landed is not None:
             self._landed.synchronize()
             self._landed = None
-        self._lanes.release()
+        self._copies.release()
 
     @torch.no_grad()
     def add(self, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool) -> None:
         """Run `accumulate_` into `values`; see [Note: sums in tiles]."""
         self._squares.clear()
-        self._landed = self._lanes.add(
+        self._landed = self._copies.add(
             self.values, parts, scale, after=self._landed, overwrite=overwrite, squares=self._squares
         )
         self._seen_version = self.values._version
@@ -100,7 +100,7 @@ class HostSum:
         self._pages.release()
 
 
-class _Lanes:
+class _Copies:
     """The two streams of one engine and the tiles that pass over them; on a CPU everything is done at
     once."""
 
@@ -139,8 +139,10 @@ class _Lanes:
     ) -> Any:
         """Add parts to `values` when event `after` has passed, and put the sums of squares of the result into
         `squares`; return the event behind the last copy."""
-        self._take_turn()
-        _wait(self._down, self._mark_main())
+        self._free_previous()
+        ready = self._mark_main()
+        for stream in (self._up, self._down):
+            _wait(stream, ready)
         _wait(self._up, after)
         for start in range(0, values.numel(), self._tiles[0].numel()):
             slot, self._next_slot = self._next_slot, (self._next_slot + 1) % SUM_TILES
@@ -163,7 +165,7 @@ class _Lanes:
         if self._held is not None and self._held[0].query():
             self._drop_held()
 
-    def _take_turn(self) -> None:
+    def _free_previous(self) -> None:
         """Make the main stream wait until the unit before is read, whose memory it may then use again."""
         if self._held is not None:
             torch.cuda.current_stream(self._device).wait_event(self._held[0])

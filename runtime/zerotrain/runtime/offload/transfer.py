@@ -1,8 +1,9 @@
 """Transfers between a device and host memory: gradients down, weights up.
 
 `Uploads` sends offloaded shards to their gathers. Units of which only the states are offloaded are updated in
-host memory: `DeviceLink` fetches their gradients, `WeightStaging` their weights, and sends these back. On a
-CPU both are the same memory: a copy is made at once, and there is no `DeviceLink`.
+host memory: `DeviceLink` fetches their gradients where these are not there already (`host_sums.py`),
+`WeightStaging` their weights, and sends these back. On a CPU both are the same memory: a copy is made at
+once, and there is no `DeviceLink`.
 
 [Note: streams] Gradients come down on one stream and weights go up on another, so both directions of the bus
 are used while the main stream computes. Both wait for what the main stream did before the step. An update

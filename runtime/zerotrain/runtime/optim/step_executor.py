@@ -108,7 +108,7 @@ class StepExecutor:
             leaving = [
                 part
                 for part in parts
-                if states[part.unit.name].device.type != device.type and not part.is_moved
+                if states[part.unit.name].device.type != device.type and part.sum.moved is None
             ]
             self._link.begin(parts, leaving=leaving)
         hypers, step = optimizer.begin_step(), optimizer.num_updates

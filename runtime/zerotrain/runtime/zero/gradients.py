@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
-from zerotrain.runtime.comm.sums import accumulate_
-from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.gradient_sum import GradientSum, MakeSum
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.slots import GradientSharded, GradientSlots
 from zerotrain.runtime.zero.unit import Unit, UnitState
@@ -35,33 +33,6 @@ class GradientOutsideModule(RuntimeError):
         )
 
 
-class MovedSum(Protocol):
-    """Sum of this rank's part of a unit's gradients in host memory, beside an accelerator."""
-
-    values: torch.Tensor
-    """The sum, 1-D fp32 in host memory. Call `wait` before reading or writing it."""
-
-    def wait(self) -> None:
-        """Block until `values` may be read and written."""
-        ...
-
-    def add(self, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool) -> None:
-        """Run `accumulate_` into `values`, without waiting."""
-        ...
-
-    def squares(self) -> list[torch.Tensor]:
-        """Return sums of squares of the parts of `values`; empty if they were not computed."""
-        ...
-
-    def drop(self) -> None:
-        """Free the memory."""
-        ...
-
-
-MakeSum = Callable[[Unit, MemoryLedger], MovedSum | None]
-"""Function that makes a unit's sum in host memory; None = it stays on the device."""
-
-
 class UnitGradients:
     """Sum of a step's gradients of one unit, and the buffer for gradients that are not in the sum yet."""
 
@@ -69,17 +40,11 @@ class UnitGradients:
         """`make_moved`: makes sums in host memory, for a rank that keeps its own part alone."""
         self.unit = unit
         self._ledger = ledger
-        self._is_whole = not (unit.placement.grads_sharded or unit.placement.sums_own_part)
-        """Whether `_sum` has the whole unit rather than this rank's part of it."""
-        self._moved = None if self._is_whole or make_moved is None else make_moved(unit, ledger)
-        if self._moved is None:
-            self._sum = _made_sum(unit, ledger, is_whole=self._is_whole)
-        else:
-            self._sum = self._moved.values
-        self.is_direct = self._is_whole and unit.layout.dtype == "fp32"
+        self.sum = GradientSum(unit, ledger, make_moved)
+        self.is_direct = self.sum.is_whole and unit.layout.dtype == "fp32"
         """Whether autograd writes into the accumulator itself."""
         self._is_blank = not self.is_direct
-        """Whether the contents of `_sum` count as zeros."""
+        """Whether the contents of `sum` count as zeros."""
         self.is_reduced = False
         """Whether, at stages 0 and 1, the accumulator already holds this step's sum over the ranks."""
         self._flat: torch.Tensor | None = None
@@ -87,8 +52,8 @@ class UnitGradients:
         self.slots = GradientSlots(unit, self.parts_of)
         self.download: Callable[[], torch.Tensor] | None = None
         """Copies `shard` to host memory if the states are there and the gradients are not."""
-        self._direct_views = unit.views_of(self._sum) if self.is_direct else []
-        self._clean_version = self._sum._version
+        self._direct_views = unit.views_of(self.sum.values) if self.is_direct else []
+        self._clean_version = self.sum.values._version
         if self.is_direct:
             self.attach()
 
@@ -99,13 +64,13 @@ class UnitGradients:
         Once a step's sum over the ranks is computed, only this rank's part of a whole unit is valid, unless
         states are replicated; under `Placement.sums_own_part` nothing else is there.
         """
-        if not (self._is_whole or self.unit.placement.grads_sharded or self.is_reduced):
-            self._widen()
-        self._wait()
+        if not (self.sum.is_whole or self.unit.placement.grads_sharded or self.is_reduced):
+            self.sum.widen()  # nothing is in it yet
+        values = self.sum.values
         if self._is_blank:
-            self._sum.zero_()
+            values.zero_()
             self._is_blank = False
-        return self._sum
+        return values
 
     @property
     def shard(self) -> torch.Tensor:
@@ -116,7 +81,7 @@ class UnitGradients:
     @property
     def own_part(self) -> torch.Tensor:
         """Interval of the accumulator that the layout assigns to this rank, at every stage."""
-        return self._own_of(self.accumulator)
+        return self.sum.own_of(self.accumulator)
 
     @property
     def is_open(self) -> bool:
@@ -126,7 +91,7 @@ class UnitGradients:
     @property
     def is_touched(self) -> bool:
         """Whether anything was added since `clear`, also by a backward pass that no hook saw."""
-        if self.is_direct and self._sum._version != self._clean_version:
+        if self.is_direct and self.sum.values._version != self._clean_version:
             return True
         return self.is_open or not (self.is_direct or self._is_blank) or self.slots.have_strays()
 
@@ -191,7 +156,7 @@ class UnitGradients:
 
     def release(self, flat: torch.Tensor) -> None:
         """Account for a buffer from `take` as freed; the caller drops it. An accumulator stays."""
-        if flat is self._sum:
+        if self.sum.is_whole and flat is self.sum.values:
             return
         self._ledger.add(MemoryKind.AUTOGRAD, -flat.numel() * flat.element_size())
         self.unit.comm.memory.give_back(flat)
@@ -201,26 +166,26 @@ class UnitGradients:
         reduced, the buffer stays open for the next reduction."""
         if self.is_reduced or not self.is_open:
             return
-        if not self._is_whole:
-            self._widen()  # another pass follows before the step after all
+        if not self.sum.is_whole:
+            self.sum.widen()  # another pass follows before the step after all
         flat = self.take()
         if self._is_blank:
             self._is_blank = False
-            self._sum.copy_(flat)
+            self.sum.values.copy_(flat)
         else:
-            self._sum.add_(flat)
+            self.sum.values.add_(flat)
         self.release(flat)
 
     def dispose(self) -> None:
         """Free all memory, between steps; the parameters then have no gradients."""
         self.slots.empty()
-        self._drop_sum()
+        self.sum.drop()
 
     def wipe(self) -> None:
         """Zero the accumulator: at once if autograd adds to it, else when it is used. `clear` follows; any
         thread may call this."""
         if self.is_direct:
-            self._sum.zero_()
+            self.sum.values.zero_()
         else:
             self._is_blank = True
 
@@ -240,19 +205,19 @@ class UnitGradients:
             self.attach()
         elif not self.is_direct and self.slots.shown is not None:
             self.slots.empty()
-        self._clean_version = self._sum._version
+        if self.is_direct:
+            self._clean_version = self.sum.values._version
 
     def parts_of(self, index: int) -> list[torch.Tensor]:
         """Return this rank's parts of one parameter's gradient: its part of the sum, and what is not in the
         sum yet."""
         unit = self.unit
         segment = unit.layout.segments[index]
-        low, high = (0, unit.layout.padded_numel) if self._is_whole else (unit.start, unit.stop)
+        low, high = self.sum.interval
         start, stop = max(low, segment.start), min(high, segment.stop)
         found = []
         if start < stop and not self._is_blank:
-            self._wait()
-            found.append(self._sum[start - low : stop - low])
+            found.append(self.sum.values[start - low : stop - low])
         if self._flat is not None:
             found.append(self._views[index])
         return found
@@ -261,8 +226,7 @@ class UnitGradients:
     def scale(self, factor: float) -> None:
         """Multiply the gradients of a step, including what is not in the sum yet. Between passes."""
         if not self._is_blank:
-            self._wait()
-            self._sum.mul_(factor)
+            self.sum.values.mul_(factor)
         if self._flat is not None:
             self._flat.mul_(factor)
 
@@ -270,43 +234,13 @@ class UnitGradients:
         """Compute `own_part += scale * part` for one rank's part after the other; with `overwrite` what it
         holds does not count."""
         overwrite, self._is_blank = overwrite or self._is_blank, False
-        if self._moved is not None:
-            self._moved.add(parts, scale, overwrite=overwrite)
-        else:
-            accumulate_(self._own_of(self._sum), parts, scale, overwrite=overwrite)
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether the sum is in host memory, beside an accelerator."""
-        return self._moved is not None
+        self.sum.add(parts, scale, overwrite=overwrite)
 
     def known_squares(self) -> list[torch.Tensor]:
         """Return sums of squares of parts of `own_part` that were computed on the device before it left;
         empty if there are none. May be infinite where `own_part` is finite."""
-        return [] if self._moved is None or self._is_blank else self._moved.squares()
-
-    def _wait(self) -> None:
-        if self._moved is not None:
-            self._moved.wait()
-
-    def _own_of(self, accumulator: torch.Tensor) -> torch.Tensor:
-        return accumulator[self.unit.start : self.unit.stop] if self._is_whole else accumulator
-
-    def _widen(self) -> None:
-        """Make the accumulator whole from now on, before anything is in it."""
-        assert self._is_blank
-        self._drop_sum()
-        self._sum = _made_sum(self.unit, self._ledger, is_whole=True)
-        self._is_whole = True
-
-    def _drop_sum(self) -> None:
-        if self._moved is not None:
-            self._moved.drop()
-            self._moved = None
-            return
-        self._ledger.add(MemoryKind.GRADS, -self._sum.nbytes)
-        if self._is_whole:
-            self.unit.comm.memory.drop(self._sum)
+        moved = self.sum.moved
+        return [] if moved is None or self._is_blank else moved.squares()
 
 
 def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
@@ -315,14 +249,6 @@ def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
     if device == shard.device:
         return shard
     return shard.to(device) if gradients.download is None else gradients.download()
-
-
-def _made_sum(unit: Unit, ledger: MemoryLedger, *, is_whole: bool) -> torch.Tensor:
-    if is_whole:
-        made = unit.comm.memory.keep(unit.layout.padded_numel, torch.float32)
-    else:
-        made = flat_zeros(unit.stop - unit.start, dtype=torch.float32, device=unit.comm.device)
-    return ledger.count(MemoryKind.GRADS, made)
 
 
 def check_stray(unit: Unit, index: int, *, is_assigned: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.runtime.zero.gradients import MakeSum
+from zerotrain.runtime.zero.gradient_sum import MakeSum
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.live import LiveLimits
 from zerotrain.runtime.zero.shards import ParamTier, Placement, Staging

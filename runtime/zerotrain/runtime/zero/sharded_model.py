@@ -339,6 +339,8 @@ class ShardedModel:
         """Remove every hook and the spill file; the model keeps its parameters."""
         self.is_closed = True
         for gradients in self.gradients.values():
+            if gradients.sum.moved is not None:
+                gradients.sum.moved.wait()  # copies into memory that may be freed from now on
             if gradients.slots.are_hidden:
                 gradients.slots.empty()
         self.traffic.close()
