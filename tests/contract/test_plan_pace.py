@@ -71,6 +71,23 @@ def test_offloaded_updates_hide_behind_forward() -> None:
     assert seconds(bound, "optimizer", "drive") == pytest.approx(20 * LLAMA_8B.parameters / 5e9, rel=0.01)
 
 
+def test_gradients_cross_the_bus_in_backward() -> None:
+    """A rank's 4 bytes go down after each pass; sums that stay on the device go down in the update."""
+    given: dict[str, Any] = {"ranks": 2, "per_worker": 2, "gradient_accumulation_steps": 3}
+    cpu: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
+    leave, stay = (paced(zero_optimization=zero(stage, **cpu), **given) for stage in (2, 1))
+    share = LLAMA_8B.parameters / 2
+    assert seconds(leave, "backward", "PCIe") == pytest.approx(3 * 4 * share / 25e9, rel=0.01)
+    assert not any(part.what == "PCIe" for part in stay.parts if part.phase == "backward")
+    # Remainders: the weight goes down and comes up.
+    assert seconds(leave, "optimizer", "PCIe") == pytest.approx(2 * share / 25e9, rel=0.01)
+    assert seconds(stay, "optimizer", "PCIe") == pytest.approx((4 + 2) * share / 25e9, rel=0.01)
+    weights = paced(zero_optimization=zero(3, **cpu, offload_param={"device": "cpu"}), **given)
+    halves = seconds(weights, "forward", "PCIe")
+    assert halves == pytest.approx(3 * 2 * share / 25e9, rel=0.01)
+    assert seconds(weights, "backward", "PCIe") == pytest.approx(halves + 2 * 4 * share / 25e9, rel=0.01)
+
+
 @pytest.mark.parametrize("just_in_time", [False, True])
 @pytest.mark.parametrize("micro", [1, 64])
 def test_spilled_parameters_are_read_by_the_passes(micro: int, just_in_time: bool) -> None:

@@ -115,13 +115,13 @@ HOST = Hardware(on_host=True)
     [
         (
             configured(stage=2, bf16={"store_param_remainders": False}, **CPU),
-            Needs(host=60 * MI, disk=0),
+            Needs(host=75 * MI, disk=0),
             GPU,
             ('"bf16": {"store_param_remainders": true}',),
         ),
         (
             configured(stage=2, **CPU),
-            Needs(host=48 * MI, disk=2**40, accelerator=2**40),
+            Needs(host=62 * MI, disk=2**40, accelerator=2**40),
             GPU,
             ('"offload_optimizer": {"ratio": 0.75}',),
         ),
