@@ -66,11 +66,14 @@ void quantize(const void* params, int runs) {
         const std::uint32_t found = magnitude(Type::widen(from[block * kQuantizeBlock + i]));
         largest = found > largest ? found : largest;
       }
-      const float scale = scale_of<Bits>(largest), divisor = divisor_of(scale), reciprocal = div(1.0f, divisor);
+      const float scale = scale_of<Bits>(largest), divisor = divisor_of(scale), reciprocal = reciprocal_of(divisor);
       const std::int64_t place = piece * p.piece_blocks + block;
       for (int i = 0; i < kQuantizeBlock; ++i) {
         const float value = Type::widen(from[block * kQuantizeBlock + i]);
-        store_code<Bits>(codes, place * kQuantizeBlock + i, code_of<Bits>(value, divisor, reciprocal));
+        bool is_sure = allows_quick_codes(scale);
+        const std::int32_t quick = quick_code(value, reciprocal, is_sure);
+        const std::int32_t code = is_sure ? quick : slow_code<Bits>(value, divisor);
+        store_code<Bits>(codes, place * kQuantizeBlock + i, code);
       }
       scales[place] = scale;
     }
@@ -90,7 +93,7 @@ void dequantize(const void* params, int rows) {
   const std::int64_t numel = p.row_blocks * kQuantizeBlock;
   for (std::int64_t row = p.first; row < p.first + rows; ++row) {
     auto* into = static_cast<typename Type::Store*>(p.into) + row * numel;
-    for (std::int64_t i = 0; i < numel; ++i) into[i] = Type::narrow(decode_at<Bits>(p, row, i));
+    for (std::int64_t i = 0; i < numel; ++i) into[i] = Type::narrow(canonical(decode_at<Bits>(p, row, i)));
   }
 }
 

@@ -67,13 +67,18 @@ __device__ __forceinline__ void quantize_block(const float (&values)[2][4], std:
     for (int j = 0; j < 4; ++j) largest = max(largest, magnitude(values[half][j]));
   }
   const float scale = scale_of<Bits>(__reduce_max_sync(0xffffffffu, largest)), divisor = divisor_of(scale);
-  const float reciprocal = div(1.0f, divisor);
+  const float reciprocal = reciprocal_of(divisor);
+  std::int32_t found[2][4];
+  bool is_sure = allows_quick_codes(scale);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) found[i / 4][i % 4] = quick_code(values[i / 4][i % 4], reciprocal, is_sure);
+  if (!is_sure) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) found[i / 4][i % 4] = slow_code<Bits>(values[i / 4][i % 4], divisor);
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    std::int32_t found[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) found[j] = code_of<Bits>(values[half][j], divisor, reciprocal);
-    store_codes<Bits>(codes + (2 * block + half) * kHalfBytes<Bits>, lane, join_codes<Bits>(found));
+    store_codes<Bits>(codes + (2 * block + half) * kHalfBytes<Bits>, lane, join_codes<Bits>(found[half]));
   }
   if (lane == 0) scales[block] = scale;
 }
@@ -109,7 +114,7 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
 template <int Bits>
 __device__ __forceinline__ void decode_four(float (&values)[4], std::uint32_t codes, float scale) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) values[j] = decode<Bits>(codes >> (Bits * j), scale);
+  for (int j = 0; j < 4; ++j) values[j] = canonical(decode<Bits>(codes >> (Bits * j), scale));
 }
 
 template <int Bits, class Type>
@@ -174,8 +179,9 @@ __device__ __forceinline__ void dequantize_sum(const DequantizeParams& p) {
     if (block >= p.row_blocks) break;
     float sums[2][4] = {};
     int row = 0;
-    for (; row + 4 <= p.rows; row += 4) add_rows<Bits, 4>(sums, p, row, block, lane);
-    for (; row < p.rows; ++row) add_rows<Bits, 1>(sums, p, row, block, lane);
+    for (; row + 8 <= p.rows; row += 8) add_rows<Bits, 8>(sums, p, row, block, lane);
+    for (; row + 2 <= p.rows; row += 2) add_rows<Bits, 2>(sums, p, row, block, lane);
+    if (row < p.rows) add_rows<Bits, 1>(sums, p, row, block, lane);
     float* into = static_cast<float*>(p.into) + block * kQuantizeBlock + 4 * lane;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -66,16 +66,28 @@ ZEROTRAIN_BOTH std::int32_t slow_code(float value, float divisor) {
   return static_cast<std::int32_t>(bits_of(add(cut, 0x1.8p23f)) - 0x4b400000u);
 }
 
-// The same by a product with the reciprocal (at most 2^-15 off, as the quotient is at most 127), where no boundary
-// between two codes is near.
-template <int Bits>
-ZEROTRAIN_BOTH std::int32_t code_of(float value, float divisor, float reciprocal) {
+// Whether `quick_code` may be used: no quotient exceeds the largest code by more than its rounding. Not so where the
+// scale is subnormal, and rounds, or NaN.
+ZEROTRAIN_BOTH bool allows_quick_codes(float scale) { return scale >= 0x1p-126f || scale == 0.0f; }
+
+// Within 2^-23 of the reciprocal, relatively: codes do not depend on its last bit.
+ZEROTRAIN_BOTH float reciprocal_of(float divisor) {
+#if defined(__CUDA_ARCH__)
+  float found;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(divisor));
+  return found;
+#else
+  return 1.0f / divisor;
+#endif
+}
+
+// The code by a product with the reciprocal, which differs from the quotient by less than 2^-15, as that is at most 127.
+// `is_sure` becomes false where a boundary between two codes is near, and where the value is not finite.
+ZEROTRAIN_BOTH std::int32_t quick_code(float value, float reciprocal, bool& is_sure) {
   const float product = mul(value, reciprocal), shifted = add(product, 0x1.8p23f);
   const float away = sub(product, sub(shifted, 0x1.8p23f));
-  const std::int32_t code = static_cast<std::int32_t>(bits_of(shifted) - 0x4b400000u);
-  const bool is_clear = away < 0x1.ffp-2f && away > -0x1.ffp-2f;
-  if (is_clear && code <= kLargest<Bits> && code >= -kLargest<Bits>) return code;
-  return slow_code<Bits>(value, divisor);
+  is_sure = is_sure && float_of(magnitude(away)) < 0x1.fffp-2f;
+  return static_cast<std::int32_t>(bits_of(shifted) - 0x4b400000u);
 }
 
 // The code from its bits in memory: 8 with a sign, or 4 that count from -8.
@@ -90,7 +102,7 @@ ZEROTRAIN_BOTH float code_value(std::uint32_t stored) {
 
 template <int Bits>
 ZEROTRAIN_BOTH float decode(std::uint32_t stored, float scale) {
-  return canonical(mul(code_value<Bits>(stored), scale));
+  return mul(code_value<Bits>(stored), scale);
 }
 
 // The bits of four codes, the first one lowest.

@@ -52,12 +52,14 @@ def find(tensor: torch.Tensor, family: Family) -> Kernels | None:
 
     Tensors of other classes have no memory of their own or another meaning, so they get none.
     """
+    if type(tensor) not in _PLAIN:
+        return None
     found = _found.get(tensor.device)
     if found is None:
         if tensor.device.type != "cuda":
             return None
         found = on_device(tensor.device)
-    return found.of(family) if type(tensor) in _PLAIN else None
+    return found.of(family)
 
 
 def on_device(device: torch.device) -> DeviceKernels:
