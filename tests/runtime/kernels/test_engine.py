@@ -1,0 +1,56 @@
+"""Training with the kernels' host build in place of a GPU's gives the bits of training without it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tests.support.host_kernels import CPU
+from tests.support.ranks import run_ranks
+from tests.support.training import Case, train_with_engine
+from zerotrain.runtime import _native
+from zerotrain.runtime.kernels import device
+
+pytestmark = pytest.mark.ranks
+
+QUANTISED = {"zero_hpz_partition_size": 2, "zero_quantized_weights": True, "zero_quantized_gradients": True}
+
+
+def train_twice(cases: list[Case]) -> list[tuple[bool, bool, bool, int]]:
+    """Return, per case, whether losses, norms and parameters are equal, and the launches of kernels."""
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    same = []
+    for case in cases:
+        without = train_with_engine(case)
+        kernels = _native.host_kernels()
+        device._found[CPU] = device.DeviceKernels(kernels)
+        try:
+            found = train_with_engine(case)
+        finally:
+            del device._found[CPU]
+        pairs = zip(without.parameters.values(), found.parameters.values(), strict=True)
+        same.append(
+            (
+                found.losses == without.losses,
+                found.norms == without.norms,
+                all((a == b).all() for a, b in pairs),
+                kernels.launches,
+            )
+        )
+    return same
+
+
+def test_no_bit_changes_on_two_nodes_of_two_ranks() -> None:
+    native = Case(torch_adam=False, clip=0.3)
+    cases = [
+        replace(native, stage=1, dtype="bf16", accumulation=2),
+        replace(native, stage=3, dtype="fp32"),
+        replace(native, stage=3, dtype="bf16", extra={"stage3_max_reuse_distance": 0, **QUANTISED}),
+    ]
+    for same in run_ranks(4, train_twice, cases):
+        assert [equal for *equal, _ in same] == [[True] * 3] * len(cases)
+        few, plain, quantised = (launches for *_, launches in same)
+        assert few > 0
+        assert 0 < plain < quantised
