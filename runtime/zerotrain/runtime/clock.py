@@ -43,7 +43,7 @@ class StepClock:
 
     def now(self) -> float:
         """Return seconds of a clock that stops while an update in the background is waited for."""
-        return perf_counter() - self._updates.fence_seconds - self._updates.gather_seconds
+        return perf_counter() - self._updates.fence_seconds - self._updates.replicas.seconds
 
     def add(self, name: str, *, since: float) -> None:
         """Add to `name` the duration of a pass that began when `now` returned `since`."""
@@ -65,13 +65,17 @@ class StepClock:
         lap = Lap(
             passes=self._passes,
             fenced=updates.fence_seconds - self._fenced,
-            published=updates.gather_seconds - self._published,
+            published=updates.replicas.seconds - self._published,
             background=updates.background_seconds - self._background,
         )
         self._passes = dict.fromkeys(self._passes, 0.0)
-        self._fenced, self._published = updates.fence_seconds, updates.gather_seconds
+        self._fenced, self._published = updates.fence_seconds, updates.replicas.seconds
         self._background = updates.background_seconds
         return lap
+
+    def count_published(self, seconds: float) -> None:
+        """Leave these seconds of gathering out of the next lap, as the step that ends now reports them."""
+        self._published += seconds
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -81,7 +85,7 @@ class StepClock:
         comm.poll_timings()
         waited, passes, step_seconds = comm.wait_seconds, dict(self._passes), self.step_seconds
         fenced = updates.fence_seconds - self._fenced
-        published = updates.gather_seconds - self._published
+        published = updates.replicas.seconds - self._published
         try:
             yield
         finally:
@@ -89,4 +93,4 @@ class StepClock:
             comm.wait_seconds, self._passes = waited, passes
             self._began = perf_counter() - step_seconds
             self._fenced = updates.fence_seconds - fenced
-            self._published = updates.gather_seconds - published
+            self._published = updates.replicas.seconds - published

@@ -249,9 +249,17 @@ def _options(
         overlap=zero.overlap_comm,
         reduce_bucket_numel=zero.reduce_bucket_size,
         publish_numel=zero.allgather_bucket_size,
+        stays_in_flight=_stays_in_flight(config, comm),
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )
+
+
+def _stays_in_flight(config: EngineConfig, comm: Comm) -> bool:
+    """Return whether gathers of updated weights run on while the next forward pass begins: beside a device's
+    computation always, beside a processor's where the configuration wants such overlap. Memory that ranks
+    share needs no gathers."""
+    return comm.device.type == "cuda" or (config.zero.overlap_comm and not comm.shares_memory)
 
 
 def _plus(config: EngineConfig) -> ZeroPlusPlus:

@@ -174,6 +174,7 @@ class StepPipeline:
         lr = self._optimizer.lr
         gathering = 0.0 if skipped else self.executor.start(self.grad_scale(norm))
         self.clear()
+        self._clock.count_published(gathering)
         self.scaler.update(overflow=overflow, where=self._overflowed)
         phases["optimizer"] = perf_counter() - began - gathering + lap.fenced
         phases["gather"] = gathering + lap.published

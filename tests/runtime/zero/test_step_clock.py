@@ -26,7 +26,7 @@ def spend_an_hour(engine: Engine) -> None:
     """Add an hour, as an evaluation would that waited for the last update and for the other ranks."""
     updates = engine.core.updates
     updates.fence_seconds += HOUR
-    updates.gather_seconds += HOUR
+    updates.replicas.seconds += HOUR
     engine.comm.wait_seconds += HOUR
     for name in ("forward", "backward"):
         # Such a pass began an hour ago, and did not wait: `now` stands still for waits.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from time import perf_counter
 
 import torch
 
@@ -17,7 +16,6 @@ from zerotrain.runtime.optim.joint import JointRule, update_jointly
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.update import StepUpdate, UpdateRule
 from zerotrain.runtime.zero.gradients import UnitGradients
-from zerotrain.runtime.zero.pending import publish_all
 from zerotrain.runtime.zero.sharded_model import ShardedModel, publication_order, update_order
 
 
@@ -41,8 +39,8 @@ class StepExecutor:
 
     @torch.no_grad()
     def start(self, grad_scale: float) -> float:
-        """Update every unit and bring replicas up to date; return the seconds spent on the latter. Where
-        updates run in the background, replicas follow when they are used."""
+        """Update every unit and start to bring its replicas up to date; return the seconds spent on the
+        latter. What is not over then is waited for when it is used."""
         core, optimizer = self._core, self._optimizer
         optimizer.registry.make_deferred()  # no hook saw a backward pass if the model was not entered
         trained = [unit for unit in core.units if unit.layout.trainable]
@@ -51,23 +49,10 @@ class StepExecutor:
             if self.updater is not None:
                 self._update_in_background(self.updater, grad_scale)
                 return 0.0
-            parts = list(core.gradients.values())
-            if isinstance(optimizer.rule, JointRule):
-                hypers, step = optimizer.begin_step(), optimizer.num_updates
-                update_jointly(
-                    optimizer.rule, optimizer.registry, parts, hypers, step=step, grad_scale=grad_scale
-                )
-            else:
-                with self._begin(optimizer.rule, parts, grad_scale) as update:
-                    for name in update.order:
-                        with self._copies(name):
-                            update.run(name)
-                if self._link is not None:
-                    for name in update.order:
-                        self._link.wait(name)
-            began = perf_counter()
-            publish_all(trained, most_numel=core.updates.publish_numel)
-            return perf_counter() - began
+            began = core.updates.replicas.seconds
+            self._update(grad_scale)
+            core.updates.replicas.end_step()
+            return core.updates.replicas.seconds - began
         except BaseException as error:
             core.updates.fail(error)  # some units are updated, so no valid state can be saved
             raise
@@ -78,6 +63,31 @@ class StepExecutor:
             self.updater.close()
         if self._link is not None:
             self._link.close()
+
+    def _update(self, grad_scale: float) -> None:
+        """Update every unit, and publish each right after its update, or all after a joint one."""
+        core, optimizer = self._core, self._optimizer
+        parts, replicas = core.gradients, core.updates.replicas
+        if isinstance(optimizer.rule, JointRule):
+            hypers, step = optimizer.begin_step(), optimizer.num_updates
+            update_jointly(
+                optimizer.rule,
+                optimizer.registry,
+                list(parts.values()),
+                hypers,
+                step=step,
+                grad_scale=grad_scale,
+            )
+            for part in parts.values():
+                replicas.publish(part.unit)
+            return
+        with self._begin(optimizer.rule, list(parts.values()), grad_scale) as update:
+            for name in update.order:
+                with self._copies(name):
+                    update.run(name)
+                if self._link is not None:
+                    self._link.wait(name)
+                replicas.publish(parts[name].unit)
 
     def _update_in_background(self, updater: Updater, grad_scale: float) -> None:
         core, rule = self._core, self._optimizer.rule

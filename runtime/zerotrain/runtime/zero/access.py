@@ -55,6 +55,8 @@ def full_parameters(
     try:
         yield
         if rank is not None:
+            for core in dict.fromkeys(opened.values()):
+                core.updates.settle_all()  # of a step within the context
             for unit, core in opened.items():
                 _write_back(unit, core, rank)
         else:

@@ -84,17 +84,17 @@ def busy_modules(
     gradients: Mapping[str, UnitGradients],
     *,
     reduces_early: bool,
-    just_in_time: bool = False,
+    waits: bool = False,
 ) -> dict[str, list[Unit]]:
     """Return the units by the module whose calls bound their lives, the root first.
 
-    Units that need no hooks (replicated, or frozen and whole) are left out. `just_in_time`: trained units are
+    Units that need no hooks (replicated, or frozen and whole) are left out. `waits`: trained units are
     waited for before use.
     """
     busy: dict[str, list[Unit]] = {"": []}
     for unit in units:
         is_transient = unit.layout.trainable and (
-            just_in_time or reduces_early or not gradients[unit.name].is_direct
+            waits or reduces_early or not gradients[unit.name].is_direct
         )
         if unit.placement.params_sharded or is_transient:
             busy.setdefault(unit.layout.module, []).append(unit)

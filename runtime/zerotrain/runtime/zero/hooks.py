@@ -182,6 +182,12 @@ def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
     return untraced
 
 
+def has_compiled_code() -> bool:
+    """Return whether torch.compile has compiled anything in this process."""
+    converter = sys.modules.get(f"{COMPILER}.convert_frame")
+    return getattr(converter, "FRAME_COUNTER", 0) > 0
+
+
 def _refuse_second_order(boundary: Boundary) -> None:
     """Raise RuntimeError for `create_graph` at stage 3, where the graph would read freed weights later."""
     sharded = [unit.name for unit in boundary.units if unit.placement.params_sharded]

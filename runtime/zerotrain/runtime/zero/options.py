@@ -45,7 +45,9 @@ class CoreOptions:
     staging: Staging | None = None
     """Host buffers for the shards of a tier; see `HasShard.staging`."""
     publish_numel: int = 1 << 62
-    """Elements in flight when many units are published after an update."""
+    """Elements in flight when many units are published after an update and waited for."""
+    stays_in_flight: bool = False
+    """Whether a step ends while updated units are gathered (zero/replicas.py)."""
     make_moved: MakeSum | None = None
     """Makes the sums of gradients that leave the device for the host; None = all stay."""
     spill_store: SpillStore | None = None

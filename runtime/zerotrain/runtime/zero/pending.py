@@ -8,7 +8,8 @@ on the order of its own calls, never on the progress of the background. If the r
 that each of them updates a part of (stages 1 and 2, small parameters of stage 3), a settled unit must be
 published to all, and ranks may run different modules. So units are published in one canonical order, and
 settling one publishes all before it. Until then replicas are hidden from Python (`placeholder.py`): a use
-settles them, or raises an error.
+settles them, or raises an error. `replicas.py` gathers them, and waits for the gathers, also those of steps
+that update in the foreground.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -26,8 +26,8 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.replicas import Replicas, is_replica
 from zerotrain.runtime.zero.unit import Unit
 
 
@@ -90,20 +90,20 @@ class Ticket:
 
 
 class PendingUpdates:
-    """Background updates of one engine; see [Note: fences]. `fence_seconds` and `gather_seconds` are never
-    reset."""
+    """Updates of one engine that are not over, or whose results are not on all ranks yet; see [Note: fences].
+    `fence_seconds` is never reset."""
 
-    def __init__(self, *, publish_numel: int) -> None:
-        """`publish_numel`: maximum number of elements in flight when many units are published."""
+    def __init__(self, *, publish_numel: int, stays_in_flight: bool) -> None:
+        """`publish_numel`, `stays_in_flight`: see `CoreOptions`."""
         self.failure: BaseException | None = None
         """First error of an update. It is final: masters, moments and weights may be of different steps."""
         self.fence_seconds = 0.0
         """Seconds in which the caller waited for updates."""
-        self.gather_seconds = 0.0
-        """Seconds in which the caller published their results."""
         self.background_seconds = 0.0
         """Seconds of the updates themselves."""
-        self.publish_numel = publish_numel
+        self.replicas = Replicas(
+            most_numel=publish_numel, stays_in_flight=stays_in_flight, settle=self.settle, fail=self.fail
+        )
         self._traceback: TracebackType | None = None
         self._tickets: dict[Unit, Ticket] = {}
         self._stored: Ticket | None = None
@@ -115,6 +115,7 @@ class PendingUpdates:
         return bool(self._tickets)
 
     def __contains__(self, unit: Unit) -> bool:
+        """Whether the unit's update may still be running, and reading its gradients."""
         return unit in self._tickets
 
     def check(self) -> None:
@@ -141,7 +142,7 @@ class PendingUpdates:
         `publication` holds the units in an order that is the same on every rank.
         """
         self._tickets, self._stored, self._gradients = dict(tickets), stored, gradients
-        self._publication = [unit for unit in publication if unit in tickets and _is_published(unit)]
+        self._publication = [unit for unit in publication if unit in tickets and is_replica(unit)]
         for unit in tickets:
             unit.pending = partial(self.settle, unit)
             gradients[unit.name].slots.empty()
@@ -149,22 +150,23 @@ class PendingUpdates:
                 unit.views.hide_all()
 
     def settle(self, unit: Unit) -> None:
-        """Wait for one unit's update and make its result the weights. Collective if replicas are
+        """Wait for one unit's update and make its result the weights. Collective if replicas have to be
         published."""
         self.check()
-        if unit not in self._tickets:
-            return
-        before = [unit]
-        if _is_published(unit):
-            before = self._publication[: self._publication.index(unit) + 1]
-        self._settle(before)
+        if unit in self._tickets:
+            before = [unit]
+            if is_replica(unit):
+                before = self._publication[: self._publication.index(unit) + 1]
+            self._publish(before)
+        self.replicas.finish([unit])
 
     def settle_units(self) -> None:
-        """Settle every unit. Collective if replicas are published."""
+        """Settle every unit. Collective if replicas have to be published."""
         self.check()
         if self._tickets:
             published = set(self._publication)
-            self._settle([*(unit for unit in self._tickets if unit not in published), *self._publication])
+            self._publish([*(unit for unit in self._tickets if unit not in published), *self._publication])
+        self.replicas.finish_all()
 
     def settle_all(self) -> None:
         """Settle every unit and wait until the states may be read."""
@@ -186,30 +188,25 @@ class PendingUpdates:
 
         Raises UpdatePending if all ranks would have to call this, which only a forward pass guarantees.
         """
-        if unit not in self._tickets or unit.placement.params_sharded:
+        if unit.pending is None or unit.placement.params_sharded:
             return False
-        if _is_published(unit) and not in_forward:
+        if unit in self._tickets and is_replica(unit) and not in_forward:
             raise UpdatePending(fqn)
         self.settle(unit)
         return True
 
-    def _settle(self, units: Sequence[Unit]) -> None:
-        fenced, began = self.fence_seconds, perf_counter()
-
-        def settled() -> Iterator[Unit]:
+    def _publish(self, units: Sequence[Unit]) -> None:
+        """Wait for the updates of units, and start to gather those that are replicas."""
+        try:
             for unit in units:
                 self._wait(self._tickets[unit])
-                self._show(unit)
-                yield unit
-
-        try:
-            publish_all(settled(), most_numel=self.publish_numel)
+                self._take_over(unit)
+            self.replicas.end_step()
         except BaseException as error:
-            # Some of the replicas being published are shown already, and no later call would wait for them.
-            if not isinstance(error, Exception) and any(_is_published(unit) for unit in units):
+            # Some of the replicas may be published already, and no later call would do that again.
+            if not isinstance(error, Exception) and any(is_replica(unit) for unit in units):
                 self.fail(error)
             raise
-        self.gather_seconds += perf_counter() - began - (self.fence_seconds - fenced)
 
     def _wait_stored(self) -> None:
         if self._stored is not None:
@@ -226,34 +223,17 @@ class PendingUpdates:
         finally:
             self.fence_seconds += perf_counter() - began
 
-    def _show(self, unit: Unit) -> None:
+    def _take_over(self, unit: Unit) -> None:
+        """Make the result of a unit's update, which is over, the weights."""
         self.background_seconds += self._tickets.pop(unit).seconds
         if self._publication and self._publication[0] is unit:
             del self._publication[0]
         unit.pending = None
         # On a device the main stream must clear it.
         self._gradients[unit.name].clear(is_wiped=unit.comm.device.type == "cpu")
-        if not unit.placement.params_sharded:
+        if not unit.placement.params_sharded and not is_replica(unit):
             unit.views.show_all()
-
-
-def _is_published(unit: Unit) -> bool:
-    """Return whether each rank updates a part of weights that all ranks hold."""
-    placement = unit.placement
-    is_replica = placement.states_sharded and not placement.params_sharded
-    return is_replica and unit.comm.world_size > 1
-
-
-def publish_all(units: Iterable[Unit], *, most_numel: int) -> None:
-    """Update the replicas of the units on all ranks, with at most about `most_numel` elements in flight.
-    Collective."""
-    flying: deque[tuple[int, Pending]] = deque()
-    for unit in units:
-        flying.append((unit.layout.padded_numel, unit.publish()))
-        while len(flying) > 1 and sum(numel for numel, _ in flying) > most_numel:
-            flying.popleft()[1].wait()
-    for _, pending in flying:
-        pending.wait()
+        self.replicas.publish(unit, is_hidden=True)
 
 
 class WaitForUpdates:

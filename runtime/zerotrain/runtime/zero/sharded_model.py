@@ -92,7 +92,9 @@ class ShardedModel:
         self.writes = Writes(self)
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self.live = LiveWeights(options.live)
-        self.updates = PendingUpdates(publish_numel=options.publish_numel)
+        self.updates = PendingUpdates(
+            publish_numel=options.publish_numel, stays_in_flight=options.stays_in_flight
+        )
         self._opened: list[Window] = []
         """Windows of the current pass; a retained graph may open them again."""
         self.boundaries: dict[str, Boundary] = {}
@@ -117,7 +119,7 @@ class ShardedModel:
             units,
             gradients,
             reduces_early=self.reducer.reduces_early,
-            just_in_time=self.options.just_in_time,
+            waits=self.options.just_in_time or self.options.stays_in_flight,
         )
         modules = dict(named_modules(self.model))
         for boundary in self.boundaries.values():
@@ -186,13 +188,13 @@ class ShardedModel:
         return True
 
     def settle_for_use(self, parameter: nn.Parameter, use: Use | None = None) -> bool:
-        """Show a parameter that is hidden during its update, if it may be used now; return whether it is
-        shown.
+        """Show a parameter that is hidden until its update is on all ranks, if it may be used now; return
+        whether it is shown.
 
         Raises UpdatePending if showing it needs all ranks.
         """
         unit = unit_of(self, parameter)
-        if unit not in self.updates or unit.placement.params_sharded:
+        if unit.pending is None or unit.placement.params_sharded:
             return False
         is_common = self.passes.entry is not None or (use is not None and self.uses.allows(use))
         return self.updates.open_for_use(unit, fqn_of(parameter), in_forward=is_common)

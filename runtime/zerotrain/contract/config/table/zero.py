@@ -77,13 +77,15 @@ STAGE: tuple[Key, ...] = (
         kind=KeyKind.INT,
         default=500_000_000,
         minimum=0,
-        effect="Stages 1 and 2: elements of updated units that are gathered at once; at least one unit.",
+        effect="Stages 1 and 2: elements of updated units that are gathered at once, where a step waits for "
+        "them (on CPUs without overlap_comm, or with shared memory); at least one unit.",
     ),
     Key(
         path=f"{_Z}.overlap_comm",
         kind=KeyKind.BOOL,
         default=None,
         effect="Reduce gradients while backward goes on (stages 0 and 1: in the last micro-batch of a step); "
+        "on CPUs also: end steps of stages 1 and 2 while updated weights are gathered, as on GPUs always; "
         "absent = true at stage 3, false below.",
     ),
     _accepted(
