@@ -12,6 +12,7 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny_models import token_batches
 from tests.support.training import GLOBAL_BATCH, Case, micro_batches
 from zerotrain.runtime.comm import timing
+from zerotrain.runtime.comm.accounts import Accounts
 from zerotrain.runtime.comm.timing import CollectiveSample, Stopwatch
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train.stragglers import WINDOW, OwnTimes
@@ -108,6 +109,25 @@ def test_what_is_hidden_under_computation_is_no_wait(stream: Stream) -> None:
 def test_only_the_part_after_the_computation_is_a_wait(stream: Stream) -> None:
     sample = gathered(stream, before_s=0.25, ends_at_s=1.0)
     assert (sample.seconds, sample.exposed_seconds) == (1.0, 0.75)
+
+
+@pytest.mark.unit
+def test_a_stream_beside_the_computation_loses_no_time(stream: Stream) -> None:
+    """Waits of that stream are not exposed; those of the computation for it are, but of no collective."""
+    accounts = Accounts(torch.device("cuda"))
+    measurement = accounts.stopwatch.start("reduce_scatter", "unit", 8)
+    with accounts.stopwatch.aside():
+        measurement.ask()
+        stream.wait_until(1.0)
+        measurement.end()
+    accounts.poll_timings()
+    assert [(each.seconds, each.exposed_seconds) for each in accounts.timings] == [(1.0, 0.0)]
+    assert accounts.take_wait_seconds() == 0.0
+    with accounts.stopwatch.waiting():
+        stream.wait_until(1.5)
+    accounts.poll_timings()
+    assert len(accounts.timings) == 1
+    assert accounts.take_wait_seconds() == 0.5
 
 
 @pytest.mark.unit

@@ -74,7 +74,7 @@ class Accounts:
         self.wait_seconds = 0.0
         """Seconds that the caller spent waiting for collectives since the last `take_wait_seconds`."""
         self._sequence = 0
-        self._stopwatch = Stopwatch(device, self._finished)
+        self.stopwatch = Stopwatch(device, self._finished)
 
     def issue(self, start: Callable[P, Handle], *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Call `start` with the arguments, which issues a collective, and return its handle.
@@ -112,7 +112,7 @@ class Accounts:
         self.cross_node_bytes[op] += bytes_each * (self.nodes.num_nodes - 1 if crossing is None else crossing)
         word = zlib.crc32(f"{op} {label} {num_bytes}".encode())
         self._sequence = (self._sequence * 1_000_003 + word) & _HASH_BITS
-        measurement = self._stopwatch.start(op, label, num_bytes)
+        measurement = self.stopwatch.start(op, label, num_bytes)
         return Pending(self.watch(work, f"{op} for {label!r}", measurement).wait)
 
     def watch(self, work: Any, name: str, measurement: Measurement | None = None) -> Watched:
@@ -167,8 +167,9 @@ class Accounts:
 
     def poll_timings(self) -> None:
         """Move the measurements that the device has finished into `timings`; never blocks."""
-        self._stopwatch.poll()
+        self.stopwatch.poll()
 
     def _finished(self, sample: CollectiveSample) -> None:
         self.wait_seconds += sample.exposed_seconds
-        self.timings.append(sample)
+        if sample.op:
+            self.timings.append(sample)

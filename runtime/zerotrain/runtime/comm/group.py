@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from zerotrain.contract.launch import CommEnv, LaunchError
 from zerotrain.runtime.comm.accounts import Accounts, NodeMap
-from zerotrain.runtime.comm.memory import Memory, PrivateMemory
+from zerotrain.runtime.comm.memory import Memory, PrivateMemory, unfilled
 from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.shared import SharedGroup
@@ -144,7 +144,7 @@ class Comm(Accounts):
             shared = self.issue(self._shared.exchange, sent, self._name("reduce_scatter", label))
             pending = self.account("reduce_scatter", label, num_bytes, shared)
             return Exchange(pending, parts=shared.parts, finish=shared.finish, extra_bytes=0)
-        received = self.memory.keep(sent.numel(), sent.dtype)
+        received = unfilled(sent.numel(), sent.dtype, self.device)
         work = self.issue(dist.all_to_all_single, received, sent, group=self._exchanges, async_op=True)
         pending = self.account("reduce_scatter", label, num_bytes, work, crossing=self.nodes.outside)
         parts = list(received.view(self.world_size, -1))

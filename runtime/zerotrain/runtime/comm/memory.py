@@ -84,6 +84,13 @@ class PrivateMemory:
         return None
 
 
+def unfilled(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a private 1-D tensor that the caller overwrites as a whole; on a GPU nothing fills it before."""
+    if device.type == "cpu":
+        return PrivateMemory(device).keep(numel, dtype)
+    return torch.empty(numel, dtype=dtype, device=device)
+
+
 @dataclass(slots=True, eq=False)
 class _Slot:
     """Buffer that is lent repeatedly."""

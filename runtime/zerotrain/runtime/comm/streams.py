@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from zerotrain.runtime.comm.timing import Stopwatch
+
 
 @dataclass(frozen=True, slots=True)
 class ComputeStream:
@@ -35,3 +37,60 @@ class ComputeStream:
         with torch.cuda.stream(self.stream):
             yield
         current.wait_stream(self.stream)
+
+
+class SideStream:
+    """A stream beside the one that computes, for reductions: it waits for exchanges, and sums what arrives.
+
+    [Note: memory of two streams] The allocator gives freed memory to the stream that allocated it, at once.
+    What the computation made and an exchange sends must therefore not be freed before the computation waits
+    for that exchange (`wait_for`). What an exchange receives is allocated here and read here alone, so it can
+    be freed as soon as its last reader was launched.
+    """
+
+    def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
+        """Create the stream of a CUDA device. `stopwatch` measures how long the computation waits."""
+        self._stopwatch = stopwatch
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._is_ahead = False
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether there is another stream than the current one, so that waits in `running` block nobody."""
+        return self._stream is not None
+
+    def mark(self) -> Any:
+        """Return an event at this place of the current stream; None on a CPU."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    @contextmanager
+    def running(self, *, after: Any = None) -> Iterator[None]:
+        """Run the block on this stream, once the event `after` has passed."""
+        if self._stream is None:
+            yield
+            return
+        if after is not None:
+            self._stream.wait_event(after)
+        self._is_ahead = True
+        with torch.cuda.stream(self._stream), self._stopwatch.aside():
+            yield
+
+    def wait_for(self, event: Any) -> None:
+        """Make the current stream wait for an event of this one."""
+        if event is not None:
+            with self._stopwatch.waiting():
+                torch.cuda.current_stream(self._stream.device).wait_event(event)
+
+    def join(self) -> None:
+        """Make the current stream wait for all that ran here, if anything did since the last call."""
+        if self._is_ahead:
+            self._is_ahead = False
+            with torch.cuda.stream(self._stream):
+                event = self.mark()
+            self.wait_for(event)

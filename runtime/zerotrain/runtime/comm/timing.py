@@ -4,7 +4,8 @@ that nothing synchronises."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,7 @@ class CollectiveSample:
     """One finished collective."""
 
     op: str
-    """`all_gather`, `reduce_scatter` or `broadcast`."""
+    """`all_gather`, `reduce_scatter` or `broadcast`; empty for a wait of the computation alone."""
     label: str
     """Purpose of the collective, usually the unit's name."""
     num_bytes: int
@@ -62,7 +63,9 @@ class Exchange:
         parts: Callable[[], Sequence[torch.Tensor]],
         finish: Callable[[], None],
         extra_bytes: int,
+        first: Pending | None = None,
     ) -> None:
+        """`first` is what `pending` begins with, if it has two hops."""
         self.wait = pending.wait
         """Block (CPU) or make the current stream wait (CUDA) until the parts are available."""
         self.parts = parts
@@ -70,6 +73,9 @@ class Exchange:
         buffer that was sent."""
         self.finish = finish
         """Declare that the parts have been read and are not needed any more."""
+        self.advance = (pending if first is None else first).wait
+        """Do what `wait` begins with: wait until what was sent may change, and start the second of two hops.
+        For a stream that only reduces; elsewhere `wait` is enough."""
         self.extra_bytes = extra_bytes
         """Bytes that the received parts take until `finish`; 0 if they are read in place on the other
         ranks."""
@@ -78,16 +84,28 @@ class Exchange:
 class Measurement:
     """Times of one collective: call `ask` when its result is needed, and `end` when it is there."""
 
-    __slots__ = ("_asked", "_begin", "_end", "_is_over", "_label", "_num_bytes", "_op", "_stopwatch")
+    __slots__ = (
+        "_asked",
+        "_begin",
+        "_end",
+        "_is_aside",
+        "_is_over",
+        "_label",
+        "_num_bytes",
+        "_op",
+        "_stopwatch",
+    )
 
     def __init__(self, stopwatch: Stopwatch, op: str, label: str, num_bytes: int) -> None:
         self._stopwatch, self._op, self._label, self._num_bytes = stopwatch, op, label, num_bytes
+        self._is_aside = False
         self._begin = self._asked = stopwatch.now()
         self._end: Any = None
         self._is_over = False
 
     def ask(self) -> None:
         self._asked = self._stopwatch.now()
+        self._is_aside = self._stopwatch.is_aside
 
     def end(self) -> None:
         """Report the sample, on CUDA as soon as the device is so far."""
@@ -117,7 +135,7 @@ class Measurement:
             label=self._label,
             num_bytes=self._num_bytes,
             seconds=seconds,
-            exposed_seconds=exposed,
+            exposed_seconds=0.0 if self._is_aside else exposed,
         )
 
 
@@ -131,10 +149,28 @@ class Stopwatch:
         """Measurements on CUDA that are not reported yet, oldest first."""
         self._events: list[Any] = []
         """Events that measure nothing at present; making one costs more than recording it."""
+        self.is_aside = False
+        """Whether what waits now is a stream that does not compute, so that the wait costs no time."""
 
     def start(self, op: str, label: str, num_bytes: int) -> Measurement:
         """Begin to measure a collective that was just issued."""
         return Measurement(self, op, label, num_bytes)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the waits within the block for those of a stream that does not compute."""
+        before, self.is_aside = self.is_aside, True
+        try:
+            yield
+        finally:
+            self.is_aside = before
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measure how long the current stream waits for what the block names."""
+        measurement = self.start("", "", 0)
+        yield
+        measurement.end()
 
     def now(self) -> Any:
         """Return the seconds of the host's clock, or on CUDA an event at this place of the stream."""

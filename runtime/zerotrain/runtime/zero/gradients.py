@@ -50,6 +50,8 @@ class UnitGradients:
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self.slots = GradientSlots(unit, self.parts_of)
+        self.fence: Callable[[], None] = _nothing
+        """Makes the current stream wait for sums of this pass, which another may compute; see reduce.py."""
         self.download: Callable[[], torch.Tensor] | None = None
         """Copies `shard` to host memory if the states are there and the gradients are not."""
         self._direct_views = unit.views_of(self.sum.values) if self.is_direct else []
@@ -211,6 +213,7 @@ class UnitGradients:
     def parts_of(self, index: int) -> list[torch.Tensor]:
         """Return this rank's parts of one parameter's gradient: its part of the sum, and what is not in the
         sum yet."""
+        self.fence()
         unit = self.unit
         segment = unit.layout.segments[index]
         low, high = self.sum.interval
@@ -249,6 +252,10 @@ def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
     if device == shard.device:
         return shard
     return shard.to(device) if gradients.download is None else gradients.download()
+
+
+def _nothing() -> None:
+    pass
 
 
 def check_stray(unit: Unit, index: int, *, is_assigned: bool = False) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.memory import unfilled
 from zerotrain.runtime.comm.subgroup import SubGroup
 from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Exchange, Pending
@@ -48,14 +49,29 @@ class HierarchicalReduction:
         packer = self._quantizer
         buffers: _HopBuffers = _PlainBuffers(by_place) if packer is None else _PackedBuffers(by_place, packer)
         first = within.all_to_all(buffers.received_first, buffers.sent_first, label=label)
+        second: list[Pending] = []
 
-        def wait() -> None:
+        @torch.no_grad()
+        def start_second() -> None:
             first.wait()
             buffers.prepare_second_hop()
             if across.world_size > 1:
-                across.all_to_all(buffers.received_second, buffers.sent_second, label=label).wait()
+                second.append(across.all_to_all(buffers.received_second, buffers.sent_second, label=label))
 
-        return Exchange(Pending(wait), parts=buffers.parts, finish=_nothing, extra_bytes=buffers.num_bytes)
+        started = Pending(start_second)
+
+        def wait() -> None:
+            started.wait()
+            for pending in second:
+                pending.wait()
+
+        return Exchange(
+            Pending(wait),
+            parts=buffers.parts,
+            finish=_nothing,
+            extra_bytes=buffers.num_bytes,
+            first=started,
+        )
 
     def close(self) -> None:
         """Leave the groups."""
@@ -87,13 +103,13 @@ class _PlainBuffers:
         places, self._nodes, _ = by_place.shape
         numel, dtype, device = by_place.numel(), by_place.dtype, by_place.device
         self._places = places
-        self.sent_first = flat_zeros(numel, dtype=dtype, device=device)
+        self.sent_first = unfilled(numel, dtype, device)
         self.sent_first.view(by_place.shape).copy_(by_place)
-        self.received_first = flat_zeros(numel, dtype=dtype, device=device)
-        self._sum = flat_zeros(numel // places, dtype=torch.float32, device=device)
+        self.received_first = unfilled(numel, dtype, device)
+        self._sum = unfilled(numel // places, torch.float32, device)
         second = numel // places if self._nodes > 1 else 0
-        self.sent_second = flat_zeros(second, dtype=dtype, device=device)
-        self.received_second = flat_zeros(second, dtype=dtype, device=device)
+        self.sent_second = unfilled(second, dtype, device)
+        self.received_second = unfilled(second, dtype, device)
         self.num_bytes = _bytes_of(self, self._sum)
 
     def prepare_second_hop(self) -> None:
@@ -115,11 +131,11 @@ class _PackedBuffers:
         first = self._places * quantizer.packed_bytes(chunk)
         second = self._nodes * quantizer.packed_bytes(self._numel) if self._nodes > 1 else 0
         self.sent_first = flat_zeros(first, dtype=torch.uint8, device=device)
-        self.received_first = flat_zeros(first, dtype=torch.uint8, device=device)
+        self.received_first = unfilled(first, torch.uint8, device)
         self.sent_second = flat_zeros(second, dtype=torch.uint8, device=device)
-        self.received_second = flat_zeros(second, dtype=torch.uint8, device=device)
-        self._sum = flat_zeros(chunk, dtype=torch.float32, device=device)
-        self._decoded = flat_zeros(chunk, dtype=torch.float32, device=device)
+        self.received_second = unfilled(second, torch.uint8, device)
+        self._sum = unfilled(chunk, torch.float32, device)
+        self._decoded = unfilled(chunk, torch.float32, device)
         self.num_bytes = _bytes_of(self, self._sum, self._decoded)
         quantizer.pack(by_place, self.sent_first)
 

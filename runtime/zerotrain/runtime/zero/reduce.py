@@ -10,6 +10,11 @@ all ranks have seen the same other order in one whole backward pass (according t
 module, a second backward pass of a step that was reduced already) stays in the unit's buffer. It is sent with
 the unit's next reduction. If there is none before the step boundary, the step record shows all ranks that one
 of them has such gradients, and all units are sent once more.
+
+[Note: reductions beside backward] On a GPU, exchanges are started, waited for and summed on a stream of their
+own, and the second hop of a hierarchical exchange follows the first there: none of it holds up backward,
+which waits for all of it once, at the end of the pass. It waits earlier only to free what a unit sent, when
+the exchanges in flight exceed the bucket. A CPU has no such stream, and waits for an exchange where it sums.
 """
 
 from __future__ import annotations
@@ -18,10 +23,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.streams import SideStream
 from zerotrain.runtime.comm.timing import Exchange, Pending
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -38,6 +45,8 @@ class _Exchange:
     exchange: Exchange
     is_whole: bool
     """Whether `local` is the replicated accumulator itself."""
+    sent: Any = None
+    """Event of the stream of reductions after which `local` and `wire` may be freed."""
 
 
 class Reducer:
@@ -67,6 +76,8 @@ class Reducer:
         self._before = 1.0 / options.predivision
         self._after = options.predivision / (comm.world_size if options.averages else 1)
         self.start_exchange, self.keeps_local = start_exchange, keeps_local
+        self.side = SideStream(comm.device, comm.stopwatch)
+        """Stream of the reductions; see [Note: reductions beside backward]."""
         self._flying: deque[_Exchange] = deque()
         self._gathers: list[Pending] = []
         self._seen: dict[UnitGradients, None] = {}  # ordered set: the order in which units became ready
@@ -80,6 +91,8 @@ class Reducer:
         self._seen.clear()
         self._is_sharded = any(part.unit.placement.grads_sharded for part in gradients)
         self._sums_own_part = any(part.unit.placement.sums_own_part for part in gradients)
+        for part in gradients:
+            part.fence = self.side.join
         layouts = [part.unit.layout for part in gradients]
         largest = max((layout.padded_numel for layout in layouts if layout.module), default=0)
         self._bucket_numel = min(self._bucket_limit, largest)
@@ -123,6 +136,7 @@ class Reducer:
                         gradients.fold()
         finally:
             self._drain(everything=True)
+            self.side.join()
 
     def reduce_replicated(self) -> None:
         """Sum and average, at the step boundary, what stages 0 and 1 accumulated locally."""
@@ -131,6 +145,7 @@ class Reducer:
                 if not gradients.is_reduced:
                     self._launch(gradients)
                     self._drain(everything=True)
+            self.side.join()
 
     @property
     def has_late(self) -> bool:
@@ -142,6 +157,7 @@ class Reducer:
         for gradients in self.order:
             self._launch(gradients)
         self._drain(everything=True)
+        self.side.join()
 
     @property
     def seen_order_hash(self) -> float:
@@ -158,13 +174,24 @@ class Reducer:
         local = gradients.take_whole() if is_whole else gradients.take()
         self._flying.append(self._exchange(gradients, local, is_whole=is_whole))
         self._drain(everything=not self._overlap)
+        if self._flying and self.side.is_apart:
+            # After the second hop of the unit before, as that arrives first.
+            self._advance(self._flying[-1])
 
     def _exchange(self, gradients: UnitGradients, local: torch.Tensor, *, is_whole: bool) -> _Exchange:
         wire = local if self._before == 1.0 else local * self._before
         wire = wire if self._wire_dtype is None else wire.to(self._wire_dtype)
-        exchange = self.start_exchange(wire, label=gradients.unit.name)
+        with self.side.running(after=self.side.mark()):
+            exchange = self.start_exchange(wire, label=gradients.unit.name)
         self._ledger.add(MemoryKind.REDUCE, exchange.extra_bytes)
         return _Exchange(gradients=gradients, local=local, wire=wire, exchange=exchange, is_whole=is_whole)
+
+    @torch.no_grad()
+    def _advance(self, exchange: _Exchange) -> None:
+        """Let the stream of reductions go on to the exchange's last hop."""
+        with self.side.running():
+            exchange.exchange.advance()
+            exchange.sent = self.side.mark()
 
     def _drain(self, *, everything: bool) -> None:
         """Finish the oldest exchanges until the rest fits the bucket.
@@ -178,23 +205,28 @@ class Reducer:
             numel -= exchange.local.numel()
             self._take_in(exchange)
         if everything:
-            for pending in self._gathers:
-                pending.wait()
+            with self.side.running():
+                for pending in self._gathers:
+                    pending.wait()
             self._gathers.clear()
 
     @torch.no_grad()
     def _take_in(self, exchange: _Exchange) -> None:
         """Compute `own += mean (or sum) over ranks`, added in rank order in fp32, so that its bits do not
         depend on timing."""
-        gradients = exchange.gradients
-        exchange.exchange.wait()
-        gradients.add_parts(exchange.exchange.parts(), self._after, overwrite=exchange.is_whole)
-        exchange.exchange.finish()
-        self._ledger.add(MemoryKind.REDUCE, -exchange.exchange.extra_bytes)
+        gradients, handle = exchange.gradients, exchange.exchange
+        if exchange.sent is None:
+            self._advance(exchange)
+        with self.side.running():
+            handle.wait()
+            gradients.add_parts(handle.parts(), self._after, overwrite=exchange.is_whole)
+            handle.finish()
+            if not gradients.unit.placement.states_sharded:
+                whole, own, label = gradients.accumulator, gradients.own_part, gradients.unit.name
+                self._gathers.append(self._comm.all_gather(whole, own, label=label))
+        self.side.wait_for(exchange.sent)
+        self._ledger.add(MemoryKind.REDUCE, -handle.extra_bytes)
         gradients.release(exchange.local)
-        if not gradients.unit.placement.states_sharded:
-            whole, own, label = gradients.accumulator, gradients.own_part, gradients.unit.name
-            self._gathers.append(self._comm.all_gather(whole, own, label=label))
 
     @torch.no_grad()
     def copy_reduced(self, local: torch.Tensor, *, label: str) -> torch.Tensor:
