@@ -257,9 +257,12 @@ def _options(
 
 def _stays_in_flight(config: EngineConfig, comm: Comm) -> bool:
     """Return whether gathers of updated weights run on while the next forward pass begins: beside a device's
-    computation always, beside a processor's where the configuration wants such overlap. Memory that ranks
+    computation always, beside a processor's where stages 1 and 2 are asked for overlap. Memory that ranks
     share needs no gathers."""
-    return comm.device.type == "cuda" or (config.zero.overlap_comm and not comm.shares_memory)
+    zero = config.zero
+    return comm.device.type == "cuda" or (
+        zero.stage in (1, 2) and zero.overlap_comm and not comm.shares_memory
+    )
 
 
 def _plus(config: EngineConfig) -> ZeroPlusPlus:

@@ -51,6 +51,8 @@ def started(
         "zero_optimization": {"stage": stage, "overlap_comm": overlap, **zero},
     }
     engine, *_ = zt.initialize(model=Chain(), config=settings, unit_modules=[nn.Linear])
+    if stage == 3:  # as on a GPU
+        engine.core.updates.replicas._may_stay = overlap and not engine.comm.shares_memory
     land_late(engine)
     return engine
 

@@ -221,13 +221,12 @@ def test_a_wait_on_another_stream_holds_up_the_computation_too(monkeypatch: pyte
         FakeStream, "wait_stream", lambda self, other: self.seen.update(other.seen), raising=False
     )
     home, mine = ComputeStream.current(CUDA), FakeStream("script's")
-    with torch.cuda.stream(mine), home.joined():  # type: ignore[arg-type]
-        cuda.note("wait", "")
-    assert cuda.found("wait")[0].stream == MAIN
+    gather = [Pending(lambda: cuda.note("wait", "")) for _ in range(2)]
+    with torch.cuda.stream(mine):  # type: ignore[arg-type]
+        home.wait(gather[0])
     assert mine.seen == {MAIN: 1}
-    with home.joined():
-        cuda.note("wait", "")
-    assert cuda.found("wait")[1].stream == MAIN
+    home.wait(gather[1])
+    assert [note.stream for note in cuda.found("wait")] == [MAIN, MAIN]
 
 
 class Filled(TorchDispatchMode):  # type: ignore[no-untyped-call]

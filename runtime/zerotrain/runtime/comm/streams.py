@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from zerotrain.runtime.comm.timing import Stopwatch
+from zerotrain.runtime.comm.timing import Pending, Stopwatch
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeStream:
+class ComputeStream(NamedTuple):
     """The stream on which something was computed."""
 
     stream: Any
@@ -27,15 +25,14 @@ class ComputeStream:
         """Return the device's current stream."""
         return cls(torch.cuda.current_stream(device) if device.type == "cuda" else None)
 
-    @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Run the block on this stream, and make the current one wait for it, if it is another."""
+    def wait(self, pending: Pending) -> None:
+        """Make this stream wait for a collective, and the current one for this stream, if it is another."""
         current = None if self.stream is None else torch.cuda.current_stream(self.stream.device)
         if current is None or current == self.stream:
-            yield
+            pending.wait()
             return
         with torch.cuda.stream(self.stream):
-            yield
+            pending.wait()
         current.wait_stream(self.stream)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 COMPILER = "torch._dynamo"
 """Name of torch.compile's module."""
+_CONVERTER = f"{COMPILER}.convert_frame"
 
 
 class Boundary:
@@ -184,7 +185,7 @@ def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 def has_compiled_code() -> bool:
     """Return whether torch.compile has compiled anything in this process."""
-    converter = sys.modules.get(f"{COMPILER}.convert_frame")
+    converter = sys.modules.get(_CONVERTER)
     return getattr(converter, "FRAME_COUNTER", 0) > 0
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 from zerotrain.runtime.comm.streams import ComputeStream
 from zerotrain.runtime.comm.timing import Pending
@@ -25,8 +26,7 @@ from zerotrain.runtime.zero.hooks import has_compiled_code
 from zerotrain.runtime.zero.unit import Unit
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(NamedTuple):
     gather: Pending
     computed_on: ComputeStream
     """Stream on which the weights were updated; it waits for the gather, whichever other one does."""
@@ -52,6 +52,7 @@ class Replicas:
         self._may_stay = stays_in_flight
         self._settle, self._fail = settle, fail
         self._flying: dict[Unit, _Flight] = {}
+        self._numel = 0
         _OPEN.add(self)
 
     @property
@@ -87,8 +88,7 @@ class Replicas:
         try:
             for unit in units:
                 if (flight := self._flying.get(unit)) is not None:
-                    with flight.computed_on.joined():
-                        flight.gather.wait()
+                    flight.computed_on.wait(flight.gather)
                     self._land(unit, flight)
         except BaseException as error:
             self._fail(error)  # a second wait would not find out that the weights are incomplete
@@ -98,6 +98,7 @@ class Replicas:
 
     def _take_off(self, unit: Unit, gather: Pending, *, is_hidden: bool) -> None:
         stays = self.stay_in_flight
+        self._numel += unit.layout.padded_numel
         self._flying[unit] = _Flight(gather, ComputeStream.current(unit.comm.device), is_hidden or stays)
         unit.pending = partial(self._settle, unit)
         if stays:
@@ -108,12 +109,9 @@ class Replicas:
         while len(self._flying) > 1 and self._numel > self._most_numel:
             self.finish([next(iter(self._flying))])
 
-    @property
-    def _numel(self) -> int:
-        return sum(unit.layout.padded_numel for unit in self._flying)
-
     def _land(self, unit: Unit, flight: _Flight) -> None:
         del self._flying[unit]
+        self._numel -= unit.layout.padded_numel
         unit.pending = None
         if flight.is_hidden:
             unit.views.show_all()
@@ -130,6 +128,8 @@ _OPEN: weakref.WeakSet[Replicas] = weakref.WeakSet()
 
 def _finish_everywhere() -> None:
     """Wait for what is in flight: a forked process could not, and other ranks need what this one sends."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # the thread that trains may be waiting
     for replicas in list(_OPEN):
         with suppress(Exception):  # every later call of the engine raises it
             replicas.finish_all()
