@@ -45,11 +45,12 @@ class SideStream:
     be freed as soon as its last reader was launched.
     """
 
-    def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
-        """Create the stream of a CUDA device. `stopwatch` measures how long the computation waits."""
+    def __init__(self, device: torch.device, stopwatch: Stopwatch, *, is_needed: bool = True) -> None:
+        """Create the stream of a CUDA device if it `is_needed`: with one rank nothing is exchanged, and parts
+        are what the computation made. `stopwatch` measures how long the computation waits."""
         self._stopwatch = stopwatch
         self._stream: Any = None
-        if device.type == "cuda":
+        if device.type == "cuda" and is_needed:
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._is_ahead = False
 

@@ -76,7 +76,7 @@ class Reducer:
         self._before = 1.0 / options.predivision
         self._after = options.predivision / (comm.world_size if options.averages else 1)
         self.start_exchange, self.keeps_local = start_exchange, keeps_local
-        self.side = SideStream(comm.device, comm.stopwatch)
+        self.side = SideStream(comm.device, comm.stopwatch, is_needed=comm.world_size > 1)
         """Stream of the reductions; see [Note: reductions beside backward]."""
         self._flying: deque[_Exchange] = deque()
         self._gathers: list[Pending] = []
