@@ -26,7 +26,7 @@ from zerotrain.runtime.comm.memory import unfilled
 from zerotrain.runtime.comm.streams import ComputeStream, SideStream
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.zero import hierarchy, reduce
+from zerotrain.runtime.zero import gradient_sum, hierarchy
 from zerotrain.runtime.zero.gradients import UnitGradients
 
 BLOCKS = [f"blocks.{index}" for index in range(4)]
@@ -86,7 +86,7 @@ def on_streams(engine: Engine) -> Iterator[FakeCuda]:
         patch.setattr(reducer, "side", SideStream(CUDA, comm.stopwatch))
         reducer.replace(list(engine.core.gradients.values()))
         patch.setattr(comm, "account", noted)
-        patch.setattr(reduce, "accumulate_", summed)
+        patch.setattr(gradient_sum, "accumulate_", summed)
         patch.setattr(hierarchy, "accumulate_", summed)
         patch.setattr(UnitGradients, "release", released)
         for name in BLOCKS:
