@@ -31,6 +31,16 @@ bool fits(Address address, std::size_t width, unsigned shift) {
   return address == 0 || (address % width == 0 && address / width % 4 == shift);
 }
 
+// Whether rows at these distances in elements may be accessed by 16 bytes.
+bool by_16(Address address, std::size_t width, std::int64_t stride, std::int64_t other) {
+  return address % 16 == 0 && stride * width % 16 == 0 && other * width % 16 == 0;
+}
+
+// Whether packed rows may be accessed by 8 bytes.
+bool by_8(Address packed, std::int64_t row_blocks, int bits) {
+  return packed % 8 == 0 && row_blocks * (kQuantizeBlock * bits / 8 + 4) % 8 == 0;
+}
+
 unsigned shift_of(Address address) { return static_cast<unsigned>(address / 4 % 4); }
 
 std::int64_t sum_groups(std::int64_t numel) { return numel / 4 + 2; }  // wherever the first group begins
@@ -134,7 +144,8 @@ void Kernels::quantize(const Rows& rows, Address packed, int bits, Address strea
   p.piece_blocks = rows.piece_numel / kQuantizeBlock;
   p.row_blocks = rows.pieces * p.piece_blocks;
   p.pieces = static_cast<std::int32_t>(rows.pieces);
-  p.vectors = fits(rows.values, width(rows.type), 0) && rows.row_stride % 4 == 0 && rows.piece_stride % 4 == 0;
+  p.vectors = by_16(rows.values, width(rows.type), rows.row_stride, rows.piece_stride);
+  p.wide = by_8(packed, p.row_blocks, bits);
   const std::int64_t runs = p.row_blocks ? rows.rows * rows.pieces : 0;
   for (std::int64_t first = 0; first < runs; first += kMostRows) {
     p.first = static_cast<std::int32_t>(first);
@@ -151,7 +162,8 @@ void Kernels::dequantize(Address packed, Address into, Float type, std::int64_t 
   p.into = reinterpret_cast<void*>(into);
   p.row_blocks = numel / kQuantizeBlock;
   p.rows = static_cast<std::int32_t>(rows);
-  p.vectors = fits(into, width(type), 0);
+  p.vectors = by_16(into, width(type), 0, 0);
+  p.wide = by_8(packed, p.row_blocks, bits);
   for (std::int64_t first = 0; p.row_blocks && first < rows; first += kMostRows) {
     p.first = static_cast<std::int32_t>(first);
     const Grid grid{over(p.row_blocks, kWarps * kBlocksOfWarp), static_cast<int>(std::min(kMostRows, rows - first)),
@@ -167,7 +179,8 @@ void Kernels::dequantize_sum(Address packed, Address into, std::int64_t rows, st
   p.into = reinterpret_cast<void*>(into);
   p.row_blocks = numel / kQuantizeBlock;
   p.rows = static_cast<std::int32_t>(rows);
-  p.vectors = fits(into, 4, 0);
+  p.vectors = by_16(into, 4, 0, 0);
+  p.wide = by_8(packed, p.row_blocks, bits);
   if (p.row_blocks == 0) return;
   run("dequantize_sum" + std::to_string(bits), &p, {over(p.row_blocks, kWarps * kBlocksOfWarp), 1, kQuantizeThreads},
       stream);

@@ -23,7 +23,8 @@ struct QuantizeParams {
   std::int64_t row_blocks, piece_blocks;
   std::int32_t pieces;
   std::int32_t first;  // number of the first (row, piece) of the launch
-  bool vectors;        // whether all runs start at addresses that vectors of four elements need
+  bool vectors;  // whether values may be accessed by 16 bytes
+  bool wide;     // whether codes may be accessed by 8 bytes
 };
 
 // Packed rows, one behind the other, to rows of values or to one row, their sum.
@@ -33,7 +34,7 @@ struct DequantizeParams {
   std::int64_t row_blocks;
   std::int32_t rows;
   std::int32_t first;  // number of the first row of the launch
-  bool vectors;
+  bool vectors, wide;  // as above
 };
 
 template <int Bits>
@@ -90,30 +91,46 @@ ZEROTRAIN_BOTH std::int32_t quick_code(float value, float reciprocal, bool& is_s
   return static_cast<std::int32_t>(bits_of(shifted) - 0x4b400000u);
 }
 
-// The code from its bits in memory: 8 with a sign, or 4 that count from -8.
+// 2^23 plus a byte of a word.
+ZEROTRAIN_BOTH float above_2_23(std::uint32_t word, unsigned byte) {
+#if defined(__CUDA_ARCH__)
+  return float_of(__byte_perm(word, 0x4b000000u, 0x7650u | byte));
+#else
+  return float_of(0x4b000000u | ((word >> (8 * byte)) & 0xffu));
+#endif
+}
+
+// The eight codes in two words (int8, with a sign) or one (int4, counted from -8), the first one lowest.
 template <int Bits>
-ZEROTRAIN_BOTH float code_value(std::uint32_t stored) {
+ZEROTRAIN_BOTH void code_values(float (&values)[8], const std::uint32_t (&words)[2]) {
   if constexpr (Bits == 8) {
-    return sub(float_of(0x4b000000u | ((stored ^ 0x80u) & 0xffu)), 0x1p23f + 128.0f);
+    for (unsigned i = 0; i < 8; ++i) values[i] = sub(above_2_23(words[i / 4] ^ 0x80808080u, i % 4), 0x1p23f + 128.0f);
   } else {
-    return sub(float_of(0x4b000000u | (stored & 0xfu)), 0x1p23f + 8.0f);
+    const std::uint32_t pairs[2] = {words[0] & 0x0f0f0f0fu, (words[0] >> 4) & 0x0f0f0f0fu};
+    for (unsigned i = 0; i < 8; ++i) values[i] = sub(above_2_23(pairs[i % 2], i / 2), 0x1p23f + 8.0f);
   }
 }
 
+// The same for one code from its bits in memory.
 template <int Bits>
 ZEROTRAIN_BOTH float decode(std::uint32_t stored, float scale) {
-  return mul(code_value<Bits>(stored), scale);
+  const std::uint32_t words[2] = {stored, 0};
+  float values[8];
+  code_values<Bits>(values, words);
+  return mul(values[0], scale);
 }
 
-// The bits of four codes, the first one lowest.
+// The words of eight codes, as `code_values` takes them.
 template <int Bits>
-ZEROTRAIN_BOTH std::uint32_t join_codes(const std::int32_t (&codes)[4]) {
-  std::uint32_t joined = 0;
-  for (int j = 0; j < 4; ++j) {
-    const std::uint32_t stored = static_cast<std::uint32_t>(Bits == 8 ? codes[j] & 0xff : codes[j] + 8);
-    joined |= stored << (Bits * j);
+ZEROTRAIN_BOTH void join_codes(std::uint32_t (&words)[2], const std::int32_t (&codes)[8]) {
+  words[0] = words[1] = 0;
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (Bits == 8) {
+      words[i / 4] |= (static_cast<std::uint32_t>(codes[i]) & 0xffu) << (8 * (i % 4));
+    } else {
+      words[0] |= static_cast<std::uint32_t>(codes[i] + 8) << (4 * i);
+    }
   }
-  return joined;
 }
 
 }  // namespace cuda

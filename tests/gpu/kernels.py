@@ -50,15 +50,15 @@ class Bench:
     def numel(self, on_gpu: int) -> int:
         return on_gpu if self.has_gpu else 64 * 256
 
-    def time(self, run: Callable[[], object]) -> float:
+    def time(self, run: Callable[[], object], rounds: int = ROUNDS) -> float:
         """Return the median milliseconds of a call on the device."""
         if not self.has_gpu:
             run()
             return 0.0
-        for _ in range(3):
+        for _ in range(2):
             run()
         found: list[float] = []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             begin: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record()
@@ -83,7 +83,7 @@ class Bench:
         ours()
         launches = self.kernels.launches - before
         ms = self.time(ours)
-        old = self.time(today) if today else 0.0
+        old = self.time(today, rounds=5) if today else 0.0
         speed = num_bytes / ms * 1e3 if ms else 0.0
         found = {
             "what": what,
@@ -104,7 +104,7 @@ class Bench:
 def bench_sums(bench: Bench) -> None:
     for ranks, overwrite in ((2, True), (8, True), (8, False), (64, True)):
         bench_sum(bench, ranks, overwrite=overwrite)
-    flats = [torch.randn(bench.numel(1 << 27), device=bench.on)]
+    flats = [torch.randn(bench.numel(1 << 28), device=bench.on)]
     bench.row(
         "squares of one fp32 tensor",
         flats[0].nbytes,
@@ -144,7 +144,7 @@ def bench_quantize(bench: Bench) -> None:
 
 
 def bench_pack(bench: Bench, quantizer: Quantizer, dtype: torch.dtype) -> None:
-    numel, bits, kernels = bench.numel(1 << 27), quantizer.bits, bench.kernels
+    numel, bits, kernels = bench.numel(1 << 29), quantizer.bits, bench.kernels
     values = torch.randn(numel, device=bench.on, dtype=dtype)
     packed = torch.zeros(quantizer.packed_bytes(numel), dtype=torch.uint8, device=bench.on)
     back, runs = torch.empty_like(values), values.view(1, 1, -1)
@@ -165,7 +165,7 @@ def bench_pack(bench: Bench, quantizer: Quantizer, dtype: torch.dtype) -> None:
 
 
 def bench_unpack_sum(bench: Bench, quantizer: Quantizer, ranks: int) -> None:
-    share, bits = bench.numel(1 << 27) // ranks, quantizer.bits
+    share, bits = bench.numel(1 << 30) // ranks, quantizer.bits
     packed = torch.zeros(ranks, quantizer.packed_bytes(share), dtype=torch.uint8, device=bench.on)
     quantize.pack(bench.kernels, torch.randn(ranks, 1, share, device=bench.on), packed, bits=bits)
     total, spare = torch.empty(share, device=bench.on), torch.empty(share, device=bench.on)

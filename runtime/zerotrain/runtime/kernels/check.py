@@ -162,11 +162,12 @@ def _check_quantize(kernels: Kernels, device: torch.device) -> None:
 def _check_codes(
     what: str, kernels: Kernels, device: torch.device, bits: int, dtype: torch.dtype, offset: int
 ) -> None:
-    rows, pieces, numel, host = 3, 2, _BLOCKS * _BLOCK, host_kernels()
+    # One run in a row: packed rows that allow no accesses by eight bytes.
+    rows, pieces, numel, host = 3, 2 - offset, _BLOCKS * _BLOCK, host_kernels()
     # Runs of a row apart from one another; blocks of zeros and of tiny values.
     values = _random(pieces * rows * numel, 3 + bits, dtype).view(pieces, rows, numel)
     values[0, 1, : 3 * _BLOCK] = 0.0
-    values[1, 2] *= 1e-38 if dtype is not torch.float16 else 1e-7
+    values[-1, 2] *= 1e-38 if dtype is not torch.float16 else 1e-7
     wanted = torch.zeros(rows, pieces * _BLOCKS * (_BLOCK * bits // 8 + 4), dtype=torch.uint8)
     quantize.pack(host, values.transpose(0, 1), wanted, bits=bits)
     placed = _placed(values, device, offset=offset).view(values.shape)
