@@ -1,4 +1,4 @@
-"""What lives in a GPU's memory at the peak of a step, by the source lines that allocated it."""
+"""Contents of a GPU's memory at the peak of a step, by the source lines that allocated them."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def living(events: Sequence[dict[str, Any]], *, until: int) -> list[dict[str, An
 
 def lines_of(event: dict[str, Any]) -> str:
     names = [(frame["filename"], frame["line"]) for frame in event.get("frames", ())]
-    telling = [
+    lines = [
         f"{Path(name).name}:{line}"
         for name, line in names
         if name.endswith(".py") and not any(part in name for part in NEUTRAL)
     ]
-    return " < ".join(telling[:FRAMES])
+    return " < ".join(lines[:FRAMES])
