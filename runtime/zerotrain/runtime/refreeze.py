@@ -27,6 +27,7 @@ from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.update import UpdateRule
 from zerotrain.runtime.step import RELAYOUT_MARK
 from zerotrain.runtime.zero.build import build_unit
+from zerotrain.runtime.zero.callers import has_swapped_parameters
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import LayoutError, ModelLayout
 from zerotrain.runtime.zero.names import named_parameters
@@ -132,7 +133,7 @@ class Relayout:
 
     def _check_places(self) -> None:
         """Raise LayoutError where a parameter is not where the engine trains it."""
-        if away := self.moved():
+        if (away := self.moved()) and not has_swapped_parameters():
             raise LayoutError(
                 f"parameters {away[:5]} were replaced or moved after initialize (by an assignment, .to(), "
                 ".cpu() or load_state_dict(assign=True)), but the engine trains the memory that it took "

@@ -12,8 +12,10 @@ from enum import Enum
 from types import FrameType
 
 from torch import nn
+from torch.nn.utils import stateless
 
 _OURS = "zerotrain.runtime.zero"
+_SWAPPING = stateless._functional_call.__code__
 _MACHINERY = nn.Module.__call__.__code__.co_filename
 """File of torch's own module code (state_dict, to, apply); a call from there is not a use of the weights."""
 
@@ -52,6 +54,12 @@ def is_running(module: nn.Module) -> bool:
     return any(
         frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module for frame in _frames()
     )
+
+
+def has_swapped_parameters() -> bool:
+    """Return whether `torch.func.functional_call` is on the stack of this thread: for its duration the model
+    holds tensors of the script in place of parameters."""
+    return any(frame.f_code is _SWAPPING for frame in _frames())
 
 
 def _frames() -> Iterator[FrameType]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,15 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from zerotrain.runtime.zero.inputs import Inputs
+from zerotrain.runtime.zero.transforms import (
+    is_transformed,
+    outside_transforms,
+    reads_weights_later,
+    unwrapped,
+)
 from zerotrain.runtime.zero.trees import replace_tensors, tensors_with_grad
-from zerotrain.runtime.zero.unit import Unit
+from zerotrain.runtime.zero.unit import Unit, UnitState
 
 if TYPE_CHECKING:
     from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -71,11 +79,12 @@ class Boundary:
 class Window:
     """The backward of one forward call of a boundary; see [Note: windows]."""
 
-    __slots__ = ("boundary", "core", "is_closed", "is_open", "is_recompute")
+    __slots__ = ("boundary", "core", "inputs", "is_closed", "is_open", "is_recompute")
 
     def __init__(self, core: ShardedModel, boundary: Boundary, *, is_recompute: bool) -> None:
         self.core = core
         self.boundary = boundary
+        self.inputs = Inputs()
         self.is_open = False
         self.is_closed = False
         self.is_recompute = is_recompute
@@ -102,6 +111,10 @@ class CloseWindow(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ctx.window.core.close_window(ctx.window)
         return (None, *gradients)
+
+    @staticmethod
+    def jvp(_ctx: Any, _window: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return tangents
 
 
 _close_after: Callable[..., tuple[torch.Tensor, ...]] = CloseWindow.apply
@@ -131,25 +144,27 @@ class BoundaryHooks:
         )
 
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        window = self._core.before_forward(self._boundary, is_root=self._is_root)
+        if transformed := is_transformed() is not None:
+            _refuse_transforms(self._boundary)
+        with outside_transforms():
+            window = self._core.before_forward(self._boundary, is_root=self._is_root)
         if self._core.passes.entry is self._boundary:
             args, kwargs = self._core.callbacks.on_entry(self._boundary, args, kwargs)
         if window is None:
             return args, kwargs
-        wanted: tuple[Any, Any] = replace_tensors(
-            (args, kwargs), _needs_grad, lambda tensors: list(_close_after(window, *tensors))
-        )
-        return wanted
+        return window.inputs.replace(args, kwargs, None if transformed else partial(_close_after, window))
 
     def _after(self, _module: nn.Module, _args: Any, output: Any) -> Any:
         output = self._keep_off_weights(output)
         window = self._boundary.calls.pop() if self._boundary.calls else None
         num_hooked = 0
         if window is not None:
-            for tensor in chain(tensors_with_grad(output), self._stored_tensors()):
+            written = window.inputs.finish()
+            for tensor in chain(written, tensors_with_grad(output), self._stored_tensors()):
                 tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
                 num_hooked += 1
-        self._core.after_forward(self._boundary, window if num_hooked else None)
+        with outside_transforms():
+            self._core.after_forward(self._boundary, window if num_hooked else None)
         return output
 
     def _stored_tensors(self) -> Iterator[torch.Tensor]:
@@ -199,13 +214,26 @@ def _refuse_second_order(boundary: Boundary) -> None:
         )
 
 
+def _refuse_transforms(boundary: Boundary) -> None:
+    """Raise RuntimeError for `torch.func.grad` and its kind at stage 3, where what the transform keeps of the
+    weights is freed when the module's forward ends."""
+    sharded = [
+        unit.name
+        for unit in boundary.units
+        if unit.placement.params_sharded and unit.state is not UnitState.HELD
+    ]
+    if sharded and reads_weights_later():
+        raise RuntimeError(
+            "torch.func.grad, vjp, jacrev and hessian, and jvp over parameters, are not possible at stage 3: "
+            f"they would read unit {sharded[0]!r} after it was freed; take stage 2, where weights stay "
+            "whole, or run them within full_parameters(model). vmap, and jvp over inputs, work"
+        )
+
+
 def aliases(tensor: torch.Tensor, unit: Unit) -> bool:
     """Return whether the tensor shares memory with the unit's whole weights."""
+    tensor = unwrapped(tensor)
     return bool(tensor.untyped_storage()._cdata == unit.full.tensor.untyped_storage()._cdata)
-
-
-def _needs_grad(tensor: torch.Tensor) -> bool:
-    return tensor.requires_grad
 
 
 def in_graph_task() -> bool:

@@ -11,14 +11,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from zerotrain.runtime.zero.transforms import unwrapped
+
 _MAX_DEPTH = 8  # bound for cyclic object graphs; real outputs nest three or four deep
 
 
 def tensors_with_grad(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """Yield every tensor of an output through which gradients can come back."""
     if isinstance(tree, torch.Tensor):
-        if tree.requires_grad:
-            yield tree
+        if (tensor := unwrapped(tree)).requires_grad:
+            yield tensor
         return
     if depth < _MAX_DEPTH:
         for child in _children(tree):

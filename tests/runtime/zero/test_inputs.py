@@ -1,0 +1,193 @@
+"""What a module writes into its inputs reaches its caller, with gradients, at every stage."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.free_form import engine_outcome, reference_outcome
+from tests.support.ranks import run_ranks
+from tests.support.training import largest_difference
+
+pytestmark = pytest.mark.ranks
+
+WIDTH = 40
+
+
+def inputs(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+class Block(nn.Module):
+    """A layer that gives its result back in one of several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def result(self, hidden: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.tanh(self.linear(hidden))
+        return made
+
+    def forward(self, way: str, *given: Any, out: Any = None) -> Any:
+        if way == "write":
+            given[0].mul_(self.result(given[0].clone()))
+        elif way == "write and return":
+            return self.linear(given[0].relu_())
+        elif way == "write one of two names":
+            given[0].mul_(0.5)
+            return self.result(given[1])
+        elif way == "append":
+            given[0].append(self.result(given[0][-1]))
+        elif way == "remove":
+            return self.result(given[0].pop())
+        elif way == "dict":
+            out["hidden"] = self.result(out["hidden"])
+            out.setdefault("all", []).append(out["hidden"])
+        elif way == "nested":
+            given[0][0]["all"].append(self.result(given[0][1]))
+        else:
+            out += self.result(given[0])
+        return None
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, name: str, hidden: torch.Tensor) -> Any:
+        return WAYS[name](self.blocks, self.first(hidden))
+
+
+def by_writing(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        block("write", hidden)
+    return hidden
+
+
+def by_writing_into_views(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    whole = hidden.repeat(3, 1)
+    for index, block in enumerate(blocks):
+        block("write", whole[4 * index : 4 * index + 4])
+    return whole
+
+
+def with_a_residual(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        hidden = hidden * 1.0
+        hidden = block("write and return", hidden) + hidden
+    return hidden
+
+
+def under_two_names(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        hidden = block("write one of two names", hidden, hidden) + hidden
+    return hidden
+
+
+def by_a_list(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    states = [hidden]
+    for block in blocks:
+        block("append", states)
+    assert len(states) == 4
+    assert states[0] is hidden, "a list holds what its owner put into it"
+    total: torch.Tensor = sum(states[1:], states[0])
+    return total
+
+
+def by_a_deque(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    waiting = deque([hidden, hidden * 2, hidden * 3])
+    results = [block("remove", waiting) for block in blocks]
+    assert not waiting
+    total: torch.Tensor = sum(results[1:], results[0])
+    return total
+
+
+def by_a_dict(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    state: dict[str, Any] = {"hidden": hidden}
+    for block in blocks:
+        block("dict", out=state)
+    total: torch.Tensor = sum(state["all"], hidden)
+    return total
+
+
+def by_nested_containers(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    results: dict[str, list[torch.Tensor]] = {"all": []}
+    for block in blocks:
+        block("nested", (results, hidden))
+    total: torch.Tensor = sum(results["all"], hidden)
+    return total
+
+
+def into_a_constant(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros_like(hidden)
+    for block in blocks:
+        block("add", hidden, out=total)
+    return total
+
+
+WAYS: dict[str, Any] = {
+    function.__name__: function
+    for function in (
+        by_writing,
+        by_writing_into_views,
+        with_a_residual,
+        under_two_names,
+        by_a_list,
+        by_a_deque,
+        by_a_dict,
+        by_nested_containers,
+        into_a_constant,
+    )
+}
+
+
+class Loss:
+    """Loss of a model used in one of the ways."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def __call__(self, model: Any, step: int, rank: int) -> torch.Tensor:
+        output: torch.Tensor = model(self.way, inputs(step, rank))
+        return output.square().mean()
+
+
+def differences(stage: int) -> dict[str, float]:
+    found = {}
+    for way in WAYS:
+        reference = reference_outcome(Chain, Loss(way), 2)
+        outcome = engine_outcome(Chain, Loss(way), stage, None, {})
+        gaps = [abs(a - b) for a, b in zip(outcome.losses, reference.losses, strict=True)]
+        found[way] = max(*gaps, largest_difference(outcome, reference))
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_a_module_writes_into_its_inputs_reaches_the_caller(stage: int) -> None:
+    for found in run_ranks(2, differences, stage):
+        assert {way: gap for way, gap in found.items() if not gap < 2e-6} == {}
+
+
+def keep_prompts() -> bool:
+    """Pass leaves in a list of the script's own to every step."""
+    model, prompts = Chain(), [torch.ones(4, WIDTH, requires_grad=True)]
+    before = list(prompts)
+
+    def loss(engine: Any, step: int, rank: int) -> torch.Tensor:
+        engine.module.blocks[0]("append", prompts)
+        total: torch.Tensor = prompts.pop().square().mean()
+        return total
+
+    engine_outcome(lambda: model, loss, 3, None, {})
+    return len(prompts) == 1 and prompts[0] is before[0] and prompts[0].grad is not None
+
+
+def test_a_list_of_leaves_keeps_them() -> None:
+    assert run_ranks(2, keep_prompts) == [True, True]
