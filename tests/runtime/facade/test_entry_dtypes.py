@@ -153,7 +153,7 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mix = nn.Conv1d(4, 8, 3, padding=1)
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8)) for _ in range(3)])
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)])
 
     def forward(self, audio: torch.Tensor) -> Any:
         hidden = self.mix(audio).transpose(1, 2)
@@ -165,34 +165,58 @@ class Encoder(nn.Module):
 class Speech(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.head = Encoder(), nn.Linear(8, 8)
+        self.encoder, self.norm, self.head = Encoder(), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 160), nn.Linear(160, 8))])
 
     def forward(self, audio: torch.Tensor) -> Any:
-        return self.head(self.encoder(audio))
+        hidden = self.encoder(audio)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(self.norm(hidden))
 
 
-def enter_encoder(stage: int, casts: bool) -> tuple[str, int]:
-    """Enter the encoder directly, twice, and train; return the error and how many modules have the hook."""
+SMALL: dict[str, tuple[int, ...]] = {
+    "encoder": (2, 4, 6),
+    "encoder.mix": (2, 4, 6),
+    "encoder.layers.1": (2, 8),
+    "encoder.layers.1.0": (2, 8),
+    "norm": (2, 8),
+    "head": (2, 8),
+    "blocks.0": (2, 8),
+}
+"""Modules that are entered directly, and a shape that they take; only the last is a unit."""
+
+
+def enter_small(stage: int, casts: bool) -> tuple[dict[str, str], list[str]]:
+    """Enter each module twice, and train; return errors or dtypes, and the modules with a hook that are no
+    units."""
     settings = config(stage, "bf16", **({"auto_cast": True} if casts else {}))
     engine: Any = zt.initialize(model=Speech(), config=settings)[0]
-    audio, error = torch.ones(2, 4, 6), ""
-    for _ in range(2):
+    found = {}
+    for name, shape in [*SMALL.items(), *SMALL.items()]:
         try:
-            engine.module.encoder(audio)
+            found[name] = str(engine.module.get_submodule(name)(torch.ones(shape)).dtype)
         except RuntimeError as raised:
-            error = str(raised)
-    num_hooked = sum(1 for each in engine.module.encoder.modules() if each._forward_pre_hooks)
+            found[name] = str(raised)
+    hooked = [name for name, each in engine.module.named_modules() if each._forward_pre_hooks and name]
+    audio = torch.ones(2, 4, 6)
     engine.backward(engine(audio if casts else audio.bfloat16()).float().square().mean())
     engine.step()
     engine.close()
     assert not any(each._forward_pre_hooks for each in engine.module.modules())
-    return error, num_hooked
+    return found, [name for name in hooked if name != "blocks.0"]
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_module_around_units_is_an_entry(stage: int) -> None:
-    for error, num_hooked in run_ranks(1, enter_encoder, stage, False):
-        assert "Encoder.forward got float32 in audio while" in error
-        assert num_hooked == 1
-    assert run_ranks(1, enter_encoder, stage, True) == [("", 1)]
+def test_a_module_outside_the_units_is_an_entry(stage: int, world_size: int) -> None:
+    without_hooks = {"encoder.layers.1.1", "blocks.0.0", "blocks.0.1"}
+    for found, hooked in run_ranks(world_size, enter_small, stage, False):
+        for name, text in found.items():
+            assert "bf16.auto_cast" in text, name
+            assert "forward got float32 in" in text, name
+        assert not without_hooks & set(hooked)
+        assert set(SMALL) - {"blocks.0"} <= set(hooked)
+    for found, _ in run_ranks(world_size, enter_small, stage, True):
+        assert set(found.values()) == {"torch.bfloat16"}

@@ -42,7 +42,7 @@ class Entries:
         self._hook: RemovableHandle | None = None
         """Hook of the last entry, if that is not the model."""
         self._outer: nn.Module | None = None
-        """Module around units that was entered directly and runs."""
+        """Module outside the units that was entered directly and runs."""
         self._wrapped: list[tuple[nn.Module, Any]] = []
         """Modules whose `generate` is wrapped, and their own attribute of that name before."""
         if self._compute == "fp32":
@@ -51,7 +51,7 @@ class Entries:
         if (compiler := sys.modules.get(COMPILER)) is not None:  # see hooks.py
             hook = compiler.disable(hook)
         core.until_closed(core.model.register_forward_hook(hook, always_call=True, with_kwargs=True))
-        for module in around_units(core.model, {unit.module for unit in core.layout.units}):
+        for module in outside_units(core.model, {unit.module for unit in core.layout.units}):
             gate = module.register_forward_pre_hook(self._enter_outer, prepend=True, with_kwargs=True)
             core.until_closed(gate)
         for module in core.model.modules():
@@ -83,7 +83,7 @@ class Entries:
         return self._cast(args, kwargs)
 
     def _enter_outer(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Treat a module around units as an entry, unless it is called within one."""
+        """Treat a module outside the units as an entry, unless it is called within one."""
         # First: what the compiler traces ends here, without a guard.
         if torch.compiler.is_compiling() or self._core.passes.entry is not None or self._outer is not None:
             return None
@@ -149,15 +149,16 @@ class Entries:
         vars(module)["generate"] = entered
 
 
-def around_units(model: nn.Module, units: set[str]) -> Iterator[nn.Module]:
-    """Yield the modules that contain others and lie between the model and its units, by their names: models
-    have few. Lists of blocks and what they hold are left out, so that no block gets a hook."""
-    outside = [(name, child) for name, child in model.named_children()]
+def outside_units(model: nn.Module, units: set[str]) -> Iterator[nn.Module]:
+    """Yield the modules between the model and its units, and those beside them that share a unit with others:
+    all that contain modules, except lists, or have parameters. Models have few, as their blocks are units."""
+    outside = list(model.named_children())
     while outside:
         name, module = outside.pop()
-        children = list(module.named_children())
-        if name in units or not children or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        if name in units:
             continue
-        yield module
-        if not isinstance(module, nn.Sequential):
-            outside += [(f"{name}.{child_name}", child) for child_name, child in children]
+        children = list(module.named_children())
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+        if not is_list and (children or next(module.parameters(recurse=False), None) is not None):
+            yield module
+        outside += [(f"{name}.{child_name}", child) for child_name, child in children]
