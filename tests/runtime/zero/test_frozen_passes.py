@@ -150,8 +150,11 @@ def test_a_frozen_model_asks_for_no_loss_scale() -> None:
     run_ranks(1, scaled_gan)
 
 
-def accumulated(stage: int, reduce_op: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Freeze parts in some micro-batches, at some steps and for good; return weights of engine and torch."""
+def accumulated(stage: int, reduce_op: str, measures: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Freeze parts in some micro-batches, at some steps and for good; return weights of engine and torch.
+
+    `measures`: the norm is computed before the step, for which the gradients are reduced.
+    """
     rank, world_size = world()
     is_sum = reduce_op == "sum"
     settings = config(stage, gradient_accumulation_steps=2, optimizer={"type": "SGD"})
@@ -167,6 +170,8 @@ def accumulated(stage: int, reduce_op: str) -> tuple[dict[str, Any], dict[str, A
             for each in (model, reference):
                 each[0].weight.requires_grad_(not is_frozen)
             engine.backward(engine(inputs(2 * step + micro, rank)).square().mean())
+            if measures and micro:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e9)
             engine.step()
             for other in range(world_size):
                 loss = reference(inputs(2 * step + micro, other)).square().mean()
@@ -184,10 +189,11 @@ def accumulated(stage: int, reduce_op: str) -> tuple[dict[str, Any], dict[str, A
 @pytest.mark.parametrize(
     ("stage", "reduce_op"), [(0, "mean"), (1, "mean"), (2, "mean"), (3, "mean"), (0, "sum"), (1, "sum")]
 )
+@pytest.mark.parametrize("measures", [False, True])
 def test_only_a_parameter_without_gradient_that_is_frozen_at_the_step_is_dropped(
-    stage: int, reduce_op: str
+    stage: int, reduce_op: str, measures: bool
 ) -> None:
-    for found, expected in run_ranks(2, accumulated, stage, reduce_op):
+    for found, expected in run_ranks(2, accumulated, stage, reduce_op, measures):
         for name, value in expected.items():
             assert np.abs(found[name] - value).max() < 1e-5, name
 
