@@ -25,6 +25,7 @@ from zerotrain.runtime.setup import (
     read_config,
     settle_encoding,
 )
+from zerotrain.runtime.zero.transforms import outside_inference_mode
 
 
 @taking(Arguments)
@@ -62,7 +63,8 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
     asked.apply_port()
     comm = join_ranks(asked.mpu)
     try:
-        return _take_over(model, source, asked, comm)
+        with outside_inference_mode():
+            return _take_over(model, source, asked, comm)
     except BaseException as error:
         comm.note_error(error)
         comm.close()

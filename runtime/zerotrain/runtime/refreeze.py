@@ -105,7 +105,7 @@ class Relayout:
         Raises CommError when the ranks changed different parameters, GroupError when a parameter that is
         trained now is in no parameter group, LayoutError when a parameter is not where the engine trains it.
         """
-        self._check_places()
+        self.check_places()
         if begun := self.changed(trained=False):
             self._follow(begun, keeps=self.changed(trained=True).values(), at_step=False)
 
@@ -117,7 +117,7 @@ class Relayout:
         """
         core, changed = self._core, {}
         if not is_checked:
-            self._check_places()
+            self.check_places()
             changed = self.changed(trained=False)
         frozen: Mapping[str, nn.Parameter] = {}
         if self._idle or not core.has_gradients:
@@ -131,7 +131,7 @@ class Relayout:
         if changed:
             self._follow(changed, keeps=keeps, at_step=True)
 
-    def _check_places(self) -> None:
+    def check_places(self) -> None:
         """Raise LayoutError where a parameter is not where the engine trains it."""
         if (away := self.moved()) and not has_swapped_parameters():
             raise LayoutError(

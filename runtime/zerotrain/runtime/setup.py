@@ -31,6 +31,7 @@ from zerotrain.runtime.offload.transfer import make_staging
 from zerotrain.runtime.optim.joint import JointRule, refuse_offload
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.zero.buffer import return_free_memory
+from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
 from zerotrain.runtime.zero.leaves import with_marked
 from zerotrain.runtime.zero.live import LiveLimits
@@ -136,6 +137,17 @@ def check_model(model: nn.Module) -> None:
         if parameter.layout.__str__() != "torch.strided":
             raise LayoutError(
                 f"parameter {fqn!r} has layout {parameter.layout}; only dense parameters can be sharded"
+            )
+        if parameter.dtype not in TORCH_DTYPES.values():
+            raise LayoutError(
+                f"parameter {fqn!r} is of {parameter.dtype}, which cannot be sharded; known are "
+                f"{sorted(TORCH_DTYPES)}. A complex one can be stored as torch.view_as_real(value), and used "
+                "as torch.view_as_complex(parameter)"
+            )
+        if parameter.is_inference():
+            raise LayoutError(
+                f"parameter {fqn!r} was made within torch.inference_mode(), which forbids writes into it "
+                "from then on; build or load the model outside of it"
             )
         owner = owner_of(parameter)
         if isinstance(owner, ShardedModel) and not owner.is_closed:

@@ -89,6 +89,28 @@ def test_the_second_close_touches_no_other_files() -> None:
     run_ranks(2, close_twice)
 
 
+def destroy_first(folder: str) -> str:
+    """Destroy the process group of an open engine."""
+    engine, *_ = zt.initialize(
+        model=torch.nn.Linear(8, 8),
+        config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}},
+    )
+    dist.destroy_process_group()
+    try:
+        engine.save_checkpoint(folder)
+    except CommError as error:
+        return str(error)
+    finally:
+        engine.close()
+    return ""
+
+
+def test_a_group_that_the_script_destroyed_is_named(tmp_path: Path) -> None:
+    for found in run_ranks(2, destroy_first, str(tmp_path)):
+        assert found.startswith("the process group of the ranks was destroyed")
+        assert "call engine.close() on every rank before" in found
+
+
 def shared_files() -> list[bool]:
     """Return for each descriptor whether programs that this rank starts would inherit the memory."""
     comm = Comm(device=torch.device("cpu"), options=CommEnv(transport="shared"))

@@ -75,6 +75,66 @@ def test_wrong_parameters_are_named() -> None:
                 zt.initialize(model=model, config=CONFIG, model_parameters=given, optimizer=optimizer)
 
 
+def complex_weight() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    return model
+
+
+def made_in_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(2, 2)
+
+
+def traced(module: nn.Module) -> nn.Module:
+    made: nn.Module = torch.jit.trace(module, torch.ones(1, 2))  # type: ignore[no-untyped-call]
+    return made
+
+
+def scripted() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
+
+
+def traced_in_a_list() -> nn.Module:
+    return nn.Sequential(nn.ModuleList([traced(nn.Linear(2, 2))]))
+
+
+@pytest.mark.unit
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (complex_weight, "parameter 'phase' is of torch.complex64.*view_as_real"),
+        (made_in_inference_mode, "parameter 'weight' was made within torch.inference_mode"),
+        (scripted, "module '1' of the model is made by torch.jit.script"),
+        (traced_in_a_list, "module '0.0' of the model is made by torch.jit.script or torch.jit.trace"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_named(build: Any, words: str) -> None:
+    with pytest.raises(LayoutError, match=words):
+        zt.initialize(model=build(), config=CONFIG)
+
+
+@pytest.mark.unit
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_modules_without_parameters_train() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Tanh()))
+    model.append(nn.Sequential(nn.ModuleList([traced(nn.Tanh())])))
+    engine, *_ = zt.initialize(model=model, config=CONFIG)
+    engine.backward(model[:2](torch.ones(1, 2)).sum())
+    engine.step()
+    engine.close()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("loss", [1.0, [torch.ones(())], None])
+def test_a_loss_that_is_no_tensor_is_named(loss: Any) -> None:
+    engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
+    with pytest.raises(TypeError, match=f"loss must be a tensor with one element; got {type(loss).__name__}"):
+        engine.backward(loss)
+    engine.close()
+
+
 def pairs_of(model: nn.Module, form: str) -> Any:
     pairs = list(model.named_parameters())
     grouped = [{"params": pairs[:1], "lr": 0.1}, {"params": (pair for pair in pairs[1:]), "lr": 0.2}]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,31 @@ def noticed(stage: int) -> list[str]:
 def test_replaced_new_and_moved_parameters_are_named(stage: int) -> None:
     assert run_ranks(2, noticed, stage) == [[], []]
     assert stage or run_ranks(1, noticed, stage) == [[]]
+
+
+def moved_before_a_save(stage: int, folder: str) -> list[str]:
+    """Move a parameter after the last step, where no pass follows."""
+    found = []
+    for change in (move, replace_head):
+        model = build(8)
+        engine, *_ = zt.initialize(model=model, config=settings(stage))
+        engine.backward(model.loss(batch(model, 0, world()[0])))
+        engine.step()
+        change(model)
+        for call in (lambda: engine.save_checkpoint(folder), engine.module_state_dict):  # noqa: B023
+            try:
+                call()
+            except LayoutError as error:
+                found.append(str(error))
+        engine.close()
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_saves_and_exports_name_moved_parameters(stage: int, tmp_path: Path) -> None:
+    for found in run_ranks(2, moved_before_a_save, stage, str(tmp_path)):
+        assert len(found) == 4
+        assert all("were replaced or moved after initialize" in text for text in found)
 
 
 class Counting(EngineObserver):

@@ -235,6 +235,11 @@ def own_store(prefix: str) -> Any:
     """Return the default group's store over a connection of its own, so that a blocked main thread blocks
     nothing."""
     c10d: Any = dist.distributed_c10d
+    if not dist.is_initialized():
+        raise CommError(
+            "the process group of the ranks was destroyed (torch.distributed.destroy_process_group()) while "
+            "an engine is open; call engine.close() on every rank before"
+        )
     store = c10d._get_default_store()
     with suppress(RuntimeError, AttributeError):  # some kinds of stores, and older torch, cannot clone
         store = store.clone()

@@ -24,6 +24,7 @@ from zerotrain.runtime.refreeze import Relayout
 from zerotrain.runtime.step import StepPipeline, StepResult
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.sharded_model import ShardedModel, has_lost_spill
+from zerotrain.runtime.zero.transforms import outside_inference_mode
 
 
 @dataclass(kw_only=True)
@@ -74,6 +75,8 @@ class TrainingLoop:
         refuse_unless_default("backward()", "release_loss", release_loss, False, OWN_LOSS)
         self.core.check_open("backward()")
         check_trains(self.core, "backward()")
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"loss must be a tensor with one element; got {type(loss).__name__}")
         if loss.numel() != 1:
             raise ValueError(
                 f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
@@ -148,6 +151,9 @@ class TrainingLoop:
 
     def step(self, lr_kwargs: Mapping[str, Any] | None) -> StepResult:
         """End a micro-batch; see `Engine.step`."""
+        if torch.is_inference_mode_enabled():
+            with outside_inference_mode():
+                return self.step(lr_kwargs)
         refuse_unless_default("step()", "lr_kwargs", lr_kwargs or None, None, OWN_SCHEDULE)
         self.core.check_open("step()")
         check_trains(self.core, "step()")

@@ -70,6 +70,8 @@ class EngineCallbacks:
     """Called with the arguments of the outermost forward call; returns those to use."""
     before_pass: Callable[[], None] = _ignore
     """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
+    check_places: Callable[[], None] = _ignore
+    """Called before weights are saved, loaded or exported; raises where a parameter was replaced or moved."""
     takes_gradients: Callable[[], bool] = lambda: True
     """Called when a backward pass begins; returns whether it gives any parameter a gradient."""
     on_own_backward: Callable[[], None] = _ignore

@@ -23,7 +23,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from torch import nn
+from torch import jit, nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -259,4 +259,5 @@ def wait_before_loading(model: nn.Module, updates: PendingUpdates) -> list[Remov
     return [
         module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
         for module in model.modules()
+        if not isinstance(module, jit.ScriptModule)
     ]

@@ -193,8 +193,8 @@ def _default_boundaries(model: nn.Module, min_unit_numel: int) -> Iterator[str]:
             children.setdefault(child, child_name)
         for child, child_name in children.items():
             fqn, inside = plain.joined(name, child_name), plain.layers_of(child)
-            is_block = is_list and type(inside[-1]).forward is not nn.Module.forward
-            if is_block and _numel(child, recurse=True) >= min_unit_numel:
+            is_block = is_list and _numel(child, recurse=True) >= min_unit_numel
+            if is_block and type(inside[-1]).forward is not nn.Module.forward:
                 yield fqn
             else:
                 yield from visit(inside, fqn)

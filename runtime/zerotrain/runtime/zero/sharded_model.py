@@ -218,8 +218,10 @@ class ShardedModel:
     def meet_and_settle(self, what: str) -> None:
         """Wait until every rank has made this call, then keep or refuse what some wrote into weights.
 
-        Raises CommError, and OutsideWrite, on every rank, if the ranks hold different values.
+        Raises CommError, and OutsideWrite, on every rank, if the ranks hold different values; LayoutError if
+        a parameter was replaced or moved.
         """
+        self.callbacks.check_places()
         is_written = self.comm.meet(what, flag=self.writes.found())
         self.updates.settle_all()
         if is_written:

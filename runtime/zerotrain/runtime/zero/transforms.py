@@ -1,4 +1,6 @@
-"""torch.func's transforms (vmap, grad, jvp, ...), within which tensors are wrapped."""
+"""Modes of torch in which the engine could not keep the tensors that it makes: torch.func's transforms (vmap,
+grad, jvp, ...), which wrap them, and inference mode.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,11 @@ _NOTHING = nullcontext()
 def outside_transforms() -> AbstractContextManager[object]:
     """Return a context in which no transform runs, for what the engine makes and keeps."""
     return temporarily_clear_interpreter_stack() if is_transformed() else _NOTHING
+
+
+def outside_inference_mode() -> AbstractContextManager[object]:
+    """Return a context without `torch.inference_mode()`, whose tensors cannot be written later."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
 
 
 def reads_weights_later() -> bool:

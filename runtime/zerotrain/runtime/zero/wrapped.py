@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from torch import nn
+from torch import jit, nn
 
 from zerotrain.runtime.zero.layout import LayoutError
 from zerotrain.runtime.zero.names import all_modules, named_parameters
@@ -48,6 +48,12 @@ def refuse_wrapped(model: nn.Module) -> None:
         for kind in _KINDS:
             if isinstance(module, getattr(sys.modules.get(kind.home), kind.name, ())):
                 raise LayoutError(_text(name, kind))
+        if isinstance(module, jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise LayoutError(
+                f"{_place(name)} is made by torch.jit.script or torch.jit.trace, whose code uses its "
+                "parameters where the engine does not see it; train the module that it was made of, and "
+                "script it afterwards"
+            )
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     for name, parameter in named_parameters(model):
         if isinstance(parameter, dtensor):
@@ -59,7 +65,6 @@ def refuse_wrapped(model: nn.Module) -> None:
 
 
 def _text(name: str, kind: _Kind) -> str:
-    what = f"module {name!r} of the model" if name else "the model"
     if not kind.has_module:
         way_out = "build the model without it"
     elif name:
@@ -67,6 +72,10 @@ def _text(name: str, kind: _Kind) -> str:
     else:
         way_out = "pass the bare model, which is its attribute `module`"
     return (
-        f"{what} is wrapped by {kind.shown}, which {kind.does} as the engine itself does; {way_out}, and "
-        "leave that to zerotrain.runtime.initialize"
+        f"{_place(name)} is wrapped by {kind.shown}, which {kind.does} as the engine itself does; {way_out}, "
+        "and leave that to zerotrain.runtime.initialize"
     )
+
+
+def _place(name: str) -> str:
+    return f"module {name!r} of the model" if name else "the model"
