@@ -104,3 +104,40 @@ def everything() -> None:
 
 def test_writes_nesting_and_errors() -> None:
     run_ranks(2, everything)
+
+
+def replace(stage: int, dtype: str) -> list[str]:
+    """Give parameters new memory, as `vector_to_parameters` does, with and without a rank that writes."""
+    engine, errors = engine_at(stage, dtype), []
+    train_once(engine)
+    model = engine.module
+    with zt.full_parameters(model, modifier_rank=1):
+        values = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        torch.nn.utils.vector_to_parameters(torch.full_like(values, world()[0] + 1), model.parameters())
+    assert all(bool((value.bfloat16() == 2).all()) for value in masters(engine).values())
+    with zt.full_parameters(model, modifier_rank=0), zt.full_parameters(model):
+        for member in model.parameters():
+            member.data = torch.full_like(member, 3)
+    assert all(bool((value.bfloat16() == 3).all()) for value in masters(engine).values())
+    for given, rank in ((torch.ones(4), None), (torch.ones(3), 0)):
+        try:
+            with zt.full_parameters(model, modifier_rank=rank):
+                parameter(engine, "norm.weight").data = given
+        except RuntimeError as error:
+            errors.append(str(error))
+    backward(engine, 0)
+    engine.step()
+    engine.close()
+    return errors
+
+
+def replace_everywhere() -> dict[str, list[str]]:
+    return {f"{stage} {dtype}": replace(stage, dtype) for stage in STAGES for dtype in ("fp32", "bf16")}
+
+
+def test_parameters_that_got_new_memory_keep_what_it_holds() -> None:
+    for found in run_ranks(2, replace_everywhere):
+        for case, errors in found.items():
+            assert errors, case
+            assert all("parameter 'norm.weight' of shape" in text for text in errors), case
+            assert all("pass modifier_rank=0" in text for text in errors), case

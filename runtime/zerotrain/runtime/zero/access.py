@@ -11,6 +11,7 @@ from torch import nn
 from zerotrain.runtime.zero.placeholder import fqn_of, owner_of
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.unit import Unit, UnitState
+from zerotrain.runtime.zero.writes import OutsideWrite
 
 
 @contextmanager
@@ -54,6 +55,9 @@ def full_parameters(
         core.holds[unit] += 1
     try:
         yield
+        for unit, core in opened.items():
+            is_kept = rank is not None or core.holds[unit] > 1 or not unit.placement.params_sharded
+            _take_moved(unit, keeps=is_kept)
         if rank is not None:
             for core in dict.fromkeys(opened.values()):
                 core.updates.settle_all()  # of a step within the context
@@ -96,6 +100,23 @@ def _units_of(target: nn.Module | nn.Parameter | Iterable[nn.Parameter]) -> dict
             core, unit = locate(parameter)
             found[unit] = core
     return found
+
+
+@torch.no_grad()
+def _take_moved(unit: Unit, *, keeps: bool) -> None:
+    """Copy to their places the values of parameters that were given other memory (`p.data = ...`,
+    `vector_to_parameters`). Raises OutsideWrite for them unless this `keeps` what is written."""
+    for place, view in unit.views.moved():
+        parameter, name = unit.parameters[place], unit.layout.segments[place].fqn
+        values = parameter.data
+        parameter.data = view
+        if not keeps or values.shape != view.shape:
+            raise OutsideWrite(
+                f"parameter {name!r} of shape {tuple(view.shape)} was given a tensor of shape "
+                f"{tuple(values.shape)} within full_parameters (p.data = ..., vector_to_parameters), which "
+                "is lost; pass modifier_rank=0 (or write=True), and keep the shape"
+            )
+        parameter.copy_(values)
 
 
 @torch.no_grad()

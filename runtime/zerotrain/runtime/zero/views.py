@@ -41,6 +41,15 @@ class ParameterViews:
         """Hide one parameter."""
         hide(parameter, self._nan)
 
+    def moved(self) -> list[tuple[int, torch.Tensor]]:
+        """Return index and place of each parameter that is shown and was given other memory."""
+        pairs = enumerate(zip(self._parameters, self._views, strict=True))
+        return [
+            (index, view)
+            for index, (parameter, view) in pairs
+            if parameter.data_ptr() != view.data_ptr() and (view.numel() or parameter.numel())
+        ]
+
     def release(self) -> None:
         """Give the parameters, whose values are whole, tensors of their own."""
         for parameter, original, view in zip(self._parameters, self._classes, self._views, strict=True):
