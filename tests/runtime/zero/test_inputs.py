@@ -1,4 +1,4 @@
-"""What a module writes into its inputs reaches its caller, with gradients, at every stage."""
+"""Writes of a module into its inputs reach the caller, with gradients, at every stage."""
 
 from __future__ import annotations
 
