@@ -100,7 +100,7 @@ PARTS = [
     Part(
         name="planned memory",
         half=2,
-        limit_s=60,
+        limit_s=100,
         command=tests(f"{RUNTIME}/offload/test_gpu_memory.py"),
         needs_gpu=True,
     ),
