@@ -14,6 +14,7 @@ import zerotrain.runtime as zt
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv, LaunchError
+from zerotrain.runtime.comm import group
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 
 pytestmark = pytest.mark.ranks
@@ -155,8 +156,9 @@ def test_more_ranks_than_gpus_are_refused_before_anything_starts(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(group, "bind_to_node_of", chosen.append)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert pick_device() == torch.device("cuda", 1) == chosen.pop()
+    assert pick_device() == torch.device("cuda", 1) == chosen.pop() == chosen.pop()
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(LaunchError, match=r"needs GPU 2, but the process sees 2; start as many ranks"):
         pick_device()

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from zerotrain.contract.launch import CommEnv, LaunchError
 from zerotrain.runtime.comm.accounts import Accounts, NodeMap
+from zerotrain.runtime.comm.affinity import bind_to_node_of
 from zerotrain.runtime.comm.memory import Memory, PrivateMemory, unfilled
 from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.model_parallel import ModelParallel
@@ -167,7 +168,9 @@ class Comm(Accounts):
         rank."""
         if self.world_size == 1:
             return [list(record)]
-        mine = torch.tensor(record, dtype=torch.float64, device=self.device)
+        mine = torch.tensor(record, dtype=torch.float64)
+        if self.device.type == "cuda":  # from page-locked memory: the host does not wait for the device
+            mine = mine.pin_memory().to(self.device, non_blocking=True)
         full = torch.empty(self.world_size * mine.numel(), dtype=torch.float64, device=self.device)
         self.all_gather(full, mine, label=label).wait()
         rows: list[list[float]] = full.view(self.world_size, -1).tolist()
@@ -302,7 +305,8 @@ def timeout_of(options: CommEnv) -> timedelta:
 
 
 def pick_device() -> torch.device:
-    """Return the CUDA device of LOCAL_RANK if there is CUDA, else the CPU, and make it current.
+    """Return the CUDA device of LOCAL_RANK if there is CUDA, else the CPU, and make it current; the process's
+    threads then run near it.
 
     Raises LaunchError if there are fewer GPUs than ranks.
     """
@@ -316,6 +320,7 @@ def pick_device() -> torch.device:
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
+    bind_to_node_of(device)
     return device
 
 
