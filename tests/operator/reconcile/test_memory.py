@@ -34,7 +34,7 @@ CONFIG = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "zero_
 LARGE = {
     "model": {"path": "/models/gpt-175b", "parameters": 175_000_000_000},
     "config": CONFIG,
-    "resources": {"gpus": {"count": 8, "memory": "80Gi"}, "memory": "2Ti"},
+    "resources": {"gpus": {"count": 8, "memory": "80Gi"}, "memory": "512Gi"},
 }
 UNKNOWN = {**LARGE, "model": {"path": "/models/gpt-175b"}}
 STARTS = (CreateWorkers(attempt=1, indices=ALL),)
