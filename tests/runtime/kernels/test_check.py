@@ -24,6 +24,20 @@ def test_the_host_build_equals_every_reference() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, torch.device("meta")])
+def test_the_programs_defaults_are_not_the_checks(default: torch.dtype | torch.device) -> None:
+    """A reference in another dtype would be smaller than what the kernels write."""
+    change = torch.set_default_device if isinstance(default, torch.device) else torch.set_default_dtype
+    check._pool.cache_clear()
+    change(default)  # type: ignore[arg-type]
+    try:
+        assert check.refusals(_native.host_kernels(), CPU) == {}
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("function", "family", "place"),
     [
