@@ -168,7 +168,7 @@ class Comm(Accounts):
         rank."""
         if self.world_size == 1:
             return [list(record)]
-        mine = torch.tensor(record, dtype=torch.float64)
+        mine = torch.tensor(record, dtype=torch.float64, device="cpu")  # not the program's default device
         if self.device.type == "cuda":  # from page-locked memory: the host does not wait for the device
             mine = mine.pin_memory().to(self.device, non_blocking=True)
         full = torch.empty(self.world_size * mine.numel(), dtype=torch.float64, device=self.device)
