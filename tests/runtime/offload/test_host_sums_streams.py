@@ -165,6 +165,21 @@ def test_what_others_write_is_measured_again(device: Device) -> None:
     assert not one.squares()
 
 
+def test_tiles_are_replaced_when_they_are_sent(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that become trainable between two micro-batches may be larger than those before."""
+    maker = HostSums(torch.device("cpu"), leaves=lambda _unit: True, pins=False)
+    unit: Any = Unit()
+    one: Any = maker.make(unit, MemoryLedger())
+    one.add([torch.ones(NUMEL)], 1.0, overwrite=True)
+    waited: list[Event] = []
+    monkeypatch.setattr(Event, "synchronize", lambda event: waited.append(event))
+    maker.make(unit, MemoryLedger())
+    assert not waited
+    monkeypatch.setattr(host_sums, "tile_numel", NUMEL)
+    maker.make(unit, MemoryLedger())
+    assert any("copy 2" in event.before for event in waited), "the last copy from the tiles"
+
+
 def test_a_sum_comes_back_after_it_went(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_sums, "tile_numel", NUMEL)
     (one,) = made(MemoryLedger(), 1)

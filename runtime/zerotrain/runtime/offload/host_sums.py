@@ -116,10 +116,13 @@ class _Copies:
         """Parts that the device may still read, and the event after which it does not."""
 
     def fit(self, numel: int, ledger: MemoryLedger) -> None:
-        """Make the tiles large enough for a sum of `numel` elements. No copy may be running."""
+        """Make the tiles large enough for a sum of `numel` elements."""
         wanted = min(numel, tile_numel)
         held = self._tiles[0].numel() if self._tiles else 0
         if wanted > held:
+            for sent in self._sent:
+                if sent is not None:
+                    sent.synchronize()  # the main stream may use the memory of the old tiles at once
             self._tiles = [
                 torch.empty(wanted, dtype=torch.float32, device=self._device) for _ in range(SUM_TILES)
             ]
