@@ -39,8 +39,9 @@ class FakeEvent:
     cuda: FakeCuda
     seen: dict[str, int] = field(default_factory=dict)
 
-    def record(self) -> None:
-        self.seen = dict(self.cuda.current.seen)
+    def record(self, stream: FakeStream | None = None) -> None:
+        """Record the stream, or the current one of the current device."""
+        self.seen = dict((stream or torch.cuda.current_stream()).seen)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tests.support.ranks import run_ranks, use_transport
 from zerotrain.runtime.comm import sums
 from zerotrain.runtime.comm.memory import unfilled
 from zerotrain.runtime.comm.streams import ComputeStream, SideStream
-from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.comm.timing import Pending, Stopwatch
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero import gradient_sum, hierarchy
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -247,3 +247,14 @@ def test_nothing_fills_what_a_device_receives() -> None:
         received = unfilled(64, torch.bfloat16, CUDA)
     assert (received.device, filled.names) == (CUDA, ["empty"])
     assert unfilled(64, torch.bfloat16, torch.device("cpu")).tolist() == [0.0] * 64, "pages of the system's"
+
+
+@pytest.mark.unit
+def test_marks_are_of_the_engines_gpu_where_another_one_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, other = FakeCuda(), FakeStream("other")
+    cuda.install(monkeypatch)
+    side: Any = SideStream(CUDA, Stopwatch(torch.device("cpu"), lambda _sample: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: cuda.main if device else other)
+    cuda.note("backward", "unit")
+    with side.running(after=side.mark()):
+        assert side._stream.seen == {MAIN: 1}

@@ -64,7 +64,7 @@ class SideStream:
         if self._stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._stream.device))  # another GPU may be the current one
         return event
 
     @contextmanager
