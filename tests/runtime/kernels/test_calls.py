@@ -59,6 +59,15 @@ def test_a_part_may_lie_where_the_sum_goes(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(first, wanted)
 
 
+def test_a_part_of_a_later_launch_may_lie_where_the_sum_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, found = list(random(70, 100)), random(100, seed=1)
+    wanted = found.clone()
+    sums.accumulate_(wanted, [*parts, wanted], 0.5, overwrite=True)
+    pretend_gpu(monkeypatch)
+    sums.accumulate_(found, [*parts, found], 0.5, overwrite=True)
+    assert torch.equal(found, wanted)
+
+
 def test_the_square_sum_comes_with_the_sum() -> None:
     into, parts = random(5000), list(random(3, 5000, seed=1))
     squares = torch.zeros(1, dtype=torch.float64)

@@ -16,18 +16,23 @@ from zerotrain.runtime.kernels.device import DTYPES, stream_of
 if TYPE_CHECKING:  # compiled code
     from zerotrain.runtime._native import Kernels
 
+MOST_PARTS = 64
+"""Parts that one launch adds; a launch for further ones reads what the one before wrote."""
+
 _PARTS = (torch.float32, torch.bfloat16)
 _workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def can_sum(into: torch.Tensor, parts: Sequence[torch.Tensor]) -> bool:
-    """Return whether the kernel takes these tensors."""
+    """Return whether the kernel takes these tensors. A part that lies where the sum goes must be in the first
+    launch."""
     dtype = parts[0].dtype if parts else into.dtype
     return (
         into.dtype is torch.float32
         and dtype in _PARTS
         and into.is_contiguous()
         and all(part.dtype is dtype and part.is_contiguous() for part in parts)
+        and all(part.data_ptr() != into.data_ptr() for part in parts[MOST_PARTS:])
     )
 
 
