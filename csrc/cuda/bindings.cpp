@@ -9,6 +9,7 @@
 #include "zerotrain/arrays.hpp"
 #include "zerotrain/bind.hpp"
 #include "zerotrain/bind_update.hpp"
+#include "zerotrain/gil.hpp"
 
 namespace nb = nanobind;
 using namespace zerotrain;
@@ -24,6 +25,8 @@ Float type_of(const std::string& name) {
   throw nb::value_error(("dtype '" + name + "' is unknown; there are f32, bf16, f16 and none").c_str());
 }
 
+// The calls below release the GIL: a launch waits while the stream's queue is full, which may take until the watchdog's
+// thread has ended a collective that hangs.
 void check_bits(int bits) { require(bits == 4 || bits == 8, "codes have 4 or 8 bits"); }
 
 void check_blocks(std::int64_t numel) {
@@ -37,6 +40,7 @@ void sum_parts(Kernels& self, Address into, const std::vector<Address>& parts, c
   require(type == Float::f32 || type == Float::bf16, "sum_parts: parts must be f32 or bf16");
   require(!parts.empty() || !overwrite, "sum_parts: nothing to sum");
   require(!squares || workspace, "sum_parts: squares need a workspace");
+  const GilReleased unlocked;
   self.sum_parts(into, parts, type, numel, static_cast<float>(scale), overwrite, squares, workspace, stream);
 }
 
@@ -46,6 +50,7 @@ void quantize(Kernels& self, Address values, const std::string& dtype, Address p
   check_bits(bits);
   check_blocks(piece_numel);
   require(packed % 4 == 0, "quantize: packed rows must start at a multiple of 4 bytes");
+  const GilReleased unlocked;
   self.quantize({values, type_of(dtype), rows, row_stride, pieces, piece_stride, piece_numel}, packed, bits, stream);
 }
 
@@ -54,6 +59,7 @@ void dequantize(Kernels& self, Address packed, Address into, const std::string& 
   check_bits(bits);
   check_blocks(numel);
   require(packed % 4 == 0, "dequantize: packed rows must start at a multiple of 4 bytes");
+  const GilReleased unlocked;
   self.dequantize(packed, into, type_of(dtype), rows, numel, bits, stream);
 }
 
@@ -62,6 +68,7 @@ void dequantize_sum(Kernels& self, Address packed, Address into, int bits, std::
   check_bits(bits);
   check_blocks(numel);
   require(packed % 4 == 0, "dequantize_sum: packed rows must start at a multiple of 4 bytes");
+  const GilReleased unlocked;
   self.dequantize_sum(packed, into, rows, numel, bits, stream);
 }
 
@@ -89,6 +96,7 @@ void update(Kernels& self, const std::string& rule, const std::vector<AdamUnit>&
     require(empty || (is_whole && (remainder ? unit.remainder && !unit.master : unit.master && !unit.remainder)),
             "update: a unit lacks an array, or has both a master and a remainder");
   }
+  const GilReleased unlocked;
   self.update({found, grads, weights, remainder, factor, found_inf}, units, stream);
 }
 
@@ -114,11 +122,15 @@ void bind_cuda(nb::module_& m) {
            nb::arg("rows"), nb::arg("numel"), nb::arg("stream") = 0)
       .def("update", &update, nb::arg("rule"), nb::arg("units"), nb::kw_only(), nb::arg("grad"), nb::arg("weight"),
            nb::arg("factor") = 0, nb::arg("found_inf") = 0, nb::arg("stream") = 0)
-      .def_ro("launches", &Kernels::launches);
+      .def_prop_ro("launches", [](const Kernels& self) { return self.launches.load(); });
   m.def("host_kernels", &host_kernels, "The kernels' host build, on addresses of host memory.");
   m.def(
       "device_kernels",
-      [](nb::bytes image, int device) { return device_kernels({image.c_str(), image.size()}, device); },
+      [](nb::bytes image, int device) {
+        const std::string copy(image.c_str(), image.size());
+        const GilReleased unlocked;
+        return device_kernels(copy, device);
+      },
       nb::arg("image"), nb::arg("device"),
       "Load a fatbin into a GPU's primary context. Raises RuntimeError with the driver's words.");
   m.def("driver_version", &driver_version, "The CUDA version that the driver supports, as 1000 * major + 10 * minor.");

@@ -2,6 +2,7 @@
 // computes with the same headers and is what tests and a device's first check compare with.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -51,7 +52,7 @@ class Kernels {
   void update(const AdamCall& call, const std::vector<AdamUnit>& units, Address stream);
 
   // Number of launches so far.
-  std::int64_t launches = 0;
+  std::atomic<std::int64_t> launches{0};
 
  protected:
   struct Grid {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from itertools import product
 from typing import Any
 
@@ -227,3 +229,29 @@ def test_a_device_with_kernels_chooses_them(monkeypatch: pytest.MonkeyPatch) -> 
     pretend_gpu(monkeypatch)
     assert type(NativeAdamRule().kernel(unit)) is CudaKernel
     assert type(FusedAdamRule().kernel(unit)) is not CudaKernel
+
+
+def test_other_threads_run_during_a_call() -> None:
+    """A launch waits while the stream's queue is full. Meanwhile the watchdog's thread may have to end a
+    collective that hangs, before which the queue does not move."""
+    into, parts = torch.zeros(1 << 20), [torch.ones(1 << 20)] * 20
+    began, is_over = threading.Event(), threading.Event()
+    looks: list[bool] = []
+
+    def look() -> None:
+        while not is_over.wait(0.001):
+            looks.append(began.is_set())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # only a release lets the other thread run
+    try:
+        began.set()
+        sum_calls.sum_parts(HOST, into, parts, 1.0)
+        looks_during = sum(looks)
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        thread.join()
+    assert looks_during
