@@ -180,6 +180,24 @@ def test_tiles_are_replaced_when_they_are_sent(device: Device, monkeypatch: pyte
     assert any("copy 2" in event.before for event in waited), "the last copy from the tiles"
 
 
+def test_the_memory_of_tiles_is_of_the_stream_that_writes_last(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may be dropped while sums are sent: what the main stream allocates next is not overwritten."""
+    owners: list[Stream] = []
+    empty = torch.empty
+
+    def make(*size: int, **settings: Any) -> torch.Tensor:
+        owners.append(device.current)
+        return empty(*size, **settings)
+
+    monkeypatch.setattr(torch, "empty", make)
+    (one,) = made(MemoryLedger(), 1)
+    one.add([torch.ones(NUMEL)], 1.0, overwrite=True)
+    assert len(owners) == 2
+    assert all("add 0" in owner.before and owner is not device.main for owner in owners)
+
+
 def test_a_sum_comes_back_after_it_went(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_sums, "tile_numel", NUMEL)
     (one,) = made(MemoryLedger(), 1)

@@ -123,9 +123,10 @@ class _Copies:
             for sent in self._sent:
                 if sent is not None:
                     sent.synchronize()  # the main stream may use the memory of the old tiles at once
-            self._tiles = [
-                torch.empty(wanted, dtype=torch.float32, device=self._device) for _ in range(SUM_TILES)
-            ]
+            with _on(self._down):  # whose memory it is when an engine is dropped during its copies
+                self._tiles = [
+                    torch.empty(wanted, dtype=torch.float32, device=self._device) for _ in range(SUM_TILES)
+                ]
             self._sent = [None] * SUM_TILES
             ledger.add(MemoryKind.GRADS, SUM_TILES * 4 * (wanted - held))
         self._ledger = ledger
