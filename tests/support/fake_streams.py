@@ -41,7 +41,7 @@ class FakeEvent:
 
     def record(self, stream: FakeStream | None = None) -> None:
         """Record the stream, or the current one of the current device."""
-        self.seen = dict((stream or torch.cuda.current_stream()).seen)  # type: ignore[attr-defined]
+        self.seen = dict((stream or torch.cuda.current_stream()).seen)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)

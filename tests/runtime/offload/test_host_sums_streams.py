@@ -183,7 +183,7 @@ def test_tiles_are_replaced_when_they_are_sent(device: Device, monkeypatch: pyte
 def test_the_memory_of_tiles_is_of_the_stream_that_writes_last(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine may be dropped while sums are sent: what the main stream allocates next is not overwritten."""
+    """An engine may be dropped while sums are sent: what the main stream allocates next stays as it is."""
     owners: list[Stream] = []
     empty = torch.empty
 
