@@ -228,7 +228,7 @@ class Comm(Accounts):
     def _second_group(self, timeout: timedelta) -> Any:
         """Return a second group of the same ranks, for exchanges of gradients."""
         if self._members is None:
-            return dist.new_group(timeout=timeout, pg_options=_options(dist.get_backend()))
+            return dist.new_group(timeout=timeout, pg_options=_options(dist.get_backend(), timeout))
         key = tuple(self._members)
         if key not in _SECOND_GROUPS:
             # Only the members call this. torch derives the name of such a group from the groups that exist,
@@ -238,7 +238,7 @@ class Comm(Accounts):
                 self._members,
                 timeout=timeout,
                 use_local_synchronization=True,
-                pg_options=_options(dist.get_backend()),
+                pg_options=_options(dist.get_backend(), timeout),
             )
         return _SECOND_GROUPS[key]
 
@@ -324,13 +324,14 @@ def pick_device() -> torch.device:
     return device
 
 
-def _options(backend: str) -> Any:
+def _options(backend: str, timeout: timedelta) -> Any:
     """Return the options of a process group: on NCCL its stream has a high priority, so that a collective
     which is issued starts although kernels of the computation wait for the GPU."""
     if backend != "nccl":
         return None
     options: Any = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True
+    options._timeout = timeout  # torch warns of another one than the group's
     return options
 
 
@@ -354,7 +355,7 @@ def _join(device: torch.device, timeout: timedelta) -> None:
         )
     bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timeout, pg_options=_options(backend), **bound)
+    dist.init_process_group(backend, timeout=timeout, pg_options=_options(backend, timeout), **bound)
     atexit.register(_leave, dist.group.WORLD)
 
 
