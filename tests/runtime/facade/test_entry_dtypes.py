@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
@@ -220,3 +221,70 @@ def test_a_module_outside_the_units_is_an_entry(stage: int, world_size: int) -> 
         assert set(SMALL) - {"blocks.0"} <= set(hooked)
     for found, _ in run_ranks(world_size, enter_small, stage, True):
         assert set(found.values()) == {"torch.bfloat16"}
+
+
+class Tower(nn.Module):
+    """An encoder around units, beside a layer that computes in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.norm = Float32Norm()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = self.encoder(x)
+        return checkpoint(self.norm, hidden.float(), use_reentrant=False)
+
+
+class Float32Norm(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.seen.append(input.dtype)
+        weight, bias = self.weight.float(), self.bias.float()
+        return nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+def tower(stage: int, *, casts: bool = True) -> Any:
+    torch.manual_seed(0)
+    settings = config(stage, "bf16", **({"auto_cast": True} if casts else {}))
+    units = ["encoder.0", "encoder.1"]
+    return zt.initialize(model=Tower(), config=settings, unit_modules=units)[0]
+
+
+def enter_in_turn(stage: int, casts: bool) -> list[str]:
+    """Enter a module around units, one beside it and a unit, twice."""
+    engine, found = tower(stage, casts=casts), []
+    for module in 2 * [engine.module.encoder, engine.module.norm, engine.module.encoder[1]]:
+        try:
+            found.append(str(module(torch.ones(2, WIDTH)).dtype))
+        except RuntimeError as raised:
+            found.append(str(raised).split(" while")[0][-40:])
+    engine.close()
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 3])
+def test_entering_a_module_around_units_leaves_later_entries_as_they_are(stage: int) -> None:
+    assert run_ranks(1, enter_in_turn, stage, True) == [["torch.bfloat16"] * 6]
+    (found,) = run_ranks(1, enter_in_turn, stage, False)
+    assert found[:3] == found[3:]
+    assert "Sequential.forward got float32 in input" in found[0]
+    assert "Linear.forward got float32 in input" in found[2]
+
+
+def recompute(stage: int) -> list[str]:
+    engine = tower(stage)
+    engine.backward(engine(torch.ones(2, WIDTH)).square().mean())
+    seen: list[torch.dtype] = engine.module.norm.seen
+    engine.close()
+    return [str(dtype) for dtype in seen]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_checkpointing_recomputes_is_no_entry(stage: int) -> None:
+    assert run_ranks(1, recompute, stage) == [["torch.float32", "torch.float32"]]

@@ -5,8 +5,8 @@ their dtypes are explained.
 `model.encode(x)`). The outermost module with hooks that is called is the entry (zero/passes.py), and only it
 is treated here: its hook is registered when it is entered and removed at the next entry, so modules within
 pay nothing. `generate` is wrapped, as it may use modules without hooks first. Modules around the units
-(`get_encoder()`, `model.backbone`) have one hook of their own, since no unit ends with their calls; there are
-few. A small layer that shares its unit with others, entered directly, is not seen.
+(`get_encoder()`, `model.backbone`), and layers beside them that share a unit, have one hook of their own,
+since no unit ends with their calls; there are few. A layer within a unit, entered directly, is not seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.facade.dtype_errors import explain_arguments, explain_dtype_error, float32_arguments
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.hooks import COMPILER, Boundary
+from zerotrain.runtime.zero.hooks import COMPILER, Boundary, in_graph_task
 from zerotrain.runtime.zero.names import innermost
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.trees import cast_float32, has_float32
@@ -74,7 +74,7 @@ class Entries:
 
     def enter(self, boundary: Boundary, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with which an entry is called."""
-        if self._compute == "fp32":
+        if self._compute == "fp32" or self._outer is not None:  # that one is the entry
             return args, kwargs
         self._forget()
         module = boundary.module
@@ -86,6 +86,8 @@ class Entries:
         """Treat a module outside the units as an entry, unless it is called within one."""
         # First: what the compiler traces ends here, without a guard.
         if torch.compiler.is_compiling() or self._core.passes.entry is not None or self._outer is not None:
+            return None
+        if in_graph_task():  # checkpointing calls again what it called within an entry
             return None
         self._forget()
         if module._compiled_call_impl is None:

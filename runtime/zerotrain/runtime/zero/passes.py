@@ -122,8 +122,8 @@ class Passes:
         self._core.live.end_forward(keep=keep)
 
     def abandon(self, module: nn.Module) -> None:
-        """Leave the forward of a module that raised, if it is the entry."""
-        if self.entry is not None and self.entry.module is module:
+        """Leave the forward of a module that raised, if it is the entry or called it."""
+        if self.entry is not None and (self.entry.module is module or not is_running(self.entry.module)):
             self.entry = None
             for boundary in self._core.boundaries.values():
                 boundary.calls.clear()
