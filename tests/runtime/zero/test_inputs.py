@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any
 
 import pytest
@@ -45,6 +45,18 @@ class Block(nn.Module):
             given[0].append(self.result(given[0][-1]))
         elif way == "remove":
             return self.result(given[0].pop())
+        elif way == "remove first":
+            return self.result(given[0].pop(0).clone())
+        elif way == "remove key":
+            return self.result(out.pop("hidden"))
+        elif way == "write and append":
+            given[0][0] += self.result(given[0][0].clone())
+            given[0].append(given[0][0])
+        elif way == "write one and use its view":
+            given[0].mul_(0.5)
+            return self.result(given[1])
+        elif way == "add one of":
+            given[0][out].add_(self.result(given[1]))
         elif way == "dict":
             out["hidden"] = self.result(out["hidden"])
             out.setdefault("all", []).append(out["hidden"])
@@ -132,6 +144,59 @@ def into_a_constant(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def into_views_of_a_constant(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros(12, WIDTH)
+    for index, block in enumerate(blocks):
+        block("add", hidden, out=whole[4 * index : 4 * index + 4])
+    return whole
+
+
+def beside_views_of_a_constant(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros(12, WIDTH)
+    for index, block in enumerate(blocks):
+        block("add one of", [whole[0:4], whole[4:8], whole[8:12]], hidden, out=index)
+    return whole
+
+
+def with_views_of_an_input(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    total = hidden * 0.1
+    for block in blocks:
+        each = hidden * 1.0
+        total = total + block("write one and use its view", each, each[1:2]) + each
+        each = hidden * 1.0
+        block("write", each, each[1:2])
+        total = total + each
+    return total
+
+
+def from_the_front_of_a_list(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    states = [hidden * factor for factor in (1.0, 2.0, 3.0, 4.0)]
+    last, total = states[-1], hidden * 0.0
+    for block in blocks:
+        total = total + block("remove first", states)
+        states[-1].mul_(0.5)
+    assert states[0] is last, "a list holds what its owner put into it"
+    return total + last
+
+
+def under_two_names_of_a_list(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    states = [hidden * 1.0]
+    for block in blocks:
+        block("write and append", states)
+    assert all(state is states[0] for state in states)
+    total: torch.Tensor = sum(states[1:], states[0])
+    return total
+
+
+def by_a_dict_that_makes_its_values(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    state: dict[str, Any] = defaultdict(list)
+    for block in blocks:
+        state["hidden"] = hidden
+        hidden = block("remove key", out=state)
+        assert not state
+    return hidden
+
+
 WAYS: dict[str, Any] = {
     function.__name__: function
     for function in (
@@ -144,6 +209,12 @@ WAYS: dict[str, Any] = {
         by_a_dict,
         by_nested_containers,
         into_a_constant,
+        into_views_of_a_constant,
+        beside_views_of_a_constant,
+        with_views_of_an_input,
+        from_the_front_of_a_list,
+        under_two_names_of_a_list,
+        by_a_dict_that_makes_its_values,
     )
 }
 

@@ -9,13 +9,14 @@ of its alias.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch.autograd import grad_mode
 
-from zerotrain.runtime.zero.trees import tensors_with_grad
+from zerotrain.runtime.zero.trees import MAX_DEPTH, tensors_with_grad
 
 Alias = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -23,17 +24,17 @@ Alias = Callable[..., tuple[torch.Tensor, ...]]
 class Inputs:
     """Inputs of one call that is running."""
 
-    __slots__ = ("_aliases", "_constants", "_containers", "_first_node", "_places")
+    __slots__ = ("_aliases", "_containers", "_first_node", "_kept", "_originals")
 
     def __init__(self) -> None:
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor, int, Any]] = {}
         """Tensor, its alias, the version of their memory and the alias's node, by the tensor's `id`."""
-        self._constants: list[torch.Tensor] = []
-        """Tensors that need no gradient."""
+        self._kept: list[torch.Tensor] = []
+        """Tensors that the module gets as they are."""
         self._containers: list[Any] = []
         """Outermost lists and dicts."""
-        self._places: list[tuple[Any, Any, Any, Any]] = []
-        """List or dict, index or key, what the module finds there and what the caller does."""
+        self._originals: dict[int, tuple[Any, Any]] = {}
+        """What the module gets, and what the caller gave, by the `id` of the first."""
         self._first_node = 0
         """Number of the first autograd node of the call."""
 
@@ -44,10 +45,16 @@ class Inputs:
         for value in (*args, *kwargs.values()):
             self._find(value, wanted)
         self._first_node = torch._C._autograd._get_sequence_nr()
-        if not wanted or alias is None:
+        if alias is None:
+            return args, kwargs
+        if len(wanted) > 1 and len(apart := _apart(wanted)) < len(wanted):
+            self._kept += [tensor for key, tensor in wanted.items() if key not in apart]
+            wanted = apart
+        if not wanted:
             return args, kwargs
         for tensor, fresh in zip(wanted.values(), alias(*wanted.values()), strict=True):
             self._aliases[id(tensor)] = tensor, fresh, fresh._version, fresh.grad_fn
+            self._originals[id(fresh)] = fresh, tensor
         return (
             tuple(self._replaced(value) for value in args),
             {name: self._replaced(value) for name, value in kwargs.items()},
@@ -56,34 +63,38 @@ class Inputs:
     def finish(self) -> Iterator[torch.Tensor]:
         """Give the caller its lists, dicts and tensors back; yield the tensors that the module wrote or put
         into them."""
-        for container, place, fresh, before in self._places:
-            try:
-                if container[place] is fresh:
-                    container[place] = before
-            except (IndexError, KeyError):
-                continue  # the module removed it
+        if self._originals:
+            for container in self._containers:
+                self._restored(container)
         for tensor, fresh, version, node in self._aliases.values():
             if fresh._version != version and fresh.grad_fn is not node:
                 with grad_mode._unsafe_preserve_version_counter(tensor):
                     tensor.copy_(fresh)  # the values are there already
                 _ = tensor.grad_fn  # gives a view its new node, without which `register_hook` would crash
                 yield fresh
-        for tensor in self._constants:
-            if tensor.requires_grad:
-                yield tensor
+        for tensor in self._kept:
+            # What is written into a view is a part of the history of the whole, and not always of the view's.
+            whole = tensor if tensor._base is None else tensor._base
+            if whole.requires_grad and self._is_new(whole):
+                yield whole
         for container in self._containers:
             for tensor in tensors_with_grad(container):
-                if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= self._first_node:
+                if self._is_new(tensor):
                     yield tensor
-        for kept in (self._aliases, self._constants, self._containers, self._places):
+        for kept in (self._aliases, self._kept, self._containers, self._originals):
             kept.clear()
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        """Return whether the call computed the tensor's values."""
+        node = tensor.grad_fn
+        return node is not None and node._sequence_nr() >= self._first_node
 
     def _find(self, tree: Any, wanted: dict[int, torch.Tensor], *, is_outermost: bool = True) -> None:
         if isinstance(tree, torch.Tensor):
             if tree.requires_grad:
                 wanted[id(tree)] = tree
             else:
-                self._constants.append(tree)
+                self._kept.append(tree)
             return
         is_mutable = isinstance(tree, (list, dict, deque))
         if is_mutable and is_outermost:
@@ -102,10 +113,72 @@ class Inputs:
             for place, child in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
                 if (fresh := self._replaced(child)) is not child:
                     tree[place] = fresh
-                    self._places.append((tree, place, fresh, child))
         elif type(tree) is tuple or hasattr(tree, "_fields"):
             children = [self._replaced(child) for child in tree]
             if any(fresh is not child for fresh, child in zip(children, tree, strict=True)):
                 make: Callable[[Any], Any] = getattr(tree, "_make", tuple)
-                return make(children)
+                fresh = make(children)
+                self._originals[id(fresh)] = fresh, tree
+                return fresh
         return tree
+
+    def _restored(self, tree: Any, depth: int = 0) -> Any:
+        """Return what the caller gets back, wherever the module moved it."""
+        if (found := self._originals.get(id(tree))) is not None:
+            return found[1]
+        if depth < MAX_DEPTH:
+            if isinstance(tree, (list, dict, deque)):
+                for place, child in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
+                    if (before := self._restored(child, depth + 1)) is not child:
+                        tree[place] = before
+            elif type(tree) is tuple or hasattr(tree, "_fields"):
+                children = [self._restored(child, depth + 1) for child in tree]
+                if any(before is not child for before, child in zip(children, tree, strict=True)):
+                    make: Callable[[Any], Any] = getattr(tree, "_make", tuple)
+                    return make(children)
+        return tree
+
+
+def _apart(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return the tensors without those that share elements with others. Aliases of such would be no views of
+    each other, and what is written into one would not be in the history of the other."""
+    by_storage: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors.values():
+        if tensor.layout is torch.strided:
+            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    if len(by_storage) == len(tensors):
+        return tensors
+    shared = {
+        id(each)
+        for sharing in by_storage.values()
+        for left, right in combinations(sharing, 2)
+        if _may_overlap(left, right)
+        for each in (left, right)
+    }
+    return {key: tensor for key, tensor in tensors.items() if key not in shared}
+
+
+def _may_overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether tensors of one storage may have elements in common; exact for slices of a tensor."""
+    low, high = sorted((left, right), key=lambda tensor: tensor.storage_offset())
+    distance = int(high.storage_offset() - low.storage_offset())
+    extent = sum(step * (size - 1) for step, size in zip(low.stride(), low.shape, strict=True))
+    if not left.numel() or not right.numel() or distance > extent:
+        return False
+    if left.stride() != right.stride():
+        return True
+    return _meet(sorted(zip(low.stride(), low.shape, high.shape, strict=True), reverse=True), distance)
+
+
+def _meet(dims: Sequence[tuple[int, int, int]], distance: int) -> bool:
+    """Return whether two boxes have a place in common. `dims`: stride and both sizes of each dimension, the
+    largest stride first; the second box begins at this distance."""
+    if not dims:
+        return distance == 0
+    step, first, second = dims[0]
+    if step == 0:
+        return _meet(dims[1:], distance)
+    low = distance // step
+    return any(
+        -second < places < first and _meet(dims[1:], distance - places * step) for places in (low, low + 1)
+    )

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from zerotrain.runtime.zero.transforms import unwrapped
 
-_MAX_DEPTH = 8  # bound for cyclic object graphs; real outputs nest three or four deep
+MAX_DEPTH = 8  # bound for cyclic object graphs; real outputs nest three or four deep
 
 
 def tensors_with_grad(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
@@ -22,7 +22,7 @@ def tensors_with_grad(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
         if (tensor := unwrapped(tree)).requires_grad:
             yield tensor
         return
-    if depth < _MAX_DEPTH:
+    if depth < MAX_DEPTH:
         for child in _children(tree):
             yield from tensors_with_grad(child, depth + 1)
 
@@ -60,7 +60,7 @@ def has_float32(tree: Any, depth: int = 0) -> bool:
         if isinstance(leaf, torch.Tensor):
             if leaf.dtype is torch.float32:
                 return True
-        elif depth < _MAX_DEPTH and any(has_float32(part, depth + 1) for part in _parts(leaf).values()):
+        elif depth < MAX_DEPTH and any(has_float32(part, depth + 1) for part in _parts(leaf).values()):
             return True
     return False
 
@@ -75,7 +75,7 @@ def float32_paths(tree: Any, at: str = "", depth: int = 0) -> Iterator[str]:
         if isinstance(leaf, torch.Tensor):
             if leaf.dtype is torch.float32:
                 yield here
-        elif depth < _MAX_DEPTH:
+        elif depth < MAX_DEPTH:
             is_mapping = isinstance(leaf, MutableMapping)
             for key, part in _parts(leaf).items():
                 yield from float32_paths(
@@ -98,7 +98,7 @@ def _cast_leaf(leaf: Any, dtype: torch.dtype, depth: int) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.to(dtype) if leaf.dtype is torch.float32 else leaf
     fresh = leaf
-    for key, part in (_parts(leaf) if depth < _MAX_DEPTH else {}).items():
+    for key, part in (_parts(leaf) if depth < MAX_DEPTH else {}).items():
         if (cast := cast_float32(part, dtype, depth + 1)) is part:
             continue
         fresh = copy.copy(leaf) if fresh is leaf else fresh
