@@ -254,7 +254,7 @@ def tower(stage: int, *, casts: bool = True) -> Any:
     return zt.initialize(model=Tower(), config=settings, unit_modules=units)[0]
 
 
-def enter_in_turn(stage: int, casts: bool) -> list[str]:
+def enter_one_by_one(stage: int, casts: bool) -> list[str]:
     """Enter a module around units, one beside it and a unit, twice."""
     engine, found = tower(stage, casts=casts), []
     for module in 2 * [engine.module.encoder, engine.module.norm, engine.module.encoder[1]]:
@@ -269,8 +269,8 @@ def enter_in_turn(stage: int, casts: bool) -> list[str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 3])
 def test_entering_a_module_around_units_leaves_later_entries_as_they_are(stage: int) -> None:
-    assert run_ranks(1, enter_in_turn, stage, True) == [["torch.bfloat16"] * 6]
-    (found,) = run_ranks(1, enter_in_turn, stage, False)
+    assert run_ranks(1, enter_one_by_one, stage, True) == [["torch.bfloat16"] * 6]
+    (found,) = run_ranks(1, enter_one_by_one, stage, False)
     assert found[:3] == found[3:]
     assert "Sequential.forward got float32 in input" in found[0]
     assert "Linear.forward got float32 in input" in found[2]

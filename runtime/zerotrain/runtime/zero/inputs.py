@@ -34,7 +34,7 @@ class Inputs:
         self._containers: list[Any] = []
         """Outermost lists and dicts."""
         self._originals: dict[int, tuple[Any, Any]] = {}
-        """What the module gets, and what the caller gave, by the `id` of the first."""
+        """Pairs of what the module gets and what the caller gave, by the `id` of the first."""
         self._first_node = 0
         """Number of the first autograd node of the call."""
 
