@@ -12,7 +12,7 @@ import zerotrain.runtime as zt
 from tests.support.uneven_model import UnevenModel
 from zerotrain.runtime.engine import Engine
 
-OPTIMIZERS = ("AdamW", "SGD", "Lion", "Adagrad", "Lamb", "OneBitAdam")
+OPTIMIZERS = ("AdamW", "SGD", "Lion", "Adagrad", "Lamb", "Muon", "OneBitAdam")
 STAGES = (0, 1, 2, 3)
 
 VOCABULARY, WIDTH = 257, 33

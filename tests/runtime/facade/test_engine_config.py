@@ -32,7 +32,7 @@ from zerotrain.runtime.zero.layout import LayoutError
             "cpu",
         ),
         ({"tensor_parallel": {"tp_size": 8}}, "tensor_parallel", 8),
-        ({"optimizer": {"type": "Muon", "params": {"lr": 1e-3}}}, "optimizer.type", "Muon"),
+        ({"optimizer": {"type": "OneBitLamb", "params": {"lr": 1e-3}}}, "optimizer.type", "OneBitLamb"),
     ],
 )
 def test_what_is_not_run_is_refused_with_its_path_and_value(

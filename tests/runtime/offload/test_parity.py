@@ -219,6 +219,7 @@ def test_bytes_equal_the_formulas(ranks: int, stage: int) -> None:
 OTHERS = (
     {"type": "Adagrad", "params": {"lr": 1e-2}},
     {"type": "Lion", "params": {"lr": 1e-3, "weight_decay": 0.1}},
+    {"type": "Muon", "params": {"lr": 1e-2, "weight_decay": 0.1}},
     {"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}},
     {"type": "SGD", "params": {"lr": 1e-2}},
     {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},

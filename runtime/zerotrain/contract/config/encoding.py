@@ -11,8 +11,8 @@ from typing import Any
 REMAINDERS = "bf16.store_param_remainders"
 """Key that requests master weights in two halves."""
 
-ELEMENTWISE = ("AdamW", "Adam", "SGD", "Adagrad", "Lion")
-"""Optimizers whose update of an element needs only that element."""
+OFFLOADABLE = ("AdamW", "Adam", "SGD", "Adagrad", "Lion", "Muon")
+"""Optimizers whose states are updated element by element, once all that needs whole matrices is computed."""
 
 NATIVE = ("AdamW", "Adam", "Adagrad", "Lion")
 """Optimizers that have a native one-pass update."""
@@ -28,7 +28,7 @@ def highest_stage(optimizer_type: str | None) -> int:
 
 def can_offload(optimizer_type: str | None) -> bool:
     """Return whether the update can run off the accelerator. None stands for the engine's AdamW."""
-    return optimizer_type is None or optimizer_type in ELEMENTWISE
+    return optimizer_type is None or optimizer_type in OFFLOADABLE
 
 
 def can_split_master(optimizer_type: str | None, params: Mapping[str, Any]) -> bool:

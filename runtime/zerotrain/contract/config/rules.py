@@ -147,6 +147,11 @@ def optimizer(draft: ConfigDraft) -> None:
         )
     if draft.value("optimizer.type") == "OneBitAdam":
         _one_bit(draft)
+    coefficients = "optimizer.params.ns_coefficients"
+    if len(draft.value(coefficients)) != 3:
+        raise draft.error(
+            coefficients, "must be three numbers", "Write for example [3.4445, -4.775, 2.0315]."
+        )
     mode = "optimizer.params.adam_w_mode"
     if draft.value("optimizer.type") == "AdamW" and draft.value(mode) is False:
         draft.notice(mode, 'AdamW always decouples weight decay; set optimizer.type to "Adam" for L2.')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .inputs import (
     MASTER_BYTES,
@@ -113,9 +113,11 @@ def _state_bytes(inputs: MemoryInputs, state_ranks: int) -> int:
 
 
 def gpu_transient(inputs: MemoryInputs) -> GpuTransient:
-    """Return the bytes that each phase adds on the accelerator. The update itself runs in place."""
+    """Return the bytes that each phase adds on the accelerator. The update itself runs in place, except that
+    orthogonal matrices wait for it when all gradients are reduced."""
     if inputs.reduce_by_exchange:
-        return _exchange_transient(inputs)
+        found = _exchange_transient(inputs)
+        return replace(found, step_bytes=max(found.step_bytes, inputs.direction_bytes))
     n_max, r = inputs.largest_unit_numel, inputs.reduce_bytes
     reduction = r * inputs.reduce_buffers * n_max
     if inputs.quantized_gradients:

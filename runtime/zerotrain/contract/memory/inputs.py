@@ -144,6 +144,10 @@ class MemoryInputs:
     shard_state_bytes: int = 0
     """Bytes of optimizer state per element of a rank's share, at every stage (1-bit Adam)."""
 
+    direction_bytes: int = 0
+    """Bytes of a rank's part of all matrices, which an update makes orthogonal before it changes any state
+    (Muon)."""
+
     saves_in_background: bool = False
     """Whether checkpoints are written from a copy of the rank's share while training goes on."""
 

@@ -19,6 +19,8 @@ from .sizes import DTYPE_BYTES, UnitSize
 
 ACCUMULATOR_BYTES = 4
 """Bytes of a stored gradient element, which is fp32."""
+DIRECTION_BYTES = 2
+"""Bytes of an element of an orthogonal matrix, which is bf16."""
 MOMENT_BYTES = 4
 """Bytes of an element of an optimizer state, which is fp32."""
 REMAINDER_BYTES = 2
@@ -96,6 +98,7 @@ def _with_states(inputs: MemoryInputs, config: EngineConfig, units: Sequence[Uni
     return replace(
         inputs,
         optimizer_bytes=state_bytes,
+        direction_bytes=_direction_bytes(config, units),
         splits_masters=splits,
         optimizer_tier=tiers.states,
         param_tier=tiers.params,
@@ -126,6 +129,22 @@ def optimizer_state_bytes(
     if splits_masters:
         master = REMAINDER_BYTES
     return master + MOMENT_BYTES * _state_count(optimizer)
+
+
+def _direction_bytes(config: EngineConfig, units: Sequence[UnitSize]) -> int:
+    """Return the bytes of a rank's part of all matrices in bf16.
+
+    A part may be nothing but matrices, and those that AdamW updates (embeddings) are not told apart, so this
+    is an upper bound.
+    """
+    if config.optimizer is None or config.optimizer.type != "Muon":
+        return 0
+    ranks = config.world_size if config.zero.stage >= 1 else 1
+    return DIRECTION_BYTES * sum(
+        min(unit.numel if unit.matrix_numel is None else unit.matrix_numel, unit.padded_numel // ranks)
+        for unit in units
+        if unit.trainable
+    )
 
 
 def _state_count(optimizer: OptimizerConfig | None) -> int:

@@ -31,6 +31,9 @@ class UnitSize:
     stays_whole: bool = False
     """Whether the unit holds small parameters, which every rank keeps at stage 3."""
 
+    matrix_numel: int | None = None
+    """Elements in matrices; None = all may be."""
+
     element_bytes: int | None = None
     """Bytes per element of a frozen weight in its own dtype; None = as in the compute precision."""
 

@@ -191,14 +191,22 @@ def step_traffic(inputs: MemoryInputs) -> StepTraffic:
         cross_node_bytes=0 if alone else ceil(cross),
         pcie_up_bytes=up,
         pcie_down_bytes=down,
-        nvme_bytes=2 * optimizer_disk_bytes(inputs) + updates + passes,
+        # Before an update, Muon reads momenta, which share their chunks with the other states.
+        nvme_bytes=(3 if inputs.direction_bytes else 2) * optimizer_disk_bytes(inputs) + updates + passes,
         nvme_pass_bytes=passes,
         phases=NetworkPhases() if alone else phases,
     )
 
 
 def _network(inputs: MemoryInputs) -> tuple[float, float, float]:
-    """Return the payload of forward, of backward, and of the gather of updated weights."""
+    """Return the payload of forward, of backward, and of the update and the gather of updated weights."""
+    forward, backward, step = _gathers_and_sums(inputs)
+    # Each part of a matrix goes to the matrix's owner and comes back; a rank sends its share.
+    parts = 2.0 * inputs.direction_bytes if inputs.stage >= 1 else 0.0
+    return forward, backward, step + parts
+
+
+def _gathers_and_sums(inputs: MemoryInputs) -> tuple[float, float, float]:
     psi, c, r = inputs.trainable_numel, inputs.compute_bytes, inputs.reduce_bytes
     if inputs.stage == 0:
         return 0.0, 2.0 * r * psi, 0.0

@@ -102,6 +102,7 @@ def unit_sizes(layout: ModelLayout) -> list[UnitSize]:
             trainable=unit.trainable,
             whole_pass=not unit.module,
             stays_whole=unit.stays_whole,
+            matrix_numel=sum(part.numel for part in unit.segments if len(part.shape) == 2),
             element_bytes=None if unit.trainable else DTYPE_BYTES[unit.dtype],
         )
         for unit in layout.units

@@ -22,7 +22,7 @@ from zerotrain.runtime.optim.saved_values import from_plain, to_plain
 
 WHOLE_TENSOR = {
     "LBFGS": "it evaluates the loss several times per step",
-    "Muon": "it orthogonalises whole matrices",
+    "Muon": "it orthogonalises whole matrices (the engine's own does; optimizer.type names it)",
     "Adafactor": "it keeps sums over the rows and columns of whole matrices",
     "SparseAdam": "it wants sparse gradients",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,23 @@ from zerotrain.runtime.zero.names import named_parameters
 
 GROUP_KEYS = ("lr", "weight_decay", "betas", "eps", "momentum")
 
+Divide = Callable[[Mapping[str, Any], int], list[dict[str, Any]]]
+"""Makes groups of one; the number is its position."""
+
 ModelParameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]] | Iterable[Mapping[str, Any]]
 
 PARAM_NAMES = "param_names"
 """Key of a group under which torch keeps the names of (name, parameter) pairs."""
 
-FIXED_OPTIONS = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weight_decay", "differentiable")
+FIXED_OPTIONS = (
+    "amsgrad",
+    "maximize",
+    "nesterov",
+    "dampening",
+    "decoupled_weight_decay",
+    "differentiable",
+    "use_muon",
+)
 """Options of torch's groups that the engine's own updates take at `initialize` only."""
 
 LABELS = ("name", PARAM_NAMES)
@@ -36,6 +47,8 @@ class Hyper:
     betas: tuple[float, float]
     eps: float
     momentum: float
+    use_muon: bool = False
+    """Whether Muon updates the matrices of the group."""
 
 
 class GroupError(ValueError):
@@ -48,15 +61,18 @@ def build_groups(
     model_parameters: ModelParameters | None,
     *,
     is_foreign: bool = False,
+    divide: Divide | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return `(param_groups, group index by fqn)`. `model_parameters` is what a torch optimizer would be
-    given, or None; `is_foreign` groups are those of a torch optimizer, which has options of its own.
+    given, or None; `is_foreign` groups are those of a torch optimizer, which has options of its own. `divide`
+    makes several groups of one.
 
     Raises GroupError for a trainable parameter in no group or in two, and for options that are not per group.
     """
     given = listed(model_parameters)
     if given is None:
-        given = [{"params": [p for p in model.parameters() if p.requires_grad]}]
+        # A parameter that is unfrozen later joins the first group; where groups differ in kind, its own.
+        given = [{"params": [p for p in model.parameters() if p.requires_grad or divide is not None]}]
     elif not isinstance(given[0], Mapping):
         given = [{"params": given}]
     names = names_of(model)
@@ -64,7 +80,8 @@ def build_groups(
     index_of: dict[str, int] = {}
     for group in given:
         assert isinstance(group, Mapping)  # the lines above made it so
-        append_group(groups, index_of, group, names=names, config=config, is_foreign=is_foreign)
+        for part in [group] if divide is None else divide(group, len(groups)):
+            append_group(groups, index_of, part, names=names, config=config, is_foreign=is_foreign)
     trained = {fqn for fqn, parameter in named_parameters(model) if parameter.requires_grad}
     missing = sorted(trained - index_of.keys())
     if missing:
@@ -123,9 +140,9 @@ def append_group(
 ) -> None:
     """Complete a group by the configuration's values and add it. Raises GroupError as `build_groups`."""
     index = len(groups)
-    params, labels = _members(group, index)
+    params, labels = members(group, index)
     if not is_foreign:
-        _check_options(group, index)
+        _check_options(group, index, config)
     for parameter in params:
         _assign(parameter, index, names, index_of)
     defaults = {key: getattr(config, key) for key in GROUP_KEYS}
@@ -136,11 +153,11 @@ def append_group(
 
 def _checked(group: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Return the group with its parameters in lists, for torch's optimizers too."""
-    params, labels = _members(group, index)
+    params, labels = members(group, index)
     return {**group, **labels, "params": params}
 
 
-def _members(group: Mapping[str, Any], index: int) -> tuple[list[nn.Parameter], dict[str, list[str]]]:
+def members(group: Mapping[str, Any], index: int) -> tuple[list[nn.Parameter], dict[str, list[str]]]:
     """Return the parameters of a group and, where they are given as pairs, torch's `param_names` of it."""
     if "params" not in group:
         raise GroupError(f"parameter group {index} must have params; got {sorted(group)}; add its parameters")
@@ -158,12 +175,11 @@ def _members(group: Mapping[str, Any], index: int) -> tuple[list[nn.Parameter], 
     return [parameter for _, parameter in named], {PARAM_NAMES: [name for name, _ in named]}
 
 
-def _check_options(group: Mapping[str, Any], index: int) -> None:
-    unknown = sorted(set(group) - {*GROUP_KEYS, *LABELS, "params"})
+def _check_options(group: Mapping[str, Any], index: int, config: OptimizerConfig) -> None:
+    known = [*GROUP_KEYS, "use_muon"] if config.type == "Muon" else [*GROUP_KEYS]
+    unknown = sorted(set(group) - {*known, *LABELS, "params"})
     if unknown:
-        raise GroupError(
-            f"parameter group {index} sets {unknown}; a group can set {list(GROUP_KEYS)} and name"
-        )
+        raise GroupError(f"parameter group {index} sets {unknown}; a group can set {known} and name")
 
 
 def _assign(parameter: nn.Parameter, index: int, names: Mapping[int, str], index_of: dict[str, int]) -> None:
@@ -208,6 +224,7 @@ def group_hyper(group: Mapping[str, Any]) -> Hyper:
         betas=(float(beta1), float(beta2)),
         eps=float(group["eps"]),
         momentum=float(group["momentum"]),
+        use_muon=bool(group.get("use_muon")),
     )
 
 

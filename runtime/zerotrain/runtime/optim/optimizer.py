@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -28,6 +29,8 @@ from zerotrain.runtime.optim.groups import (
 )
 from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.lamb import LambRule
+from zerotrain.runtime.optim.muon import MuonRule
+from zerotrain.runtime.optim.muon_groups import USE_MUON, MuonGroups
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.rules import rule_of
 from zerotrain.runtime.optim.saved_values import from_plain, match_stored, members_of, regrouped, to_plain
@@ -47,6 +50,13 @@ def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
         return OneBitAdamRule(config)
     if config.type == "Lamb":
         return LambRule.of(config)
+    if config.type == "Muon":
+        adam = replace(config, type="AdamW", decoupled_weight_decay=True)
+        return MuonRule.of(config, _elementwise_rule(adam))
+    return _elementwise_rule(config)
+
+
+def _elementwise_rule(config: OptimizerConfig) -> UpdateRule:
     rule = rule_of(config)
     if config.params.get("torch_adam") and not config.native:
         return rule
@@ -108,7 +118,14 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.configured = config
         """Configuration of the optimizer that runs: the file's, or one for what the caller passed."""
         self._names = names_of(model)
-        groups, group_of = build_groups(model, config, given, is_foreign=is_foreign)
+        self._muon = MuonGroups(model, layout, config) if config.type == "Muon" and not is_foreign else None
+        groups, group_of = build_groups(
+            model,
+            config,
+            given,
+            is_foreign=is_foreign,
+            divide=None if self._muon is None else self._muon.divide,
+        )
         super().__init__(groups, _defaults(config, groups[0], prototype))
         self.rule = ForeignRule(prototype, self.param_groups) if prototype is not None else rule_for(config)
         # Copied before a schedule writes `lr`: a resume must tell the user's edits from changes by a run.
@@ -142,6 +159,14 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             raise GroupError(
                 f"{type(self.rule).__name__} keeps the groups that it was made with; pass all to initialize"
             )
+        if self._muon is not None:
+            parts = self._muon.divide(group, len(self.param_groups))
+            if len(parts) > 1:
+                raise GroupError(
+                    "the new group holds hidden matrices and other parameters; add one group of each, or set "
+                    "its use_muon to False"
+                )
+            group = parts[0]
         append_group(
             self.param_groups, self.registry.group_of, group, names=self._names, config=self.configured
         )
@@ -196,6 +221,14 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.num_updates = int(scalars["num_updates"])
         configured = scalars.get("configured")
         before = self._configured if configured is None else [configured[index] for index in order]
+        if any(
+            bool(mine.get(USE_MUON)) != bool(saved.get(USE_MUON))
+            for mine, saved in zip(self.param_groups, groups, strict=True)
+        ):
+            raise ValueError(
+                "a parameter group has another use_muon than in the checkpoint, where its states are of "
+                "another kind; set it as it was, or load with load_optimizer_states=False"
+            )
         for mine, saved, then, now in zip(self.param_groups, groups, before, self._configured, strict=True):
             edited = {key for key, value in now.items() if key in then and then[key] != value}
             restored = {key: from_plain(value, mine.get(key)) for key, value in saved.items()}

@@ -122,6 +122,11 @@ class StepExecutor:
             ]
             self._link.begin(parts, leaving=leaving)
         hypers, step = optimizer.begin_step(), optimizer.num_updates
+        if rule.prepares:
+            self._core.updates.wait()  # it reads states, which the last update may still be storing
+            rule = rule.prepare(
+                parts, optimizer.registry, hypers, grad_scale=grad_scale, ledger=self._core.ledger
+            )
         return StepUpdate(rule, optimizer.registry, parts, hypers, step=step, grad_scale=grad_scale)
 
     def _copies(self, name: str) -> AbstractContextManager[None]:

@@ -21,6 +21,7 @@ from zerotrain.runtime.offload.states import Block, Encoding
 from zerotrain.runtime.optim.groups import Hyper
 from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.zero.gradients import UnitGradients, shard_on
+from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.rounding import join, split
 
 if TYPE_CHECKING:  # compiled code
@@ -56,6 +57,8 @@ class UnitUpdate:
     """Weights of the same elements, on the same device."""
     writes_masters: bool = False
     """Whether the weights are the fp32 masters themselves."""
+    name: str = ""
+    """Name of the unit."""
 
 
 class Kernel(ABC):
@@ -75,6 +78,9 @@ class UpdateRule(ABC):
 
     __slots__ = ()
 
+    prepares: bool = False
+    """Whether `prepare` must be called at every step."""
+
     @property
     @abstractmethod
     def kinds(self) -> tuple[str, ...]:
@@ -90,6 +96,22 @@ class UpdateRule(ABC):
         step: int,
     ) -> None:
         """Update `param` and `states` in place; `grad` may be overwritten. `step` counts from 1."""
+
+    def prepare(
+        self,
+        units: Sequence[UnitGradients],
+        registry: StateRegistry,
+        hypers: Sequence[Hyper],
+        *,
+        grad_scale: float,
+        ledger: MemoryLedger,
+    ) -> UpdateRule:
+        """Return the rule for the update of these units in this step, for an optimizer that needs more than
+        single elements. Collective; it changes no states."""
+        return self
+
+    def finish(self) -> None:  # noqa: B027  # most rules prepare nothing
+        """Release what `prepare` made. Called after the last unit of a step."""
 
     def kernel(self, update: UnitUpdate) -> Kernel:
         """Return the kernel for the update of a unit: `update` in tiles, where there is no faster one."""
@@ -169,6 +191,7 @@ class StepUpdate:
             with states.weights_to_update() as weights:
                 kernel = self._rule.kernel(
                     UnitUpdate(
+                        name=name,
                         segments=self._segments[name],
                         grads=shard_on(part, weights.device),
                         grad_scale=self._grad_scale,
@@ -196,6 +219,7 @@ class StepUpdate:
         """Wait until everything is stored. Raises the first error."""
         if self._sweep is not None:
             self._sweep.end()
+        self._rule.finish()
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,6 @@ _USE_ADAMW = 'Set optimizer.type to "AdamW".'
 _NOT_RUN = {
     "ZeroOneAdam": "0/1 Adam skips rounds of communication by its own schedule; OneBitAdam compresses alike.",
     "OneBitLamb": "1-bit Lamb's ratios are learnt in its warm-up; OneBitAdam compresses alike.",
-    "Muon": "Muon orthogonalises whole matrices, and a rank holds parts of them.",
     **dict.fromkeys(
         ("MuAdam", "MuAdamW", "MuSGD"),
         "muP needs the shapes of a base model; set the rates of parameter groups with model_parameters.",
@@ -48,6 +47,11 @@ OPTIMIZER: tuple[Key, ...] = (
                 value="Lion",
                 note="The sign of a mixed momentum, decoupled weight decay, one fp32 state; on CPU by the "
                 "native one-pass kernel.",
+            ),
+            Choice(
+                value="Muon",
+                note="As torch's, for hidden matrices; embeddings, heads and what is no matrix take AdamW. "
+                "Groups choose by use_muon. Two fp32 states.",
             ),
             Choice(
                 value="OneBitAdam",
@@ -122,7 +126,7 @@ OPTIMIZER: tuple[Key, ...] = (
         path="optimizer.params.torch_adam",
         kind=KeyKind.BOOL,
         default=False,
-        only=(*_ADAM, "Adagrad", "Lion"),
+        only=(*_ADAM, "Adagrad", "Lion", "Muon"),
         effect="true: torch's arithmetic, operation by operation; false: on CPU the native one-pass kernel, "
         "which differs in rounding and is the same at every stage and thread count; on GPU a kernel of the "
         "same bits for Adam and AdamW, or torch's fused one where that cannot be used.",
@@ -185,6 +189,7 @@ OPTIMIZER: tuple[Key, ...] = (
         kind=KeyKind.BOOL,
         default=False,
         only=("SGD", "MuSGD", "Muon"),
+        default_by_type={"Muon": True},
         effect="Nesterov momentum.",
     ),
     Key(
@@ -227,21 +232,67 @@ OPTIMIZER: tuple[Key, ...] = (
         kind=KeyKind.FLOAT,
         default=None,
         only=("Muon",),
-        effect="Learning rate of the matrices.",
+        minimum=0.0,
+        effect="Learning rate of the matrices; absent = lr.",
     ),
     Key(
         path="optimizer.params.adam_lr",
         kind=KeyKind.FLOAT,
         default=None,
         only=("Muon",),
-        effect="Learning rate of the rest.",
+        minimum=0.0,
+        effect="Learning rate of the rest, which AdamW updates; absent = lr.",
     ),
     Key(
         path="optimizer.params.ns_method",
         kind=KeyKind.TEXT,
         default=None,
         only=("Muon",),
+        choices=(
+            Choice(value="standard", note="Newton-Schulz iterations on the matrix."),
+            Choice(
+                value="gram",
+                means="standard",
+                status=Status.ACCEPTED,
+                note="The same iteration up to rounding, on the matrix.",
+            ),
+        ),
         effect="Method of orthogonalisation.",
+    ),
+    Key(
+        path="optimizer.params.ns_coefficients",
+        kind=KeyKind.FLOATS,
+        default=[3.4445, -4.775, 2.0315],
+        only=("Muon",),
+        effect="Coefficients of a Newton-Schulz iteration.",
+    ),
+    Key(
+        path="optimizer.params.ns_steps",
+        kind=KeyKind.INT,
+        default=5,
+        minimum=1,
+        maximum=99,
+        only=("Muon",),
+        effect="Newton-Schulz iterations.",
+    ),
+    Key(
+        path="optimizer.params.ns_eps",
+        kind=KeyKind.FLOAT,
+        default=1e-7,
+        minimum=0.0,
+        only=("Muon",),
+        effect="Smallest norm by which a matrix is divided (eps of torch.optim.Muon; eps is AdamW's).",
+    ),
+    Key(
+        path="optimizer.params.adjust_lr_fn",
+        kind=KeyKind.TEXT,
+        default=None,
+        only=("Muon",),
+        choices=(
+            Choice(value="original", note="Times the root of max(1, rows / columns); the default."),
+            Choice(value="match_rms_adamw", note="Times 0.2 and the root of the larger dimension."),
+        ),
+        effect="Factor of a matrix's learning rate by its shape.",
     ),
     Key(
         path="optimizer.params.freeze_step",

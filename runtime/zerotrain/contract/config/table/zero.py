@@ -330,7 +330,7 @@ REST: tuple[Key, ...] = (
         "save_muon_momentum_buffer_in_memory",
         KeyKind.BOOL,
         False,
-        "Muon is not part of this version.",
+        "Momenta are where offload_optimizer puts the states.",
         "No effect.",
     ),
     *(
