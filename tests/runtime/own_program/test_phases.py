@@ -76,6 +76,8 @@ def test_phases_and_checkpoints_are_reported_without_a_further_call(tmp_path: Pa
         (saved,) = committed(tmp_path / "checkpoints")
         wait_for(launcher, 0, phase="checkpoint")  # the pause: a long evaluation reports the same
         for rank in (0, 1):
+            # A rank that is still saving reports the same phase and step.
+            eventually(lambda rank=rank: wait_for(launcher, rank, step=1)["checkpoint"], what="a checkpoint")
             progress = wait_for(launcher, rank, step=1)["checkpoint"]
             assert (progress["step"], progress["path"]) == (1, str(saved.path))
         wait_for(launcher, 1, phase="step")
