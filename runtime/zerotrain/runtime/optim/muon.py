@@ -106,24 +106,21 @@ class PreparedMuon(UpdateRule):
     """Muon for one step, whose matrices are orthogonal already."""
 
     adam: UpdateRule
-    parts: Mapping[str, Sequence[MatrixPart]]
-    """Parts of matrices by unit."""
+    parts: dict[str, list[MatrixPart]]
+    """Parts of matrices by unit; a unit's leave with its kernel, which then frees them."""
+    num_bytes: int
+    """Bytes of all results."""
     ledger: MemoryLedger
     kinds: tuple[str, ...] = (EXP_AVG, EXP_AVG_SQ)
 
     def kernel(self, update: UnitUpdate) -> Kernel:
         """Return the kernel for the update of a unit."""
-        parts = self.parts[update.name]
+        parts = self.parts.pop(update.name)
         return MuonKernel(self.adam, update, parts) if parts else self.adam.kernel(update)
 
     def finish(self) -> None:
         """Account for the results as freed."""
         self.ledger.add(MemoryKind.REDUCE, -self.num_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all results."""
-        return sum(part.direction.nbytes for parts in self.parts.values() for part in parts)
 
     def update(
         self,
@@ -186,14 +183,14 @@ class MuonRule(UpdateRule):
                     part = self._part(each, registry, place, hyper, grad_scale)
                     found.append(part)
                     split.append(_split(each, place, part.direction))
-        prepared = PreparedMuon(adam=self.adam, parts=parts, ledger=ledger)
-        ledger.add(MemoryKind.REDUCE, prepared.num_bytes)
+        num_bytes = sum(matrix.own.nbytes for matrix in split)
+        ledger.add(MemoryKind.REDUCE, num_bytes)
         if units[0].unit.placement.states_sharded:
             orthogonalise(split, self.iterate, comm)
         else:  # every rank has the whole matrices, and updates all of them
             for matrix in split:
                 matrix.own.copy_(self.iterate(matrix.own.view(matrix.shape)).reshape(-1))
-        return prepared
+        return PreparedMuon(adam=self.adam, parts=parts, num_bytes=num_bytes, ledger=ledger)
 
     def _part(
         self, unit: UnitGradients, registry: StateRegistry, place: Place, hyper: Hyper, grad_scale: float
