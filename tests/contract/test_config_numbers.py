@@ -73,6 +73,14 @@ def test_betas(wrong: object) -> None:
     assert caught.value.path == "optimizer.params.betas"
 
 
+@pytest.mark.parametrize("wrong", [[3.4, -4.7], [3.4, -4.7, 2.0, 1.0], 3.4])
+def test_coefficients_of_newton_schulz(wrong: object) -> None:
+    file = {"optimizer": {"type": "Muon", "params": {"ns_coefficients": wrong}}}
+    with pytest.raises(ConfigError) as caught:
+        resolve(load(file), world_size=1)
+    assert caught.value.path == "optimizer.params.ns_coefficients"
+
+
 def test_ranges() -> None:
     for file, rule in (
         ({"gradient_clipping": -1}, "gradient_clipping: must be at least 0; got -1"),

@@ -19,6 +19,7 @@ from zerotrain.contract.memory import (
     small_parameters,
 )
 from zerotrain.contract.memory.moved import keeps_own_gradients
+from zerotrain.contract.memory.tiers import step_traffic
 from zerotrain.contract.train_spec import GptSpec
 from zerotrain.runtime.models.gpt import Gpt
 from zerotrain.runtime.zero.plan import SmallParameters, plan_layout
@@ -188,3 +189,24 @@ def test_one_rank_keeps_what_stage_0_keeps() -> None:
         gpu_persistent(memory_inputs(configured(1, stage=stage), units)).total_bytes for stage in range(4)
     }
     assert len(totals) == 1
+
+
+@pytest.mark.parametrize(("stage", "ranks", "bytes_of_parts"), [(0, 4, 2 * 5000), (3, 4, 2 * (4096 + 904))])
+def test_muon_holds_and_sends_a_ranks_parts_of_matrices(stage: int, ranks: int, bytes_of_parts: int) -> None:
+    units = [
+        UnitSize(name="a", numel=16384, padded_numel=16384, matrix_numel=4096),
+        UnitSize(name="b", numel=16384, padded_numel=16384, matrix_numel=904),
+    ]
+    found = {}
+    for kind in ("AdamW", "Muon"):
+        values = {
+            "bf16": {"enabled": True},
+            "optimizer": {"type": kind},
+            "zero_optimization": {"stage": stage},
+        }
+        inputs = memory_inputs(resolve(load(values), world_size=ranks), units)
+        found[kind] = inputs.optimizer_bytes, gpu_transient(inputs), step_traffic(inputs).network_bytes
+    (states, _, sent), (muon_states, transient, muon_sent) = found["AdamW"], found["Muon"]
+    assert muon_states == states
+    assert transient.step_bytes >= bytes_of_parts
+    assert muon_sent - sent == (0 if stage == 0 else 2 * bytes_of_parts)
