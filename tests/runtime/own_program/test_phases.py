@@ -6,10 +6,11 @@ Rank 1 comes late to each collective, so that rank 0 waits in it while the test 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.launcher import eventually
+from tests.support.launcher import RunningLauncher, eventually
 from tests.support.own_programs import is_held, launched_program, open_gate, wait_for
 from zerotrain.runtime.checkpoint.names import committed
 
@@ -59,6 +60,16 @@ with zt.ProgressReporter(total_steps=9) as reporter:
 """
 
 
+def first_checkpoint(launcher: RunningLauncher, rank: int) -> dict[str, Any]:
+    """Wait until a rank reports a checkpoint; while it saves, it reports the same phase and step without."""
+
+    def is_reported() -> bool:
+        return launcher.report()["ranks"][rank]["checkpoint"] is not None
+
+    eventually(is_reported, what=f"rank {rank} reports a checkpoint")
+    return dict(wait_for(launcher, rank, step=1)["checkpoint"])
+
+
 def test_phases_and_checkpoints_are_reported_without_a_further_call(tmp_path: Path) -> None:
     with launched_program(tmp_path, PROGRAM) as launcher:
 
@@ -76,9 +87,7 @@ def test_phases_and_checkpoints_are_reported_without_a_further_call(tmp_path: Pa
         (saved,) = committed(tmp_path / "checkpoints")
         wait_for(launcher, 0, phase="checkpoint")  # the pause: a long evaluation reports the same
         for rank in (0, 1):
-            # A rank that is still saving reports the same phase and step.
-            eventually(lambda rank=rank: wait_for(launcher, rank, step=1)["checkpoint"], what="a checkpoint")
-            progress = wait_for(launcher, rank, step=1)["checkpoint"]
+            progress = first_checkpoint(launcher, rank)
             assert (progress["step"], progress["path"]) == (1, str(saved.path))
         wait_for(launcher, 1, phase="step")
         for gate in ("pause", "pause-ends"):
