@@ -34,8 +34,9 @@ CONFIG = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "zero_
 LARGE = {
     "model": {"path": "/models/gpt-175b", "parameters": 175_000_000_000},
     "config": CONFIG,
-    "resources": {"gpus": {"count": 8, "memory": "80Gi"}, "memory": "512Gi"},
+    "resources": {"gpus": {"count": 8, "memory": "80Gi"}, "memory": "2Ti"},
 }
+LITTLE_HOST_MEMORY = {**LARGE, "resources": {"gpus": {"count": 8, "memory": "80Gi"}, "memory": "512Gi"}}
 UNKNOWN = {**LARGE, "model": {"path": "/models/gpt-175b"}}
 STARTS = (CreateWorkers(attempt=1, indices=ALL),)
 
@@ -54,7 +55,7 @@ def host_need() -> int:
 ROWS = [
     Row(
         id="cannot fit: no attempt, no pod, the numbers and the nearest that fits",
-        job=job(spec=LARGE),
+        job=job(spec=LITTLE_HOST_MEMORY),
         seen=seen(),
         want=Want(
             phase="Stalled",
