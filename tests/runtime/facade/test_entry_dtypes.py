@@ -223,7 +223,7 @@ def test_a_module_outside_the_units_is_an_entry(stage: int, world_size: int) -> 
         assert set(found.values()) == {"torch.bfloat16"}
 
 
-class Tower(nn.Module):
+class EncoderAndNorm(nn.Module):
     """An encoder around units, beside a layer that computes in fp32."""
 
     def __init__(self) -> None:
@@ -247,16 +247,16 @@ class Float32Norm(nn.LayerNorm):
         return nn.functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
-def tower(stage: int, *, casts: bool = True) -> Any:
+def encoder_engine(stage: int, *, casts: bool = True) -> Any:
     torch.manual_seed(0)
     settings = config(stage, "bf16", **({"auto_cast": True} if casts else {}))
     units = ["encoder.0", "encoder.1"]
-    return zt.initialize(model=Tower(), config=settings, unit_modules=units)[0]
+    return zt.initialize(model=EncoderAndNorm(), config=settings, unit_modules=units)[0]
 
 
 def enter_one_by_one(stage: int, casts: bool) -> list[str]:
     """Enter a module around units, one beside it and a unit, twice."""
-    engine, found = tower(stage, casts=casts), []
+    engine, found = encoder_engine(stage, casts=casts), []
     for module in 2 * [engine.module.encoder, engine.module.norm, engine.module.encoder[1]]:
         try:
             found.append(str(module(torch.ones(2, WIDTH)).dtype))
@@ -277,7 +277,7 @@ def test_entering_a_module_around_units_leaves_later_entries_as_they_are(stage: 
 
 
 def recompute(stage: int) -> list[str]:
-    engine = tower(stage)
+    engine = encoder_engine(stage)
     engine.backward(engine(torch.ones(2, WIDTH)).square().mean())
     seen: list[torch.dtype] = engine.module.norm.seen
     engine.close()

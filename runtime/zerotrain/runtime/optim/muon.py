@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 
@@ -50,11 +51,31 @@ class MatrixPart:
     """bf16, on the device that computes the model."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MatrixRule(UpdateRule):
+class _TwoMoments(UpdateRule):
+    """Base of Muon's rules, whose states are AdamW's. Those of whole units update by their kernels."""
+
+    __slots__ = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the moments."""
+        return (EXP_AVG, EXP_AVG_SQ)
+
+    def update(
+        self,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        hyper: Hyper,
+        step: int,
+    ) -> None:
+        raise AssertionError("Muon updates whole units, by the kernels of the rule that `prepare` returns")
+
+
+class MatrixRule(_TwoMoments):
     """The element-wise end of Muon's update, of tiles with a `_DIRECTION`."""
 
-    kinds: tuple[str, ...] = (EXP_AVG, EXP_AVG_SQ)
+    __slots__ = ()
 
     def update(
         self,
@@ -102,7 +123,7 @@ class MuonKernel(Kernel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedMuon(UpdateRule):
+class PreparedMuon(_TwoMoments):
     """Muon for one step, whose matrices are orthogonal already."""
 
     adam: UpdateRule
@@ -111,7 +132,6 @@ class PreparedMuon(UpdateRule):
     num_bytes: int
     """Bytes of all results."""
     ledger: MemoryLedger
-    kinds: tuple[str, ...] = (EXP_AVG, EXP_AVG_SQ)
 
     def kernel(self, update: UnitUpdate) -> Kernel:
         """Return the kernel for the update of a unit."""
@@ -122,27 +142,16 @@ class PreparedMuon(UpdateRule):
         """Account for the results as freed."""
         self.ledger.add(MemoryKind.REDUCE, -self.num_bytes)
 
-    def update(
-        self,
-        param: torch.Tensor,
-        grad: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        hyper: Hyper,
-        step: int,
-    ) -> None:
-        self.adam.update(param, grad, states, hyper, step)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MuonRule(UpdateRule):
+class MuonRule(_TwoMoments):
     """Muon; `adam` updates what is no matrix."""
 
     adam: UpdateRule
     nesterov: bool = True
     iterate: NewtonSchulz = field(default_factory=NewtonSchulz)
     adjust_lr_fn: str | None = None
-    kinds: tuple[str, ...] = (EXP_AVG, EXP_AVG_SQ)
-    prepares: bool = True
+    prepares: ClassVar[bool] = True
 
     @classmethod
     def of(cls, config: OptimizerConfig, adam: UpdateRule) -> MuonRule:
@@ -224,16 +233,6 @@ class MuonRule(UpdateRule):
             ),
             direction=direction,
         )
-
-    def update(
-        self,
-        param: torch.Tensor,
-        grad: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        hyper: Hyper,
-        step: int,
-    ) -> None:
-        raise AssertionError("a step updates with the rule of `prepare`")
 
 
 def rate_ratio(shape: Sequence[int], adjust_lr_fn: str | None) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import torch
 
@@ -78,7 +78,7 @@ class UpdateRule(ABC):
 
     __slots__ = ()
 
-    prepares: bool = False
+    prepares: ClassVar[bool] = False
     """Whether `prepare` must be called at every step."""
 
     @property
