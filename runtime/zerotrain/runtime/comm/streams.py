@@ -14,6 +14,16 @@ import torch
 from zerotrain.runtime.comm.timing import Pending, Stopwatch
 
 
+def event_behind(stream: Any) -> Any:
+    """Return an event that has passed when the stream has done all that was issued to it so far; None without
+    a stream, as on a CPU."""
+    if stream is None:
+        return None
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
 class ComputeStream(NamedTuple):
     """The stream on which something was computed."""
 
@@ -63,9 +73,7 @@ class SideStream:
         """Return an event at this place of the current stream; None on a CPU."""
         if self._stream is None:
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._stream.device))  # another GPU may be the current one
-        return event
+        return event_behind(torch.cuda.current_stream(self._stream.device))  # another GPU may be current
 
     @contextmanager
     def running(self, *, after: Any = None) -> Iterator[None]:

@@ -26,6 +26,7 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory.inputs import SUM_TILE_NUMEL, SUM_TILES
 from zerotrain.contract.memory.moved import moves_gradients
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.streams import event_behind
 from zerotrain.runtime.comm.sums import accumulate_, square_sum
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
@@ -156,12 +157,12 @@ class _Copies:
                 _wait(self._up, self._sent[slot])
                 with _on(self._up):
                     tile.copy_(values[here], non_blocking=True)
-                _wait(self._down, _mark(self._up))
+                _wait(self._down, event_behind(self._up))
             with _on(self._down):
                 accumulate_(tile, [part[here] for part in parts], scale, overwrite=overwrite)
                 squares.append(square_sum(tile))
                 values[here].copy_(tile, non_blocking=True)
-            self._sent[slot] = _mark(self._down)
+            self._sent[slot] = event_behind(self._down)
         return self._hold(parts)
 
     def release(self) -> None:
@@ -178,7 +179,7 @@ class _Copies:
     def _hold(self, parts: Sequence[torch.Tensor]) -> Any:
         if self._down is None:
             return None
-        event = _mark(self._down)
+        event = event_behind(self._down)
         self._held = event, list(parts)
         self._count(parts, 1)
         return event
@@ -193,7 +194,7 @@ class _Copies:
         self._ledger.add(MemoryKind.REDUCE, sign * sum(part.nbytes for part in parts))
 
     def _mark_main(self) -> Any:
-        return None if self._down is None else _mark(torch.cuda.current_stream(self._device))
+        return None if self._down is None else event_behind(torch.cuda.current_stream(self._device))
 
 
 def _new_stream(device: torch.device) -> Any:
@@ -202,14 +203,6 @@ def _new_stream(device: torch.device) -> Any:
 
 def _on(stream: Any) -> AbstractContextManager[Any]:
     return nullcontext() if stream is None else torch.cuda.stream(stream)
-
-
-def _mark(stream: Any) -> Any:
-    if stream is None:
-        return None
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(stream)
-    return event
 
 
 def _wait(stream: Any, event: Any) -> None:

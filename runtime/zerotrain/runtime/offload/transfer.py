@@ -24,6 +24,7 @@ import torch
 from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory.inputs import UPLOAD_BUFFERS
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.streams import event_behind
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -72,9 +73,7 @@ class DeviceLink:
         """Provide the context of one unit's update, in any one thread."""
         with torch.cuda.stream(self._uploads):
             yield
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._uploads)
-            self._done[name] = event
+            self._done[name] = event_behind(self._uploads)
 
     def wait(self, name: str) -> None:
         """Make the current stream wait for what `updating` put on the upload stream."""
@@ -100,9 +99,7 @@ class DeviceLink:
     def _start(self, place: int) -> None:
         with torch.cuda.stream(self._downloads):
             self._buffer(place).copy_(self._order[place].shard, non_blocking=True)
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._downloads)
-        self._started.append(event)
+        self._started.append(event_behind(self._downloads))
 
     def _buffer(self, place: int) -> torch.Tensor:
         source = self._order[place].shard
@@ -148,11 +145,7 @@ class Uploads:
 
     def mark(self) -> Any:
         """Return an event that has passed when all copies so far are done; None where they are done."""
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return event
+        return event_behind(self._stream)
 
     def finish(self) -> None:
         """Wait until all copies so far are done."""
@@ -217,9 +210,7 @@ class WeightStaging:
     def _mark(self) -> Any:
         if self._device.type != "cuda":
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return event_behind(torch.cuda.current_stream(self._device))
 
 
 def make_staging(config: EngineConfig, comm: Comm) -> WeightStaging | None:
