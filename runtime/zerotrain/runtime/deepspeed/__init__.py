@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
+from zerotrain.contract.deepspeed import VERSION
 from zerotrain.runtime.comm.start import init_distributed
 from zerotrain.runtime.deepspeed import (
     absent,
@@ -46,8 +47,7 @@ __all__ = [
     "zero",
 ]
 
-__version__ = "0.19.8+zerotrain"
-"""Version of DeepSpeed whose names and behaviour these are."""
+__version__ = VERSION
 
 __getattr__ = absent.attributes_of(__name__)
 absent.install()

@@ -1,0 +1,9 @@
+"""`python -m zerotrain.compat [--replace-deepspeed] SCRIPT [ARG ...]`, or `-m MODULE [ARG ...]`."""
+
+from __future__ import annotations
+
+import sys
+
+from zerotrain.compat.program import main
+
+main(sys.argv[1:])

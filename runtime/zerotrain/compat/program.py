@@ -1,0 +1,80 @@
+"""Runs a script or a module as `python` does, after `import deepspeed` gives the engine."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any, NoReturn
+
+from zerotrain.compat import CompatError, deepspeed
+from zerotrain.contract.exit_codes import ExitCode
+
+USAGE = "usage: python -m zerotrain.compat [--replace-deepspeed] (SCRIPT | -m MODULE) [ARG ...]"
+REPLACE = "--replace-deepspeed"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the program that `arguments` name; exit with BAD_CONFIG if they name none or the alias is refused,
+    with BAD_LAUNCH if the script cannot be read."""
+    replace = arguments[:1] == [REPLACE]
+    program = list(arguments[1:] if replace else arguments)
+    is_module = program[:1] == ["-m"]
+    program = program[is_module:]
+    if not program or program[0].startswith("-"):
+        _refuse(USAGE)
+    if not is_module:
+        _check_script(program[0])
+        _look_beside(program[0])
+    try:
+        deepspeed(replace=replace)
+    except CompatError as error:
+        _refuse(str(error))
+    sys.argv = program
+    if is_module:
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        _run_script(program[0])
+
+
+def _refuse(text: str, code: ExitCode = ExitCode.BAD_CONFIG) -> NoReturn:
+    print(f"zerotrain.compat: {text}", file=sys.stderr)
+    raise SystemExit(int(code))
+
+
+def _check_script(script: str) -> None:
+    try:
+        with open(script, "rb"):
+            return
+    except OSError as error:
+        _refuse(f"cannot read the script {script}: {error.strerror}", ExitCode.BAD_LAUNCH)
+
+
+def _look_beside(script: str) -> None:
+    """Look for modules in the script's folder, as `python SCRIPT` does, and not in the current one, as
+    `python -m` does."""
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+
+
+def _run_script(script: str) -> None:
+    """Run a file as the module `__main__`, which stays: threads, exit handlers and children of the script
+    look for its names there."""
+    loader = _ScriptLoader("__main__", os.path.abspath(script))
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __file__=loader.path, __cached__=None, __loader__=loader, __builtins__=builtins, __annotations__={}
+    )
+    sys.modules["__main__"] = module
+    loader.exec_module(module)
+
+
+class _ScriptLoader(SourceFileLoader):
+    """Loader that writes no compiled file beside the script: `python SCRIPT` writes none."""
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        return None
