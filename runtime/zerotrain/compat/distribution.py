@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import Distribution, SimplePath
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from zerotrain.contract.deepspeed import VERSION
@@ -28,5 +28,5 @@ class DeepSpeedDistribution(Distribution):
     def read_text(self, filename: str) -> str | None:
         return {"METADATA": METADATA, "top_level.txt": "deepspeed\n"}.get(filename)
 
-    def locate_file(self, path: str | os.PathLike[str]) -> SimplePath:
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
         return Path(path)

@@ -10,15 +10,15 @@ import os
 import sys
 
 
-def activate():
+def activate() -> None:
     try:
-        from zerotrain.compat.activation import activate
+        from zerotrain.compat.activation import activate as activate_alias
     except ImportError:
         return
-    activate()
+    activate_alias()
 
 
-def run_next():
+def run_next() -> None:
     """Run the next `sitecustomize` on the path, which takes this module's place."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
