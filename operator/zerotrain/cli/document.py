@@ -76,7 +76,10 @@ def _exit_table() -> str:
 def _section(path: str, command: Command) -> Iterator[str]:
     arguments = [item for item in command.params if item.param_type_name == "argument"]
     options = [item for item in command.params if item.param_type_name == "option" and not item.hidden]
-    usage = " ".join([f"zerotrain {path}", *(_metavar(item) for item in arguments), "[OPTIONS]"])
+    words = [*(_metavar(item) for item in arguments), "[OPTIONS]"]
+    if not command.context_settings.get("allow_interspersed_args", True):
+        words = [words[-1], *words[:-1]]
+    usage = " ".join([f"zerotrain {path}", *words])
     yield f"## zerotrain {path}"
     yield ""
     yield "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))

@@ -14,6 +14,7 @@ from zerotrain.cli import (
     env,
     export,
     get,
+    launch,
     lifecycle,
     logs,
     plan,
@@ -61,6 +62,9 @@ checkpoint_app = typer.Typer(
 
 app.add_typer(init.commands)
 app.command("run", epilog=run.EXAMPLE)(run.run)
+app.command("launch", epilog=launch.EXAMPLE, cls=launch.LaunchCommand, context_settings=launch.SETTINGS)(
+    launch.launch
+)
 app.add_typer(plan.commands)
 app.command("export", hidden=True, epilog=export.EXAMPLE)(export.export)  # its former name
 app.command("zero-to-fp32", epilog=export.FP32_EXAMPLE)(export.zero_to_fp32)

@@ -1,4 +1,4 @@
-"""`python -m zerotrain.compat [--replace-deepspeed] SCRIPT [ARG ...]`, or `-m MODULE [ARG ...]`."""
+"""`python -m zerotrain.compat SCRIPT [ARG ...]`, or `-m MODULE [ARG ...]`."""
 
 from __future__ import annotations
 

@@ -13,32 +13,54 @@ from typing import Any, NoReturn
 
 from zerotrain.compat import CompatError, deepspeed
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.launch_command import LOCAL_RANK, MODULE, OF_A_RANK, REPLACE
 
-USAGE = "usage: python -m zerotrain.compat [--replace-deepspeed] (SCRIPT | -m MODULE) [ARG ...]"
-REPLACE = "--replace-deepspeed"
+USAGE = f"usage: python -m zerotrain.compat [{REPLACE}] [{LOCAL_RANK}] (SCRIPT | -m MODULE) [ARG ...]"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the program that `arguments` name; exit with BAD_CONFIG if they name none or the alias is refused,
     with BAD_LAUNCH if the script cannot be read."""
-    replace = arguments[:1] == [REPLACE]
-    program = list(arguments[1:] if replace else arguments)
-    is_module = program[:1] == ["-m"]
+    program = list(arguments)
+    options = set()
+    while program and program[0] in OF_A_RANK:
+        options.add(program.pop(0))
+    is_module = program[:1] == [MODULE]
     program = program[is_module:]
     if not program or program[0].startswith("-"):
         _refuse(USAGE)
+    if LOCAL_RANK in options:
+        program.append(f"--local_rank={os.environ.get('LOCAL_RANK', '0')}")
     if not is_module:
         _check_script(program[0])
         _look_beside(program[0])
     try:
-        deepspeed(replace=replace)
+        deepspeed(replace=REPLACE in options)
     except CompatError as error:
         _refuse(str(error))
     sys.argv = program
-    if is_module:
-        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
-    else:
-        _run_script(program[0])
+    try:
+        if is_module:
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        else:
+            _run_script(program[0])
+    except Exception as error:
+        _exit_with_code_of(error)
+        raise
+
+
+def _exit_with_code_of(error: Exception) -> None:
+    """Exit with the code of an error of the engine, which says whether another attempt is of use; return for
+    other errors."""
+    if "zerotrain.runtime.engine" not in sys.modules:
+        return
+    from zerotrain.runtime.train.exits import APPLICATION_FAILURE, exit_code_of
+
+    # Whether the process had memory for a step is not known here.
+    code = exit_code_of(error, has_stepped=True)
+    if code != APPLICATION_FAILURE:
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(code) from None
 
 
 def _refuse(text: str, code: ExitCode = ExitCode.BAD_CONFIG) -> NoReturn:

@@ -17,6 +17,7 @@ from zerotrain.contract.memory.moved import keeps_own_gradients, shards_paramete
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
+from zerotrain.runtime.comm.worlds import check_worlds
 from zerotrain.runtime.config_check import check_same_config
 from zerotrain.runtime.construct.buffers import BufferRules, check_buffers
 from zerotrain.runtime.construct.values import origins_of, take_values
@@ -53,8 +54,10 @@ if TYPE_CHECKING:
 def join_ranks(mpu: object | None = None) -> Comm:
     """Return the data-parallel group, of an mpu or of all ranks, on this rank's device. Collective.
 
-    Raises TypeError naming what an mpu lacks, ValueError for one with pipeline stages.
+    Raises TypeError naming what an mpu lacks, ValueError for one with pipeline stages, LaunchError if a
+    library sees another number of ranks.
     """
+    check_worlds()
     comm = Comm(device=pick_device(), group=ModelParallel.data_parallel_group(mpu))
     comm.model_parallel = ModelParallel.of(mpu)
     return comm

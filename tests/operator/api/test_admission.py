@@ -133,6 +133,18 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.podTemplate.sidecars",
         "'s' is taken by an init container",
     ),
+    (
+        "launch-ranks",
+        {"spec.command": ["zerotrain", "launch"], "spec.args": ["--ranks", "4", "train.py"]},
+        "spec.command",
+        "in a job, spec.ranksPerWorker or resources.gpus.count says it",
+    ),
+    (
+        "launch-nothing",
+        {"spec.command": ["zerotrain", "launch"]},
+        "spec.command",
+        "is given no script",
+    ),
 ]
 
 NOT_SUPPORTED = {"spec.config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}

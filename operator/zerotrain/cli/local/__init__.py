@@ -1,1 +1,2 @@
-"""`zerotrain run`: `attempts` (restarts) > `attempt` (one launcher) > `state`, `view`, `summary`."""
+"""`zerotrain run` and `launch`: `attempts` (restarts), `script` (none) > `stop`, `attempt` (one launcher) >
+`view`."""

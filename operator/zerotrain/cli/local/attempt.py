@@ -1,4 +1,4 @@
-"""One attempt of a local run: one launcher with all ranks, the same program that a pod runs."""
+"""One attempt of a local run: one launcher with this machine's ranks, the same program that a pod runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from zerotrain.client.localrun import LocalRun, attempt_dir
+from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
 from zerotrain.contract.strict_json import read_json
 from zerotrain.contract.variables import settings_in
@@ -48,29 +47,41 @@ class AttemptEnd:
 class Attempt:
     """A running launcher."""
 
-    def __init__(self, plan: LocalRun, run_dir: Path, number: int, *, on_line: Callable[[str], None]) -> None:
-        """Start the launcher. `on_line` receives the ranks' output, called from another thread."""
-        self.number, self._num_ranks = number, plan.num_ranks
-        self._folder = attempt_dir(run_dir, number)
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        program: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        on_line: Callable[[str], None] | None,
+    ) -> None:
+        """Start the launcher, whose files are in `spec.run_dir`. `environ` is added to this process's.
+
+        `on_line` receives the ranks' output, called from another thread, and output.log too; None leaves the
+        output to this command's own, byte by byte.
+        """
+        self._spec = spec
+        self._folder = spec.run_dir
         self._folder.mkdir(parents=True, exist_ok=True)
         self._last_report: WorkerReport | None = None
         adopt_orphans()
         self._before = frozenset(children(os.getpid()))
-        spec = plan.launch_spec(run_dir, attempt=number, master_port=_free_port())
-        environ = {**os.environ, **plan.environ}
+        environ = {**os.environ, **environ}
         self._popen = subprocess.Popen(
             # If this command is killed, the launcher checkpoints and ends, as on a request to stop.
-            guarded([sys.executable, "-m", "zerotrain.runtime.launch", "--", *plan.program], signal.SIGTERM),
+            guarded([sys.executable, "-m", "zerotrain.runtime.launch", "--", *program], signal.SIGTERM),
             env={**environ, **spec.to_variable(settings_in(environ))},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=None if on_line is None else subprocess.PIPE,
+            stderr=None if on_line is None else subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches only this command, which sends a SIGTERM to the launcher
         )
-        self._output = threading.Thread(target=self._read_output, args=(on_line,), daemon=True)
-        self._output.start()
+        self._output: threading.Thread | None = None
+        if on_line is not None:
+            self._output = threading.Thread(target=self._read_output, args=(on_line,), daemon=True)
+            self._output.start()
 
     def stop(self) -> None:
         """Ask the launcher for a checkpoint and then to end."""
@@ -104,18 +115,19 @@ class Attempt:
     def finish(self) -> AttemptEnd:
         """End all remaining processes of the attempt, and return how it ended. Call it after `ended`."""
         end_children(keep=self._before)
-        self._output.join(timeout=2.0)
+        if self._output is not None:
+            self._output.join(timeout=2.0)
         status = self._popen.returncode
         code = 128 - status if status < 0 else status
         return AttemptEnd(
-            attempt=self.number, termination=self._termination(code), report=self._final_report()
+            attempt=self._spec.attempt, termination=self._termination(code), report=self._final_report()
         )
 
     def _termination(self, code: int) -> Termination:
         try:
             return Termination.from_json((self._folder / "termination.json").read_text())
         except (OSError, ValueError):  # the launcher was killed before it could write one
-            return Termination(attempt=self.number, code=code)
+            return Termination(attempt=self._spec.attempt, code=code)
 
     def _final_report(self) -> WorkerReport | None:
         try:
@@ -124,8 +136,7 @@ class Attempt:
             return self._last_report
 
     def _read(self, text: str) -> WorkerReport:
-        # A single launcher has the ranks of all workers.
-        return WorkerReport.from_json(text, max_ranks=self._num_ranks)
+        return WorkerReport.from_json(text, max_ranks=len(self._spec.ranks))
 
     def _read_output(self, on_line: Callable[[str], None]) -> None:
         if self._popen.stdout is None:
@@ -137,7 +148,7 @@ class Attempt:
                 on_line(line.rstrip("\n"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port for the rendezvous.
 
     Another process may take it before rank 0 binds it; that ends in exit code 82 and another attempt.

@@ -8,20 +8,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from zerotrain.cli.errors import CliError
-from zerotrain.cli.local.attempt import Attempt, AttemptEnd
+from zerotrain.cli.local.attempt import Attempt, AttemptEnd, free_port
+from zerotrain.cli.local.stop import Stop, stop_on_signals
 from zerotrain.cli.local.view import View, print_summary, view_for
 from zerotrain.client.localrun import LocalRun
 from zerotrain.contract.exit_codes import ExitCode, meaning_of
@@ -110,23 +108,6 @@ def _read_state(path: Path) -> tuple[str, int]:
 
 
 @dataclass(kw_only=True, slots=True)
-class Stop:
-    """Handling of Ctrl-C and SIGTERM: the first asks for a checkpoint, the second kills the attempt."""
-
-    requested: threading.Event = field(default_factory=threading.Event)
-    attempt: Attempt | None = None
-
-    def request(self) -> None:
-        again = self.requested.is_set()
-        self.requested.set()
-        if self.attempt is not None:
-            if again:
-                self.attempt.kill()
-            else:
-                self.attempt.stop()
-
-
-@dataclass(kw_only=True, slots=True)
 class History:
     """The restarts within this command."""
 
@@ -147,7 +128,7 @@ def run_attempts(plan: LocalRun, run_dir: Path, *, max_restarts: int | None = No
     started = datetime.now(UTC)
     with claimed(run_dir):
         plan.write_files(run_dir)
-        with view_for(console, total_steps=plan.total_steps) as view, _signals() as stop:
+        with view_for(console, total_steps=plan.total_steps) as view, stop_on_signals() as stop:
             end = _until_over(plan, run_dir, view, stop, history)
     elapsed_s = (datetime.now(UTC) - started).total_seconds()
     print_summary(
@@ -185,7 +166,8 @@ def _until_over(plan: LocalRun, run_dir: Path, view: View, stop: Stop, history: 
 def _one_attempt(plan: LocalRun, run_dir: Path, view: View, stop: Stop) -> AttemptEnd:
     number = next_attempt(run_dir, plan.name)
     view.note(f"attempt {number}: {plan.num_ranks} ranks in {run_dir}")
-    attempt = Attempt(plan, run_dir, number, on_line=view.line)
+    spec = plan.launch_spec(run_dir, attempt=number, master_port=free_port())
+    attempt = Attempt(spec, plan.program, environ=plan.environ, on_line=view.line)
     stop.attempt = attempt
     if stop.requested.is_set():  # the signal arrived while no attempt was running
         attempt.stop()
@@ -231,18 +213,3 @@ def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
             )
         )
     return decision
-
-
-@contextmanager
-def _signals() -> Iterator[Stop]:
-    stop = Stop()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.request()
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -146,6 +146,17 @@ def print_summary(
         *_failure(end),
         ("next", _next(end, run_dir)),
     ]
+    _print_rows(console, rows)
+
+
+def print_failure(console: Console, name: str, end: AttemptEnd) -> None:
+    """Print how an attempt ended that did not complete, and which rank failed first."""
+    title, style = _title(end.code)
+    console.print(f"{name} {title}", style=style)
+    _print_rows(console, _failure(end))
+
+
+def _print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
     for name, value in rows:
         if value:
             console.out(f"  {name + ':':<12}{value}", highlight=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from zerotrain.contract.config import ConfigError, EngineConfig
+from zerotrain.contract.launch_command import LaunchCommandError, arguments_of_rank, begins_with_launch
 from zerotrain.contract.planner import Limit
 from zerotrain.contract.presets import PRESETS
 from zerotrain.operator.constants import CHECKPOINT_MOUNT, CONFIG_DIR, RESERVED_MOUNTS, Reason
@@ -83,6 +84,15 @@ def _config_path(path: str) -> str:
 
 def _without_path(error: ConfigError) -> str:
     return str(error).removeprefix(f"{error.path}: ")
+
+
+def _command(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    command = (*spec.command, *spec.args)
+    if begins_with_launch(command):
+        try:
+            arguments_of_rank(command)
+        except LaunchCommandError as error:
+            yield invalid("spec.command", str(error))
 
 
 def _memory(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
@@ -265,6 +275,7 @@ def _repeated_names(root: str, containers: Iterable[Container]) -> Iterator[Refu
 _CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (
     _configuration,
     _preset,
+    _command,
     _memory,
     _nvme_mount,
     pod_template_refusals,

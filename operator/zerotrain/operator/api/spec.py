@@ -204,8 +204,8 @@ class ZeroTrainingJobSpec(ApiModel):
     """Image of the workers. It must contain the zerotrain runtime. Changes only while suspended."""
 
     command: Annotated[tuple[Argument, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
-    """Program that the launcher starts once per rank; the built-in trainer unless given. Changes only while
-    suspended."""
+    """Program that the launcher starts once per rank; the built-in trainer unless given. `zerotrain launch
+    SCRIPT` gives a script this engine as `import deepspeed`. Changes only while suspended."""
 
     args: Annotated[tuple[Argument, ...], Field(max_length=256, json_schema_extra=ATOMIC)] = ()
     """Arguments of command. Changes only while suspended."""

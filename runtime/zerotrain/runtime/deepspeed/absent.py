@@ -32,7 +32,7 @@ _PROFILING = (
     "zerotrain has no FLOP counter; torch.utils.flop_counter.FlopCounterMode counts, and "
     "engine.last_step.seconds and engine.memory_status() tell times and memory"
 )
-_LAUNCH = "torchrun, or zerotrain run job.yaml, starts the ranks"
+_LAUNCH = "zerotrain launch script.py starts the ranks, or torchrun"
 ABSENT: Mapping[str, str] = {
     "InferenceEngine": _INFERENCE,
     "PipelineEngine": _PIPELINE,

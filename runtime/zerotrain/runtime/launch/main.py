@@ -14,6 +14,7 @@ from pathlib import Path
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.history import HISTORY_DIR, history_lines, read_folder
 from zerotrain.contract.launch import LaunchError, LaunchSpec, unfolded
+from zerotrain.contract.launch_command import LaunchCommandError, arguments_of_rank, begins_with_launch
 from zerotrain.contract.progress import Termination
 from zerotrain.runtime.launch import reaper, termination
 from zerotrain.runtime.launch.channel_server import ChannelServer
@@ -25,6 +26,8 @@ from zerotrain.runtime.launch.rendezvous import RendezvousTimeout
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
 
 DEFAULT_PROGRAM = (sys.executable, "-m", "zerotrain.runtime.train")
+COMPAT = "zerotrain.compat"
+"""Package that runs a script whose `import deepspeed` gives the engine; it is above this one."""
 SOCKET_NAME = "channel.sock"
 HTTP_FILE = "http.json"
 """File in the run folder with this launcher's address, for a caller that let it take a free port."""
@@ -40,9 +43,9 @@ def main(
 ) -> int:
     """Run the worker that `environ` describes and return the container's exit code.
 
-    `argv` is the per-rank program, after an optional `--`; empty for the built-in trainer.
+    `argv` is the job's command, after an optional `--`; empty for the built-in trainer.
     """
-    program = list(argv[1:] if argv[:1] == ["--"] else argv)
+    command = list(argv[1:] if argv[:1] == ["--"] else argv)
     try:
         environ = unfolded(environ)  # the ranks see the variables one by one
         spec = LaunchSpec.from_env(environ)
@@ -50,14 +53,15 @@ def main(
         return refuse(error)
     try:
         token = None if spec.token_path is None else _read_token(spec.token_path)
+        program = _program(command)
         socket_path = _prepare_run_dir(spec.run_dir)
-    except (LaunchError, OSError) as error:
+    except (LaunchError, LaunchCommandError, OSError) as error:
         return refuse(error, spec)
     reaper.adopt_orphans()
     worker = _Worker(
         spec=spec,
-        rank_table=RankTable(spec, built_in_trainer=not program),
-        program=program or DEFAULT_PROGRAM,
+        rank_table=RankTable(spec, built_in_trainer=not command),
+        program=program,
         environ=environ,
         token=token,
         socket_path=socket_path,
@@ -143,6 +147,14 @@ class _Worker:
             collect_stacks=collect_stacks,
             read_history=lambda: _history(self.spec),
         )
+
+
+def _program(command: Sequence[str]) -> Sequence[str]:
+    """Return the program of each rank. Of `zerotrain launch` it is the script alone: this launcher is the one
+    that supervises the ranks. Raises LaunchCommandError."""
+    if begins_with_launch(command):
+        return (sys.executable, "-m", COMPAT, *arguments_of_rank(command))
+    return command or DEFAULT_PROGRAM
 
 
 def _history(spec: LaunchSpec) -> bytes:

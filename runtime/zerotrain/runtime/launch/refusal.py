@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode, may_pass
 from zerotrain.contract.launch import TERMINATION_LOG, LaunchSpec
+from zerotrain.contract.launch_command import LaunchCommandError
 from zerotrain.contract.progress import Termination
 from zerotrain.runtime.launch import termination
 from zerotrain.runtime.launch.log import say
@@ -39,6 +40,8 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 def code_of(error: Exception) -> int:
     """Return the exit code: only an error that every other attempt would meet as well ends the job for
     good."""
+    if isinstance(error, LaunchCommandError):
+        return int(ExitCode.BAD_CONFIG)
     if not isinstance(error, OSError) or isinstance(error, socket.gaierror) or error.errno in _OWN_MISTAKES:
         return int(ExitCode.BAD_LAUNCH)
     if error.errno in _DISK or may_pass(error.errno):
