@@ -20,7 +20,8 @@ SCRIPT = Path(__file__).parents[1] / "support" / "deepspeed_script.txt"
 
 PROGRAM = """
 import os, sys
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], flush=True)
+# In one piece: print writes several, and lines of other ranks may come between them.
+sys.stdout.write(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {sys.argv[1:]}\\n")
 """
 
 

@@ -90,6 +90,8 @@ def _walk(words: list[str]) -> str | None:
             if child is None:
                 return None
             here = child
+        elif not here.context_settings.get("allow_interspersed_args", True) and not word.isdecimal():
+            return None  # a script: its own options follow
     return None
 
 

@@ -51,10 +51,12 @@ def _options_before_script(arguments: Sequence[str]) -> list[str]:
 
 
 def launch(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script; with -m, a module.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARG", help="The script's own arguments.")
-    ] = None,
+    program: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT [ARG]...", help="A Python script (with -m, a module) and its arguments."
+        ),
+    ],
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -96,11 +98,11 @@ def launch(
 
     _check_place()
     meeting = _meeting(nodes, node_rank, master)
-    _check_program(script, module=module, replace=replace_deepspeed)
+    _check_program(program[0], module=module, replace=replace_deepspeed)
     machines = Machines(ranks=ranks or visible_gpus() or 1, count=nodes, index=node_rank or 0, master=meeting)
     options = {REPLACE: replace_deepspeed, LOCAL_RANK: pass_local_rank, MODULE: module}
     given = [option for option, is_given in options.items() if is_given]
-    raise typer.Exit(run_script([*given, script, *(arguments or ())], machines))
+    raise typer.Exit(run_script([*given, *program], machines))
 
 
 def _check_place() -> None:
