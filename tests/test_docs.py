@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_repo_shape import ROOT, tracked
 from zerotrain.client.jobfile import load_job
-from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.validation import refusals
 
 pytestmark = pytest.mark.unit
 

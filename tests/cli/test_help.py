@@ -16,7 +16,7 @@ from zerotrain import cli as zerotrain_cli
 from zerotrain.cli.document import leaves, reference
 from zerotrain.cli.main import app, program_name
 from zerotrain.client import errors as errors_of_client
-from zerotrain.client.exit_codes import COMMAND_EXITS, CommandExit
+from zerotrain.client.command_exits import COMMAND_EXITS, CommandExit
 from zerotrain.contract.exit_codes import EXIT_CODES, ExitCode
 from zerotrain.runtime.checkpoint import errors as errors_of_saves
 

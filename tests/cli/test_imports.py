@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 pytestmark = pytest.mark.ranks
 

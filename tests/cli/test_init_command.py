@@ -16,8 +16,8 @@ from tests.support.local_jobs import COMMAND, environment
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.main import app
 from zerotrain.client.jobfile import load_job
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.planning import plan_job
+from zerotrain.operator.api.validation import refusals
 
 
 def init(file: Path, *options: str) -> Result:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import Done, zerotrain
 from tests.support.jobs import job_json
 from tests.support.small_api import served
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 pytestmark = pytest.mark.ranks
 

@@ -11,7 +11,7 @@ from tests.client.test_errors_live import ABOUT_A_JOB, check_failure, with_a_clu
 from tests.support.commands import zerotrain
 from zerotrain.cli.document import leaves
 from zerotrain.cli.main import app
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 pytestmark = pytest.mark.unit
 

@@ -19,7 +19,7 @@ from tests.support.commands import Done, zerotrain
 from tests.support.devcluster import PATIENCE_S, Cluster, wait_until
 from tests.support.jobs import job_json
 from zerotrain.client import Client
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("running_operator")]
 

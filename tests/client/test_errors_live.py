@@ -23,7 +23,7 @@ from tests.support.jobs import job_json
 from tests.support.ports import closed_port
 from zerotrain.cli.main import app
 from zerotrain.client import reading
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 JOB = "gpt"
 ABOUT_A_JOB = {

@@ -14,7 +14,7 @@ from tests.support import small_api
 from tests.support.commands import zerotrain
 from tests.support.job_states import job, pod, stamp
 from zerotrain.client import Client, ForbiddenError, ServerError, TooManyLogsError, logs
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 from zerotrain.operator.cluster.actions.diagnostics import MAX_LINES
 
 pytestmark = pytest.mark.ranks

@@ -13,7 +13,7 @@ from tests.support.crd import install_crd
 from tests.support.devcluster import Cluster
 from tests.support.jobs import job_json
 from zerotrain.client import Client
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 pytestmark = pytest.mark.cluster
 

@@ -12,7 +12,7 @@ from tests.support import small_api
 from tests.support.commands import zerotrain
 from tests.support.job_states import job, pod
 from zerotrain.client import Client, WorkerError, snapshot
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 from zerotrain.client.snapshot import Mark
 from zerotrain.contract.progress import Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.job_states import condition, job
 from zerotrain.client import Job, JobFailedError
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 from zerotrain.client.waiting import wait_for
 
 pytestmark = pytest.mark.unit

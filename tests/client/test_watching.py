@@ -15,7 +15,7 @@ from tests.support import small_api
 from tests.support.commands import zerotrain
 from tests.support.job_states import job
 from zerotrain.client import Client, ClientError, ForbiddenError, NotInstalledError, UnauthenticatedError
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 pytestmark = pytest.mark.ranks
 

@@ -16,7 +16,7 @@ from zerotrain.contract.config import ConfigError, load, resolve
 from zerotrain.contract.config.keys import Status
 from zerotrain.contract.config.postponed import SHIM, document, postponed_keys
 from zerotrain.contract.config.table import KEYS
-from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.validation import refusals
 from zerotrain.runtime import initialize
 from zerotrain.runtime.setup import read_config
 

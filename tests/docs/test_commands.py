@@ -16,7 +16,7 @@ from tests.test_repo_shape import ROOT, tracked
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.explain.lookup import explain_word
 from zerotrain.cli.main import app
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 GROUP: Any = typer.main.get_command(app)
 # typer brings its own copy of click, so click's classes do not match here.

@@ -15,9 +15,9 @@ import yaml  # type: ignore[import-untyped]
 from tests.support.crd import install_crd
 from tests.support.devcluster import REPOSITORY, Cluster
 from zerotrain.client.jobfile import load_job
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.configuration import engine_config
 from zerotrain.operator.api.planning import plan_job
+from zerotrain.operator.api.validation import refusals
 
 FOLDER = REPOSITORY / "deploy" / "examples"
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -28,7 +28,7 @@ from tests.support.browser import find_browser, paper
 from tests.support.crd import CRD_NAME
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from zerotrain.cli.doctor.finding import State, from_records
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(900)]
 

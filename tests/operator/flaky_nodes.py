@@ -1,7 +1,7 @@
 """A slow but healthy job on two nodes, with kubelets and an API server that fail and return, on one simulated
 clock.
 
-The puller, its memory of nodes, and reconcile are real. Passes happen only after an event that the operator
+The poller, its memory of nodes, and reconcile are real. Passes happen only after an event that the operator
 could see, and when it asked to be woken. The ranks are those of `test_hang_simulation`.
 """
 
@@ -18,12 +18,12 @@ from tests.operator.api_double import pod_json
 from tests.operator.reconcile.test_hang_simulation import START, Ranks, started
 from tests.operator.reconcile_builders import UID
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.operator.cluster import worker_poller
+from zerotrain.operator.cluster import worker_calls
 from zerotrain.operator.cluster.channel import ChannelError, WorkerAddress
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.nodes import NodeStore
-from zerotrain.operator.cluster.progress import ProgressPuller
+from zerotrain.operator.cluster.progress_poller import ProgressPoller
 from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.reconcile import reconcile
 
@@ -66,7 +66,7 @@ class Site:
         self._store, self._cache = PodStore(), JobCache()
         self._job_states = JobStates(nodes=NodeStore(now=self._time))
         self._store.sight.gained(None, now=START)
-        self._puller = ProgressPuller(
+        self._poller = ProgressPoller(
             jobs=self._cache,
             store=self._store,
             job_states=self._job_states,
@@ -89,7 +89,7 @@ class Site:
     def go_on(self, until: float) -> None:
         """Advance the time; the operator polls workers when due, and runs passes when it may."""
         while self.now < until:
-            tick_s = worker_poller.INTERVAL_S if self.silent else 30.0 * self.chance.uniform(0.8, 1.2)
+            tick_s = worker_calls.INTERVAL_S if self.silent else 30.0 * self.chance.uniform(0.8, 1.2)
             end = min(until, self.now + tick_s)
             while self._wake_at <= end:
                 self._reach(max(self.now, self._wake_at))
@@ -178,10 +178,10 @@ class Site:
         self._wake_at = NEVER if plan.wake_at is None else (plan.wake_at - START).total_seconds()
 
     async def _ask(self) -> None:
-        """Run the puller's polls of this moment, and the pass after them."""
+        """Run the poller's polls of this moment, and the pass after them."""
         self._version += 1
         self._cache.put(
             {**self.job, "metadata": {**self.job["metadata"], "resourceVersion": str(self._version)}}
         )
-        await asyncio.gather(*self._puller.start_due())
+        await asyncio.gather(*self._poller.start_due())
         self._look()

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import typer.main
 
-from zerotrain.client.exit_codes import COMMAND_EXITS
+from zerotrain.client.command_exits import COMMAND_EXITS
 
 Command: TypeAlias = Any
 Parameter: TypeAlias = Any

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from zerotrain.cli.errors import CliError
+from zerotrain.client.command_exits import CommandExit
 from zerotrain.client.errors import ClientError
-from zerotrain.client.exit_codes import CommandExit
 
 if TYPE_CHECKING:
     from zerotrain.client import Client

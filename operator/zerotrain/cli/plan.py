@@ -84,7 +84,7 @@ def _load(job_file: Path, config: Path | None) -> JobFile:
     # Imported late: importing the API's models takes a second, which no other command needs to spend.
     from zerotrain.client.config_source import ConfigSourceError, inlined
     from zerotrain.client.jobfile import JobFileError, load_job
-    from zerotrain.operator.api.admission import refusals
+    from zerotrain.operator.api.validation import refusals
 
     try:
         file = inlined(load_job(job_file), config)

@@ -20,7 +20,7 @@ from zerotrain.cli.options import (
     usage_error,
 )
 from zerotrain.cli.output import object_name, print_message, print_objects, show
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 if TYPE_CHECKING:
     from zerotrain.client.jobfile import JobFile
@@ -71,7 +71,7 @@ def submit(
 
 def _load(job_file: Path) -> JobFile:
     from zerotrain.client.jobfile import JobFileError, load_job
-    from zerotrain.operator.api.admission import refusals
+    from zerotrain.operator.api.validation import refusals
 
     try:
         file = load_job(job_file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from zerotrain.client.exit_codes import CommandExit
+from zerotrain.client.command_exits import CommandExit
 
 
 class ClientError(Exception):

@@ -15,9 +15,9 @@ from zerotrain.client.jobfile import JobFile
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.strict_json import own_json
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.failures import FailurePolicy
 from zerotrain.operator.api.storage import Nvme
+from zerotrain.operator.api.validation import refusals
 from zerotrain.operator.resources.secret import config_files, train_spec
 
 CHECKPOINTS_DIR = "checkpoints"

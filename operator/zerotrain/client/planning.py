@@ -10,8 +10,8 @@ from typing import Any
 
 from zerotrain.client.config_source import ConfigMissingError, inlined
 from zerotrain.client.jobfile import JobFile, load_job, parse_job
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.planning import JobPlan, plan_job
+from zerotrain.operator.api.validation import refusals
 
 
 def plan(

@@ -18,7 +18,7 @@ from deploy.devcluster.cluster import ClusterError
 from tests.support.crd import CRD_NAME, wait_established
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from tests.support.jobs import job_json
-from zerotrain.operator.api.policy import MAX_TEXT, policy
+from zerotrain.operator.api.admission_policy import MAX_TEXT, policy
 from zerotrain.operator.constants import MAX_FREE_ENTRIES, MAX_SPEC_DEPTH
 
 pytestmark = pytest.mark.cluster

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.chart.generate import differences
 from tests.support.devcluster import REPOSITORY
-from zerotrain.operator.api.policy import render
+from zerotrain.operator.api.admission_policy import render
 
 pytestmark = pytest.mark.unit
 

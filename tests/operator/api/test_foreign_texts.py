@@ -43,7 +43,7 @@ from zerotrain.operator.reconcile import (
     pod_view,
     reconcile,
 )
-from zerotrain.operator.reconcile.admission import refusal_of, unreadable
+from zerotrain.operator.reconcile.attempt_checks import refusal_of, unreadable
 from zerotrain.operator.resources.diagnostics import stacks_config_map
 from zerotrain.operator.resources.storage_class import declared_encryption
 

@@ -12,9 +12,9 @@ import re2
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tests.support.jobs import make_job
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.base import ApiModel
 from zerotrain.operator.api.crd import openapi_schema
+from zerotrain.operator.api.validation import refusals
 
 pytestmark = pytest.mark.unit
 

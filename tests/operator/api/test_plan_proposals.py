@@ -13,8 +13,8 @@ import pytest
 
 from zerotrain.contract.planner import Demand, Fit, Proposal, Rates, Tier, TierDemand, pace
 from zerotrain.operator.api import ZeroTrainingJobSpec
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.planning import plan_job
+from zerotrain.operator.api.validation import refusals
 
 pytestmark = pytest.mark.unit
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.operator.cluster.test_progress import Bench, Workers
+from tests.operator.cluster.test_progress_poller import Bench, Workers
 from zerotrain.contract.progress import Phase
-from zerotrain.operator.cluster.progress import INSPECTION_INTERVAL_S
+from zerotrain.operator.cluster.progress_poller import INSPECTION_INTERVAL_S
 from zerotrain.operator.reconcile.hangs import MEETING_S
 
 pytestmark = pytest.mark.unit

@@ -14,9 +14,9 @@ from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.channel import CallKind, ChannelError, NotAsked
 from zerotrain.operator.cluster.job_state import JobStates
-from zerotrain.operator.cluster.progress import ProgressPuller
+from zerotrain.operator.cluster.progress_poller import ProgressPoller
 from zerotrain.operator.cluster.store import JobKey
-from zerotrain.operator.cluster.worker_poller import MISSED_S
+from zerotrain.operator.cluster.worker_calls import MISSED_S
 from zerotrain.operator.reconcile import NodeView
 
 pytestmark = pytest.mark.unit
@@ -38,7 +38,7 @@ class Cluster:
         self.changed: list[JobKey] = []
         self._job = job(spec={"workers": WORKERS}, status=status("Running"))
         self._pods = tuple(ready(index) for index in range(WORKERS))
-        self.puller = ProgressPuller(
+        self.poller = ProgressPoller(
             jobs=cast(Any, self),
             store=cast(Any, SimpleNamespace(of_job=lambda _: (self._pods, ()))),
             job_states=self.job_states,
@@ -86,13 +86,13 @@ class Cluster:
         until = self.now_s + seconds
         while self.now_s < until:
             self.now_s += 0.5
-            await asyncio.gather(*self.puller.start_due())
+            await asyncio.gather(*self.poller.start_due())
 
 
 @pytest.mark.parametrize("nodes", [1, 60, 1500])
 async def test_looks_at_all_workers_leave_calls_for_those_on_silent_nodes(nodes: int) -> None:
     cluster = Cluster()
-    await asyncio.gather(*cluster.puller.start_due())
+    await asyncio.gather(*cluster.poller.start_due())
     assert cluster.calls > WORKERS, "no look was begun"
     cluster.silence(nodes)
     for _ in range(2):
@@ -105,7 +105,7 @@ async def test_looks_at_all_workers_leave_calls_for_those_on_silent_nodes(nodes:
 
 async def test_a_worker_that_was_not_polled_is_remembered_until_it_is() -> None:
     cluster = Cluster()
-    await asyncio.gather(*cluster.puller.start_due())
+    await asyncio.gather(*cluster.poller.start_due())
     cluster.silence(2)
     job_state, nodes = cluster.job_states.of(UID), {"node-0", "node-1"}
     full, silent = NotAsked("all slots are taken"), ChannelError("no answer", timed_out=True)
@@ -130,7 +130,7 @@ async def test_a_worker_that_was_not_polled_is_remembered_until_it_is() -> None:
 async def test_a_question_that_the_budget_forbids_was_not_asked() -> None:
     cluster = Cluster()
     cluster.silence(WORKERS)
-    await asyncio.gather(*cluster.puller.start_due())
+    await asyncio.gather(*cluster.poller.start_due())
     job_state = cluster.job_states.of(UID)
     assert (len(job_state.responded_at), job_state.unasked) == (WORKERS, set())
     await cluster.go_on(MISSED_S + 5)
@@ -141,7 +141,7 @@ async def test_a_question_that_the_budget_forbids_was_not_asked() -> None:
 
 async def test_a_node_that_spoke_again_is_not_remembered() -> None:
     cluster = Cluster()
-    await asyncio.gather(*cluster.puller.start_due())
+    await asyncio.gather(*cluster.poller.start_due())
     cluster.silence(2)
     cluster.refuses = NotAsked("all slots are taken")
     await cluster.go_on(10)

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, pod_json, served
 from tests.operator.cluster.test_executor import job, make_executor
-from tests.operator.cluster.test_progress import LIMIT_S, NOW, RUNNING, Bench, Workers
+from tests.operator.cluster.test_progress_poller import LIMIT_S, NOW, RUNNING, Bench, Workers
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster import channel as channel_module
 from zerotrain.operator.cluster.actions import workers as workers_module
@@ -28,7 +28,7 @@ from zerotrain.operator.cluster.channel import (
     WorkerAddress,
     share_of,
 )
-from zerotrain.operator.cluster.progress import (
+from zerotrain.operator.cluster.progress_poller import (
     INSPECTION_INTERVAL_S,
     MAX_UNREACHABLE_INTERVAL_S,
     MIN_INTERVAL_S,
@@ -90,7 +90,7 @@ async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_aske
     for number in range(100):
         bench.now += MIN_INTERVAL_S
         workers.asked.clear()
-        left |= bench.puller.start_due()
+        left |= bench.poller.start_due()
         for _ in range(50):
             await asyncio.sleep(0)
         left = {task for task in left if not task.done()}
@@ -142,12 +142,12 @@ async def test_a_worker_that_got_no_slot_is_not_silent() -> None:
     for _ in range(5):
         asked = await bench.after(UNRESPONSIVE_S)
         assert "gpt1-1-1" not in asked, "nor is it looked at"
-    assert bench.puller.unresponsive == 0
+    assert bench.poller.unresponsive == 0
     workers.error = LOST
     await bench.after(UNRESPONSIVE_S)
-    assert bench.puller.unresponsive == 0, "in between it was not asked"
+    assert bench.poller.unresponsive == 0, "in between it was not asked"
     await bench.after(UNRESPONSIVE_S)
-    assert bench.puller.unresponsive == 1
+    assert bench.poller.unresponsive == 1
 
 
 @pytest.mark.unit

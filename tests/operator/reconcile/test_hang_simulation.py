@@ -1,6 +1,6 @@
 """Twenty-four hours of a slow but healthy job give no alarm; a hang in the middle of it is found and named.
 
-The launcher's own board (its tracker of motion), the puller's own rules for polling all workers, and the real
+The launcher's own board (its tracker of motion), the poller's own rules for polling all workers, and the real
 reconcile, on one simulated clock. Steps of two minutes with outliers of a factor of eight, a checkpoint of up
 to forty minutes every hour, restarts with a slow start, polls that are lost.
 """
@@ -144,7 +144,7 @@ class Ranks:
 
 @dataclass
 class Operator:
-    """The operator's reaction to the answers: the puller's rules and the pass, without a network."""
+    """The operator's reaction to the answers: the poller's rules and the pass, without a network."""
 
     job: dict[str, Any]
     events: list[tuple[float, str, str]] = field(default_factory=list)

@@ -14,7 +14,7 @@ import pytest
 from tests.operator.flaky_nodes import NODES, PATIENCE_S, Site
 from tests.operator.reconcile.test_hang_simulation import DAY_S
 from zerotrain.contract.progress import Phase
-from zerotrain.operator.cluster import progress
+from zerotrain.operator.cluster import progress_poller
 
 pytestmark = pytest.mark.ranks
 
@@ -30,7 +30,7 @@ PAUSE_S = (60.0, 900.0)
 @pytest.fixture(autouse=True)
 def _asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll at the interval of three thousand running jobs."""
-    monkeypatch.setattr(progress, "MIN_INTERVAL_S", 30.0)
+    monkeypatch.setattr(progress_poller, "MIN_INTERVAL_S", 30.0)
 
 
 def kubelet_is_away(site: Site) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain.cli.doctor.finding import Finding, from_records
 from zerotrain.cli.errors import CliError
+from zerotrain.client.command_exits import CommandExit
 from zerotrain.client.errors import ClientError, ForbiddenError, InvalidJobError, NotFoundError
-from zerotrain.client.exit_codes import CommandExit
 from zerotrain.client.lenient_json import Fields
 from zerotrain.client.observed import Pod
 from zerotrain.contract.strict_json import strict_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.explain import alerts, reasons
-from zerotrain.client.exit_codes import COMMAND_EXITS
+from zerotrain.client.command_exits import COMMAND_EXITS
 from zerotrain.contract.exit_codes import EXIT_CODES, ExitCodeMeaning, meaning_of
 
 

@@ -11,7 +11,7 @@ from zerotrain.cli.errors import CliError
 from zerotrain.cli.options import Output, OutputOption
 from zerotrain.cli.output import show, show_record, show_table
 from zerotrain.cli.plan import parse_count
-from zerotrain.client.exit_codes import COMMAND_EXITS
+from zerotrain.client.command_exits import COMMAND_EXITS
 from zerotrain.contract.exit_codes import EXIT_CODES
 
 EXAMPLE = "Example: zerotrain explain exit-codes"

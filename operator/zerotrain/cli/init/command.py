@@ -170,7 +170,7 @@ def _write(file: Path, answers: Answers, shape: ModelShape | None, given: Choice
 
     from zerotrain.cli.init.propose import as_yaml, propose
     from zerotrain.client.jobfile import JobFileError, parse_job
-    from zerotrain.operator.api.admission import refusals
+    from zerotrain.operator.api.validation import refusals
 
     try:
         proposal = propose(answers, shape=shape, given=given)

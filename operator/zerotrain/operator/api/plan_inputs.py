@@ -31,11 +31,11 @@ from zerotrain.contract.presets import PRESETS
 from zerotrain.contract.train_spec import GptSpec
 from zerotrain.operator.constants import MAX_WORKERS
 
-from .admission import refusals, spill_limit
 from .configuration import engine_config, resolved_at
 from .quantity import Quantity
 from .spec import ZeroTrainingJobSpec
 from .storage import Encryption, Nvme
+from .validation import refusals, spill_limit
 
 LABEL_PRODUCT = "nvidia.com/gpu.product"
 LABEL_MEMORY = "nvidia.com/gpu.memory"

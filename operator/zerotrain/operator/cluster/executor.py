@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from zerotrain.contract.config import ConfigError
-from zerotrain.operator.cluster.actions import admission, capacity, diagnostics, workers
+from zerotrain.operator.cluster.actions import capacity, diagnostics, prerequisites, workers
 from zerotrain.operator.cluster.actions.context import ActionContext, Unfinished
 from zerotrain.operator.cluster.actions.rejections import ActionRefused
 from zerotrain.operator.cluster.api import Json
@@ -53,10 +53,10 @@ _PERFORM: dict[type, Callable[[ActionContext, Json, Any], Awaitable[None]]] = {
     CollectStacks: diagnostics.collect_stacks,
     CreateVerification: workers.create_verification,
     ForgetGroup: workers.forget_group,
-    DiscoverApis: admission.discover,
+    DiscoverApis: prerequisites.discover,
     ReadCapacity: capacity.read,
-    AskStorageClass: admission.read_storage_class,
-    AskQueue: admission.ask_queue,
+    AskStorageClass: prerequisites.read_storage_class,
+    AskQueue: prerequisites.ask_queue,
     DeleteJob: _delete_job,
 }
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.planning import PlanMissing, known_plan
+from zerotrain.operator.api.validation import refusals
 from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.events import EventWriter

@@ -29,7 +29,7 @@ from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.kueue import WorkloadWatch, workload_watches
 from zerotrain.operator.cluster.listwatch import ListWatch, ScopedWatch
 from zerotrain.operator.cluster.nodes import PATH as NODES_PATH
-from zerotrain.operator.cluster.progress import ProgressPuller
+from zerotrain.operator.cluster.progress_poller import ProgressPoller
 from zerotrain.operator.cluster.reflectors import JobReflector, PodReflector
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
@@ -83,7 +83,7 @@ class Manager:
         self._job_reflector = JobReflector(
             api, controller.jobs, controller.job_changed, controller.job_deleted, namespaces
         )
-        puller = ProgressPuller(
+        poller = ProgressPoller(
             jobs=controller.jobs,
             store=controller.store,
             job_states=controller.job_states,
@@ -91,7 +91,7 @@ class Manager:
             changed=controller.queue.add,
             now=api.time.now,
         )
-        self.telemetry.count_unresponsive(lambda: puller.unresponsive)
+        self.telemetry.count_unresponsive(lambda: poller.unresponsive)
         lease = ApiLease(
             api, namespace=self.config.namespace, name=self.config.lease, identity=self.config.identity
         )
@@ -102,7 +102,7 @@ class Manager:
         self._spawn("election", self._leadership.run())
         self._spawn("first list", self._act_once_synced())
         self._spawn("resync", controller.resync(self.config.resync_s))
-        self._spawn("progress", puller.run())
+        self._spawn("progress", poller.run())
         self._spawn("events", controller.events.run())
         self._queues = workload_watches(api, controller.job_states, controller.queue.add, namespaces)
         for number, queues in enumerate(self._queues):

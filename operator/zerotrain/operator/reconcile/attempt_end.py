@@ -24,7 +24,7 @@ from zerotrain.operator.failure_policy import (
     still_counts,
 )
 from zerotrain.operator.reconcile import (
-    admission,
+    attempt_checks,
     avoided_nodes,
     hangs,
     next_size,
@@ -125,7 +125,7 @@ def after_failure(draft: Draft, failure: Failure) -> None:
     """Record the failure, charge it, and decide between another attempt and the end of the job."""
     decision = _decide(draft, failure.failure_class, rule=_matching_rule(draft, failure))
     message = records.describe(draft, failure)
-    if (way_out := admission.egress_hint(draft, records.texts_of(draft, failure))) is not None:
+    if (way_out := attempt_checks.egress_hint(draft, records.texts_of(draft, failure))) is not None:
         message = f"{message}; {way_out}"
     records.record(draft, failure, decision=decision)
     if not decision.restart:

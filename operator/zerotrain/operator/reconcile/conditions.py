@@ -15,7 +15,7 @@ from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
-from zerotrain.operator.reconcile import admission, hangs, start_up, teardown
+from zerotrain.operator.reconcile import attempt_checks, hangs, start_up, teardown
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import (
     ACTIVE,
@@ -228,7 +228,7 @@ def _admitted(facts: Facts) -> Finding:
         kept = f"The job keeps {refusal.workers} workers."
         message = stored(refusal.message, MAX_TEXT - len(kept) - 1)
         return Finding(True, Reason.RESIZE_REFUSED, f"{message} {kept}")
-    return Finding(True, Reason.SPEC_ACCEPTED, admission.privileges_message(facts.draft))
+    return Finding(True, Reason.SPEC_ACCEPTED, attempt_checks.privileges_message(facts.draft))
 
 
 def _pods_scheduled(facts: Facts) -> Finding:

@@ -19,7 +19,7 @@ from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import (
     active,
-    admission,
+    attempt_checks,
     attempt_objects,
     giving_back,
     job_end,
@@ -107,12 +107,12 @@ def _read(
         return None
     status, spec, stalled = known.read_status(job), _EMPTY, None
     if UNREAD in job:
-        stalled = admission.too_large(job[UNREAD])
+        stalled = attempt_checks.too_large(job[UNREAD])
     else:
         try:
             spec = known.read_spec(job)
         except ValidationError as error:
-            stalled = admission.unreadable(error)
+            stalled = attempt_checks.unreadable(error)
     view = JobView(identity=identity, spec=spec, status=status)
     return Draft(job=view, observed=observed, now=now, status=status, plan_job=planner, stalled=stalled)
 

@@ -1,7 +1,7 @@
 """Inspection of all workers of an attempt whose step no longer advances: which ranks move, and which one does
 not.
 
-The puller in `cluster` asks the workers and passes their answers to `inspect`; `hangs` decides on the result.
+The poller in `cluster` asks the workers and passes their answers to `inspect`; `hangs` decides on the result.
 In synchronous training a rank that stops blocks all others, so the step alone blames no rank. The signs that
 identify it, surest first: its pod does not answer, its process is silent, it still runs when those of others
 have ended, its step is behind, it is in another phase, or it is the only one that does not wait in a

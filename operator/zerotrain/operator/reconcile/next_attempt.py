@@ -1,7 +1,7 @@
 """The time between two attempts, and before the first: phases Restarting, Queued, Suspended and Stalled.
 
 The pods of the last attempt go first. Then the next attempt passes a gate: suspension, the checks of
-`admission`, the queue and the gang.
+`attempt_checks`, the queue and the gang.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from zerotrain.operator.api import AttemptShape, Phase
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import (
-    admission,
+    attempt_checks,
     attempt_objects,
     avoided_nodes,
     giving_back,
@@ -91,7 +91,7 @@ def _gate(draft: Draft) -> None:
         _suspend(draft)
         return
     next_size.prepare(draft)  # before the checks: they are made for this size
-    if admission.stalls(draft) or admission.awaits_class(draft):
+    if attempt_checks.stalls(draft) or attempt_checks.awaits_class(draft):
         return  # before the queue: a job that cannot start must not get quota
     shape = next_size.next_shape(draft)
     draft.held = queueing.hold(draft, shape)
@@ -101,7 +101,7 @@ def _gate(draft: Draft) -> None:
         draft.set(phase=Phase.QUEUED, next_attempt_time=None)
         _stop_clock(draft)
         return
-    if admission.awaits_class(draft, max_age=admission.LOOK_AGAIN):
+    if attempt_checks.awaits_class(draft, max_age=attempt_checks.LOOK_AGAIN):
         return  # again after the queue, in which the job may have waited for long
     if draft.observed.in_start_queue:  # last: it is for jobs that could start now
         if draft.status.phase is not Phase.QUEUED:  # QUEUED keeps the admission
@@ -153,5 +153,5 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
             update={"resumed_from_step": None, "resumed_from_job": None}
         ),
     )
-    admission.report_privileges(draft)
+    attempt_checks.report_privileges(draft)
     draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))

@@ -24,7 +24,7 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.api import Phase
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, FailureClass
-from zerotrain.operator.reconcile import admission
+from zerotrain.operator.reconcile import attempt_checks
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.hangs import is_met, stack_sources
@@ -142,7 +142,7 @@ def runs_long(draft: Draft, pod: PodView) -> str | None:
     if before is None or due is None or draft.now < due:
         return None
     since = f"{before}, and the pod has had its node since {pod.bound_at:%H:%M:%S} UTC"
-    return f"{since}. If it waits for the network: {admission.egress_way_out(draft)}"
+    return f"{since}. If it waits for the network: {attempt_checks.egress_way_out(draft)}"
 
 
 def report_slow_start(draft: Draft, view: AttemptView) -> None:

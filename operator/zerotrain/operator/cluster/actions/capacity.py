@@ -13,8 +13,8 @@ from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster import json_codec
-from zerotrain.operator.cluster.actions.admission import with_shape
 from zerotrain.operator.cluster.actions.context import ActionContext
+from zerotrain.operator.cluster.actions.prerequisites import with_shape
 from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.errors import Forbidden
 from zerotrain.operator.cluster.listwatch import Listing

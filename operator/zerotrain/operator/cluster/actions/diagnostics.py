@@ -24,7 +24,7 @@ from zerotrain.operator.cluster.actions.rejections import ActionRefused
 from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.channel import CallKind, ChannelError, WorkerAddress, share_of
 from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
-from zerotrain.operator.cluster.worker_poller import call_concurrently
+from zerotrain.operator.cluster.worker_calls import call_concurrently
 from zerotrain.operator.constants import CONTAINER_NAME
 from zerotrain.operator.reconcile import CollectStacks, LogView, SaveLog, StackSource, StacksView
 from zerotrain.operator.resources.diagnostics import failures_config_map, outdated_keys, stacks_config_map

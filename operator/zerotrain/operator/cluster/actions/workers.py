@@ -28,7 +28,7 @@ from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.channel import CallKind, ChannelError, WorkerAddress, share_of
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.cluster.store import owner_key
-from zerotrain.operator.cluster.worker_poller import call_concurrently
+from zerotrain.operator.cluster.worker_calls import call_concurrently
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
 from zerotrain.operator.reconcile import (
     CreateVerification,

@@ -22,10 +22,10 @@ from zerotrain.contract.planner import Fit
 from zerotrain.contract.text import one_line
 from zerotrain.contract.unreachable import reports_unreachable_host
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
-from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.memory_plan import MemoryPlan
 from zerotrain.operator.api.network import is_within
 from zerotrain.operator.api.planning import JobPlan, status_of
+from zerotrain.operator.api.validation import refusals
 from zerotrain.operator.constants import (
     ANNOTATION_ENCRYPTED_VOLUMES,
     ANNOTATION_IGNORE_MEMORY_PLAN,

@@ -71,8 +71,8 @@ async def call_concurrently(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerPoller:
-    """Client that requests the reports of the workers of one attempt."""
+class WorkerCalls:
+    """Calls to the workers of one attempt for their reports."""
 
     channel: WorkerChannel
     key: JobKey
@@ -188,15 +188,15 @@ class NodeProber:
         silent = {pod.node: pod for pod in running if pod.node is not None and pod.node in nodes}
         try:
             if silent:
-                poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
-                await self._ask(poller, silent, schedule)
+                calls = WorkerCalls(channel=self._channel, key=key, uid=uid, attempt=attempt)
+                await self._ask(calls, silent, schedule)
         finally:
             schedule.due = began + INTERVAL_S
 
-    async def _ask(self, poller: WorkerPoller, silent: Mapping[str, PodView], schedule: _Schedule) -> None:
+    async def _ask(self, calls: WorkerCalls, silent: Mapping[str, PodView], schedule: _Schedule) -> None:
         # If the job is deleted meanwhile, `job_state` is no longer part of the states, and nothing is
         # remembered.
-        job_state = self._job_states.of(poller.uid)
+        job_state = self._job_states.of(calls.uid)
         job_state.unasked &= silent.keys()
         schedule.asked_at = {node: at for node, at in schedule.asked_at.items() if node in silent}
         if not self._budgets.of(len(silent)).try_take(len(silent)):
@@ -205,7 +205,7 @@ class NodeProber:
             return
 
         async def ask(node: str) -> None:
-            answer = await poller.report(silent[node], CallKind.PROBE)
+            answer = await calls.report(silent[node], CallKind.PROBE)
             if isinstance(answer, NotAsked):
                 self._miss(job_state, schedule, node)
                 return
@@ -215,7 +215,7 @@ class NodeProber:
                 job_state.responded_at[node] = self._now()
             if node in job_state.unasked:
                 job_state.unasked.discard(node)
-                self._changed(poller.key)  # the time at which the node counts as lost has changed
+                self._changed(calls.key)  # the time at which the node counts as lost has changed
 
         living_first = sorted(silent, key=lambda node: node not in job_state.responded_at)
         await call_concurrently(ask, living_first, most=share_of(CallKind.PROBE))

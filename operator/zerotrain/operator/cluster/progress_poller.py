@@ -5,7 +5,7 @@ The operator calls the workers, and the workers never call the operator. They ne
 of ranks cannot reach the operator. The interval grows with the number of jobs, and inspections of all workers
 draw on a budget of their own, so that the calls per second stay bounded whatever hangs. A job has at most one
 call of a kind in flight, however long its workers take to answer. A call that got no slot says nothing of its
-worker. Workers on nodes that are not ready are polled by `listening`.
+worker. Workers on nodes that are not ready are called by `NodeProber`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
 from zerotrain.operator.cluster.rate import InspectionBuckets
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
-from zerotrain.operator.cluster.worker_poller import (
+from zerotrain.operator.cluster.worker_calls import (
     Answer,
     NodeProber,
-    WorkerPoller,
+    WorkerCalls,
     any_not_asked,
     none_reachable,
     timed_out,
@@ -129,7 +129,7 @@ class _Poll:
         )
 
 
-class ProgressPuller:
+class ProgressPoller:
     """Poller of the workers, until `run()` is cancelled. `changed` is called when a record has news."""
 
     def __init__(
@@ -215,8 +215,8 @@ class ProgressPuller:
         # Worker 0 may have completed while others hang in their last work: then only those are inspected.
         begun = self._clock()
         kind = CallKind.UNRESPONSIVE if poll.timeouts >= UNRESPONSIVE_AFTER else CallKind.POLL
-        poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
-        answer = await poller.report(pods[0], kind) if 0 in pods else None
+        calls = WorkerCalls(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        answer = await calls.report(pods[0], kind) if 0 in pods else None
         if isinstance(answer, NotAsked):
             poll.skipped = True
         if self._jobs.get(key) is None or isinstance(answer, NotAsked):
@@ -308,8 +308,8 @@ class ProgressPuller:
             return
         poll.inspected_at = now
         kind = CallKind.SAMPLE if poll.failed_inspections else CallKind.INSPECT
-        poller = WorkerPoller(channel=self._channel, key=key, uid=uid, attempt=attempt)
-        answers = await poller.inspection_reports(pods, kind, sample_round=poll.sample_round)
+        calls = WorkerCalls(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        answers = await calls.inspection_reports(pods, kind, sample_round=poll.sample_round)
         budget.refund(len(pods) - len(answers))
         if self._jobs.get(key) is None or any_not_asked(answers.values()):
             return

@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.reconcile_builders import job
 from zerotrain.contract.config import ConfigError, load
-from zerotrain.operator.api import ZeroTrainingJobSpec, admission, configuration
+from zerotrain.operator.api import ZeroTrainingJobSpec, configuration, validation
 from zerotrain.operator.api.configuration import Outcomes
 from zerotrain.operator.controller.job_pass import HEAVY_BYTES, is_heavy
 
@@ -36,12 +36,12 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_same_configuration_is_weighed_once(checked: list[Any], wrong: bool) -> None:
     config = {"train_micro_batch_size_per_gpu": 1, **({"no_such_key": [[[]]]} if wrong else {})}
-    first = admission.refusals(spec(**config))
+    first = validation.refusals(spec(**config))
     for _ in range(5):
-        assert admission.refusals(spec(**config)) == first
+        assert validation.refusals(spec(**config)) == first
     assert bool(first) == wrong
     assert len(checked) == 1
-    admission.refusals(spec(**config, steps_per_print=3))
+    validation.refusals(spec(**config, steps_per_print=3))
     assert len(checked) == 2
 
 
@@ -57,7 +57,7 @@ def test_a_cached_refusal_does_not_collect_the_frames_of_its_callers(checked: li
 
 def test_a_bounded_number_of_outcomes_is_kept(checked: list[Any]) -> None:
     for number in range(10):
-        admission.refusals(spec(train_micro_batch_size_per_gpu=number + 1))
+        validation.refusals(spec(train_micro_batch_size_per_gpu=number + 1))
     assert len(configuration._outcomes) == 4
 
 

@@ -1,4 +1,4 @@
-"""Print the policy for jobs: `python -m zerotrain.operator.api.policy > deploy/policy/jobs.yaml`.
+"""Print the policy for jobs: `python -m zerotrain.operator.api.admission_policy > deploy/policy/jobs.yaml`.
 
 This ValidatingAdmissionPolicy bounds the free-form parts of a job before it is stored. The operator copes
 with everything that is stored without it; with it, the user gets the error at once.
@@ -18,7 +18,7 @@ NAME = "zerotrain-jobs"
 MAX_TEXT = 8192
 """Maximum number of characters of one key or text in the free-form parts."""
 _HEADER = """\
-# Generated from operator/zerotrain/operator/api/policy.py; do not edit. For Kubernetes 1.30 and newer.
+# Generated from operator/zerotrain/operator/api/admission_policy.py; do not edit. From Kubernetes 1.30 on.
 """
 _PARTS = {
     "config": "has({0}.spec.config) ? {0}.spec.config : {{}}",

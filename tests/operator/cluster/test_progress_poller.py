@@ -13,11 +13,11 @@ import pytest
 from tests.operator.api_double import Json, pod_json
 from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
-from zerotrain.operator.cluster import worker_poller
+from zerotrain.operator.cluster import worker_calls
 from zerotrain.operator.cluster.channel import ChannelError, WorkerAddress
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache
-from zerotrain.operator.cluster.progress import (
+from zerotrain.operator.cluster.progress_poller import (
     ALARM_INTERVAL_S,
     CALLS_PER_SECOND,
     INSPECTION_CALLS_PER_SECOND,
@@ -25,7 +25,7 @@ from zerotrain.operator.cluster.progress import (
     MIN_INTERVAL_S,
     PASS_INTERVAL_S,
     SILENT_S,
-    ProgressPuller,
+    ProgressPoller,
 )
 from zerotrain.operator.cluster.store import JobKey, PodStore
 
@@ -83,7 +83,7 @@ class Workers:
 
 
 class Bench:
-    """A puller with its surroundings and a clock that the test advances."""
+    """A poller with its surroundings and a clock that the test advances."""
 
     def __init__(self, workers: Workers, *, phase: str = "Running", jobs: int = 1) -> None:
         self.workers, self.now = workers, 1000.0
@@ -96,7 +96,7 @@ class Bench:
             cache.put(stored(name, uid, phase))
         for index in (0, 1):
             self.store.put(pod_json(index, version=1, phase="Running", containerStatuses=RUNNING), now=NOW)
-        self.puller = ProgressPuller(
+        self.poller = ProgressPoller(
             jobs=cache,
             store=self.store,
             job_states=self.job_states,
@@ -110,7 +110,7 @@ class Bench:
         """Advance the time; return the pods that are polled then."""
         self.now += seconds
         self.workers.asked.clear()
-        await asyncio.gather(*self.puller.start_due())
+        await asyncio.gather(*self.poller.start_due())
         return sorted(self.workers.asked)
 
     @property
@@ -283,7 +283,7 @@ async def test_an_inspection_of_a_large_job_delays_no_other_job() -> None:
         pod["metadata"] |= {"name": f"gpt1-1-{index}", "uid": f"gpt1-{index}"}
         pod["metadata"]["labels"]["zerotrain.dev/job"] = "gpt1"
         bench.store.put(pod, now=NOW)
-    bench.puller._is_suspect = lambda *_: True  # type: ignore[method-assign]
+    bench.poller._is_suspect = lambda *_: True  # type: ignore[method-assign]
     looks = []
     for _ in range(4):
         asked = await bench.after(INSPECTION_INTERVAL_S)
@@ -320,7 +320,7 @@ async def test_when_everything_stands_still_the_looks_stay_within_their_budget()
             bench.store.put(pod, now=NOW)
             workers.steps[pod["metadata"]["name"]] = 7
     workers.uid = ""  # every answer is another job's: what counts here is which workers are polled
-    bench.puller._is_suspect = lambda *_: True  # type: ignore[method-assign]
+    bench.poller._is_suspect = lambda *_: True  # type: ignore[method-assign]
     await bench.after(0)
     looks = 0
     for _ in range(20):
@@ -342,7 +342,7 @@ async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live()
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"]
     del bench.workers.steps["gpt-1-1"]
     bench.job_state.responded_at.clear()
-    assert await bench.after(worker_poller.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
+    assert await bench.after(worker_calls.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
     assert bench.job_state.responded_at == {}
 
 
@@ -353,7 +353,7 @@ async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
     assert await bench.after(0) == []
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.job_states.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
-    assert await bench.after(worker_poller.INTERVAL_S) == ["gpt-1-0"]
+    assert await bench.after(worker_calls.INTERVAL_S) == ["gpt-1-0"]
     assert bench.job_state.responded_at == {"node-0": NOW}
 
 
@@ -364,4 +364,4 @@ async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.job_states.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
     await bench.after(0)
-    assert await bench.after(worker_poller.INTERVAL_S) == ["gpt-1-1"]
+    assert await bench.after(worker_calls.INTERVAL_S) == ["gpt-1-1"]

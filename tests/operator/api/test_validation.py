@@ -1,4 +1,4 @@
-"""Admission rejects what the API server cannot check, with the field's path, the rule and the way out."""
+"""Validation rejects what the API server cannot check, with the field's path, the rule and the way out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import ABSENT, make_job
-from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.validation import refusals
 from zerotrain.operator.constants import Reason
 
 pytestmark = pytest.mark.unit
