@@ -115,7 +115,7 @@ cluster-down: ## stop it
 
 generate: venv ## regenerate CRDs, dashboards, the chart's parts, documentation tables and pictures
 	@mkdir -p build
-	$(PY) -m zerotrain.operator.api.generate > build/crd.yaml && mv build/crd.yaml crds/zerotrain.dev_zerotrainingjobs.yaml
+	$(PY) -m zerotrain.operator.api.crd > build/crd.yaml && mv build/crd.yaml crds/zerotrain.dev_zerotrainingjobs.yaml
 	mkdir -p deploy/policy && $(PY) -m zerotrain.operator.api.admission_policy > build/policy.yaml && mv build/policy.yaml deploy/policy/jobs.yaml
 	$(PY) -m zerotrain.contract.config.document > build/configuration.md && mv build/configuration.md docs/configuration.md
 	$(PY) -m zerotrain.contract.config.postponed > build/postponed.md && mv build/postponed.md docs/postponed.md

@@ -13,7 +13,7 @@ def start() -> None:
     # and its image, for a dynamic client that the operator does not use. That costs 1.2 s of processor time,
     # in which a leader that was killed is not replaced, and 22 MiB. The package has no switch for it.
     cast("dict[str, object]", sys.modules).setdefault("kubernetes_validate", None)
-    from zerotrain.operator.main import run
+    from zerotrain.operator.controller.kopf_process import run
 
     # Loaded modules stay: without this call, each full collection scans all of them while every pass waits.
     gc.freeze()

@@ -15,7 +15,7 @@ OPERATOR = "/zerotrain/operator/"
 IDLE = "controller/work_queue.py:"
 """The place at which a worker waits between two passes."""
 
-PLUMBING = frozenset({"cluster/api.py", "cluster/rate.py", "cluster/connection.py"})
+PLUMBING = frozenset({"cluster/api.py", "cluster/limits.py", "cluster/connection.py"})
 """Files of the client through which every request passes."""
 
 MAX_FINALLY = 10

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from zerotrain.operator.api.crd import custom_resource_definition
-from zerotrain.operator.api.generate import render
+from zerotrain.operator.api.crd import custom_resource_definition, render
 
 pytestmark = pytest.mark.unit
 
@@ -26,7 +25,7 @@ def rendered() -> str:
 
 def test_the_committed_file_is_the_generated_one() -> None:
     assert CRD_FILE.read_text() == rendered(), (
-        "run: python -m zerotrain.operator.api.generate > crds/zerotrain.dev_zerotrainingjobs.yaml"
+        "run: python -m zerotrain.operator.api.crd > crds/zerotrain.dev_zerotrainingjobs.yaml"
     )
 
 

@@ -13,8 +13,8 @@ import pytest
 from tests.cluster.chaos.awaits import Gate, place_of
 from tests.cluster.chaos.operator_run import ignore_unraisable_errors
 from tests.cluster.chaos.scenario import collect_errors
-from zerotrain.operator.cluster import rate as rate_module
-from zerotrain.operator.cluster.rate import TokenBucket
+from zerotrain.operator.cluster import limits
+from zerotrain.operator.cluster.limits import TokenBucket
 from zerotrain.operator.controller.work_queue import WorkQueue
 
 pytestmark = pytest.mark.unit
@@ -33,7 +33,7 @@ def half_a_token_at_each_look(monkeypatch: pytest.MonkeyPatch, rate: float) -> N
     has to be waited for.
     """
     looks = itertools.count()
-    monkeypatch.setattr(rate_module, "time", SimpleNamespace(monotonic=lambda: next(looks) / (2 * rate)))
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: next(looks) / (2 * rate)))
 
 
 def test_no_step_is_taken_after_the_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_no_step_is_taken_after_the_crash(monkeypatch: pytest.MonkeyPatch) -> No
         run(work(), gate, loop)
         assert done == ["first"], "code ran after the crash"
         assert len(places) == 3
-        assert all(place.startswith("cluster/rate.py:TokenBucket.take:") for place in places)
+        assert all(place.startswith("cluster/limits.py:TokenBucket.take:") for place in places)
         loop.close()
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from zerotrain.operator.cluster.creations import AT_ONCE, MAX_BATCH, Creations
+from zerotrain.operator.cluster.limits import AT_ONCE, MAX_BATCH, Creations
 
 pytestmark = pytest.mark.unit
 

@@ -18,9 +18,9 @@ from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.api import Api, ApiLimits
 from zerotrain.operator.cluster.channel import ChannelError, WorkerAddress
 from zerotrain.operator.cluster.connection import connect
-from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.job_state import JobStates
+from zerotrain.operator.cluster.limits import Creations
 from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.reconcile import (

@@ -14,11 +14,11 @@ from tests.operator.reconcile_builders import NOW, UID, job
 from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import SilentChannel
-from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
+from zerotrain.operator.cluster.limits import Creations
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.constants import Reason

@@ -11,7 +11,7 @@ import pytest
 
 from tests.operator.api_double import FAST, ApiDouble, served
 from zerotrain.operator.cluster.api import Request
-from zerotrain.operator.cluster.rate import KeyedBuckets, TokenBucket
+from zerotrain.operator.cluster.limits import KeyedBuckets, TokenBucket
 from zerotrain.operator.controller.controller import (
     CONFLICT_BACKOFF_S,
     FREE_CONFLICTS,

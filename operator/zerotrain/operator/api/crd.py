@@ -1,4 +1,5 @@
-"""The CustomResourceDefinition, generated from the pydantic models.
+"""The CustomResourceDefinition, generated from the pydantic models:
+`python -m zerotrain.operator.api.crd > crds/zerotrain.dev_zerotrainingjobs.yaml`.
 
 Pydantic writes JSON Schema 2020-12 with references; the API server wants a *structural* OpenAPI v3 schema:
 references inlined, Optional flattened (the API server drops nulls itself), no `additionalProperties: false`
@@ -8,15 +9,24 @@ the user did not write stays absent. A test checks the result.
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ruamel.yaml import YAML
 
 from zerotrain.operator.constants import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 
 from .job import ZeroTrainingJob
 
 Schema = dict[str, Any]
+
+_HEADER = """\
+# Generated from the models in operator/zerotrain/operator/api; do not edit.
+# python -m zerotrain.operator.api.crd > crds/zerotrain.dev_zerotrainingjobs.yaml
+"""
 
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
@@ -216,3 +226,18 @@ def _renamed(flat: Schema) -> Schema:
     if "description" in flat:
         flat["description"] = " ".join(flat["description"].split())
     return flat
+
+
+def render() -> str:
+    """Return the CRD as YAML text."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 110
+    yaml.sort_base_mapping_type_on_output = True
+    text = io.StringIO()
+    yaml.dump(custom_resource_definition(), text)
+    return _HEADER + text.getvalue()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -18,7 +18,7 @@ import aiohttp
 from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.connection import Connection, ServerTime
 from zerotrain.operator.cluster.errors import ApiError, NotLeading, Unavailable, error_of
-from zerotrain.operator.cluster.rate import TokenBucket
+from zerotrain.operator.cluster.limits import TokenBucket
 from zerotrain.operator.cluster.telemetry import Telemetry
 
 log = logging.getLogger(__name__)

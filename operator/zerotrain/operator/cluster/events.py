@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from zerotrain.contract.text import one_line, word
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError
-from zerotrain.operator.cluster.rate import KeyedBuckets
+from zerotrain.operator.cluster.limits import KeyedBuckets
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import Event
 

@@ -25,7 +25,7 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.channel import CallKind, NotAsked, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.job_state import JobState, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
-from zerotrain.operator.cluster.rate import InspectionBuckets
+from zerotrain.operator.cluster.limits import InspectionBuckets
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.worker_calls import (
     Answer,

@@ -25,7 +25,7 @@ from zerotrain.operator.cluster.channel import (
     share_of,
 )
 from zerotrain.operator.cluster.job_state import JobState, JobStates
-from zerotrain.operator.cluster.rate import InspectionBuckets
+from zerotrain.operator.cluster.limits import InspectionBuckets
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.reconcile import PodView
 

@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import kopf
+from kopf.cli import main as kopf_command
 
 from zerotrain.operator.cluster.connection import Connection, connect
 from zerotrain.operator.controller.config import OperatorConfig
 from zerotrain.operator.controller.manager import Manager
+
+
+def run() -> None:
+    """Run the operator in this process until SIGTERM. The namespaces come from the environment: kopf watches
+    none."""
+    register()
+    kopf_command(["run", "--all-namespaces"])
 
 
 class EndlessBackoff:
@@ -39,7 +47,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 def register(registry: kopf.OperatorRegistry | None = None) -> None:
-    """Attach the handlers to kopf's registry (the default one for `kopf run -m`)."""
+    """Attach the handlers to kopf's registry (its default one unless given)."""
 
     # Permanent: an operator that cannot start must exit and be restarted, not stay half initialised.
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)

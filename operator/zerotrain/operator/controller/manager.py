@@ -19,7 +19,6 @@ from zerotrain.operator.cluster.channel import (
     WorkerChannel,
 )
 from zerotrain.operator.cluster.connection import Connection
-from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.election import ApiLease, Leadership
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import Executor
@@ -27,6 +26,7 @@ from zerotrain.operator.cluster.job_metrics import JobCollector
 from zerotrain.operator.cluster.job_state import JobStates
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.kueue import WorkloadWatch, workload_watches
+from zerotrain.operator.cluster.limits import Creations
 from zerotrain.operator.cluster.listwatch import ListWatch, ScopedWatch
 from zerotrain.operator.cluster.nodes import PATH as NODES_PATH
 from zerotrain.operator.cluster.progress_poller import ProgressPoller

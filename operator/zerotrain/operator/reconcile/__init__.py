@@ -1,7 +1,7 @@
 """The operator's decisions, as pure functions: `reconcile(job, observed, now) -> Plan`."""
 
 from .core import reconcile
-from .job import Known
+from .draft import Known
 from .nodes import NodeTaint, NodeView
 from .observe import (
     Capacity,

@@ -7,31 +7,36 @@ changed, so that a lost event, a restart of the operator or an extra pass cannot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
-from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
+from zerotrain.operator.api import Phase, YieldReason, ZeroTrainingJobSpec
 from zerotrain.operator.api.job_text import UNREAD
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
-from zerotrain.operator.constants import MANAGER
+from zerotrain.operator.constants import MANAGER, Reason
 from zerotrain.operator.reconcile import (
-    active,
     attempt_checks,
+    attempt_end,
     attempt_objects,
+    avoided_nodes,
     giving_back,
+    hangs,
     job_end,
     next_attempt,
     progress,
     queueing,
+    resizing,
     start_up,
+    stragglers,
     teardown,
     verification,
+    yield_request,
     yielding,
 )
-from zerotrain.operator.reconcile.attempts import AttemptView
+from zerotrain.operator.reconcile.attempts import AttemptView, Failure, first_failure
 from zerotrain.operator.reconcile.conditions import update_conditions
 from zerotrain.operator.reconcile.draft import (
     ACTIVE,
@@ -39,11 +44,15 @@ from zerotrain.operator.reconcile.draft import (
     FINISHED,
     STOPPING,
     Draft,
+    JobView,
+    Known,
+    identity_of,
     worker_selector,
 )
-from zerotrain.operator.reconcile.job import JobView, Known, identity_of
+from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.observe import Observed
-from zerotrain.operator.reconcile.plan import NOTHING, Plan
+from zerotrain.operator.reconcile.plan import NOTHING, CreateWorkers, Plan
+from zerotrain.operator.reconcile.pods import WorkerState
 
 
 def reconcile(
@@ -73,9 +82,9 @@ def reconcile(
     # The phases, each at most once, in the only order in which a pass may go through them. One that ends
     # hands over to a later one, so that a restart costs one status write and not three.
     if draft.phase in ACTIVE and not draft.awaits_first_attempt:
-        active.advance(draft)
+        _advance_attempt(draft)
     if draft.phase in STOPPING:
-        yielding.advance(draft)  # after `active`, which may have asked the ranks to stop just now
+        yielding.advance(draft)  # after the attempt, which may have asked the ranks to stop just now
     if draft.phase in BETWEEN_ATTEMPTS or draft.awaits_first_attempt:
         next_attempt.advance(draft)  # after the end of an attempt; one that starts here is followed later
     if draft.phase in FINISHED:
@@ -92,6 +101,77 @@ def reconcile(
     _count_ranks(draft, view)
     update_conditions(draft, view)  # last: they describe all of the above
     return draft.plan()
+
+
+def _advance_attempt(draft: Draft) -> None:
+    """Follow the current attempt in the phases Pending, Starting and Running. The first of these that applies
+    decides."""
+    view = draft.view()
+    if not view.count(WorkerState.ABSENT):
+        draft.set(pods_created=True)
+    if draft.status.start_time is None and (view.present or draft.status.pods_created):
+        draft.set(start_time=draft.stamp)
+    if job_end.is_done(draft, view):  # first: nothing that happens to a job that is done matters
+        job_end.complete(draft, view)
+    elif job_end.deadline_passed(draft):
+        job_end.fail_by_deadline(draft)
+    elif draft.job.spec.suspend:  # before failures: those that the request to stop causes are none
+        yield_request.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
+    elif (why := giving_back.reason(draft, view)) is not None:
+        giving_back.conclude(draft, why)  # before failures: ranks that waited for the rest have failed, too
+    elif (failure := _failure_of(draft, view)) is not None:
+        attempt_end.take_failure(draft, view, failure)  # before a yield: it is the cause of one that followed
+    elif view.count(WorkerState.YIELDED, WorkerState.STOPPED):
+        yielding.await_others(draft, view)
+    elif free := avoided_nodes.outlived_exclusions(draft, view):
+        attempt_end.after_expiry(draft, free)
+    elif (asked := yield_request.wanted(draft, view)) is not None:  # late: only healthy ranks can save
+        yield_request.ask(draft, *asked)
+    else:
+        _follow(draft, view)
+
+
+def _follow(draft: Draft, view: AttemptView) -> None:
+    """Create missing pods, report what they wait for, and set the phase to what they have reached."""
+    absent = view.indices(WorkerState.ABSENT)
+    if absent:
+        draft.act(CreateWorkers(attempt=view.number, indices=absent))
+    start_up.report_slow_start(draft, view)
+    for worker in view.workers:
+        if (
+            worker.state is WorkerState.TERMINATING
+            and worker.pod is not None
+            and worker.pod.deletion_at is not None
+        ):
+            # A node that died with the pod sends no event: check again when the pod counts as lost.
+            draft.wake(worker.pod.deletion_at + draft.termination_timeout + timedelta(seconds=1))
+    _wake_at_node_losses(draft)
+    running = view.all_in(frozenset({WorkerState.RUNNING, WorkerState.TERMINATING, WorkerState.SUCCEEDED}))
+    joined = running and all(pod.ready or pod.ended for pod in view.present)
+    if draft.status.phase is Phase.RUNNING or joined:
+        if draft.status.phase is not Phase.RUNNING:
+            draft.emit(Reason.ALL_RANKS_JOINED, f"attempt {view.number}: all ranks joined")
+            if draft.job.spec.elastic is not None:
+                draft.wake(draft.now)  # only running jobs are checked for growth
+        draft.set(phase=Phase.RUNNING)
+        resizing.joined(draft)
+        stragglers.report(draft, view)
+    else:
+        draft.set(phase=Phase.STARTING if running else Phase.PENDING)
+
+
+def _failure_of(draft: Draft, view: AttemptView) -> Failure | None:
+    """Return the failure that ends the attempt: of a rank, of a start that takes too long, or a hang."""
+    failure = start_up.blamed(draft, view, first_failure(view))
+    return failure or start_up.late(draft, view) or hangs.hang_of(draft, view)
+
+
+def _wake_at_node_losses(draft: Draft) -> None:
+    """Wake when a node that is not ready counts as lost: silence causes no event."""
+    for node in draft.observed.nodes.values():
+        due = lost_at(node, draft.signs())
+        if due is not None and due > draft.now:
+            draft.wake(due)
 
 
 def _read(

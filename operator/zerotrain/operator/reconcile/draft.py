@@ -1,4 +1,5 @@
-"""The mutable state of one pass: the status under construction, and the events and actions of the plan.
+"""State of one pass over one job: the job as stored, parsed once per change, and the draft of its plan: the
+status under construction, the events and the actions.
 
 Nothing here calls the cluster. The finished draft becomes a `Plan`, which contains a status only if it
 changed.
@@ -13,11 +14,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from zerotrain.contract.text import one_line
-from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
+from zerotrain.operator.api import Phase, ZeroTrainingJobSpec, ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import Planner, plan_job
-from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, LABEL_JOB, LABEL_JOB_UID, QUEUE_LABEL
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
-from zerotrain.operator.reconcile.job import JobView
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, NodeSigns, losses, patience
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
@@ -35,6 +35,80 @@ FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
 
 MAX_TEXT = 1000
 """Maximum length of a text in a status field or an event; an event's note may hold 1,024 bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobIdentity:
+    """Identity of the job object, and what its metadata says."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    deleting: bool
+    ignores_memory_plan: bool = False
+    """Whether the user's annotation says to start the job whatever the memory planner says."""
+    queue_label: str = ""
+    """Name of the queue in Kueue's label; empty without it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobView:
+    """One job as stored: identity, typed spec and typed status."""
+
+    identity: JobIdentity
+    spec: ZeroTrainingJobSpec
+    status: ZeroTrainingJobStatus
+
+
+@dataclass(slots=True)
+class Known:
+    """The parsed models of a job's last pass; parsing them again is most of the cost of a pass without
+    changes.
+
+    A spec is unchanged while its generation is, a status while the resource version is. The cache may be
+    dropped at any time.
+    """
+
+    generation: int | None = None
+    spec: ZeroTrainingJobSpec | None = None
+    version: str | None = None
+    status: ZeroTrainingJobStatus | None = None
+
+    def has_read(self, job: Mapping[str, Any]) -> bool:
+        """Return whether the spec is cached."""
+        return self.spec is not None and self.generation == job["metadata"].get("generation")
+
+    def read_spec(self, job: Mapping[str, Any]) -> ZeroTrainingJobSpec:
+        """Return the spec, from the cache if possible. Raises pydantic.ValidationError."""
+        generation = job["metadata"].get("generation")
+        if self.spec is None or generation is None or generation != self.generation:
+            self.spec, self.generation = ZeroTrainingJobSpec.model_validate(job.get("spec", {})), generation
+        return self.spec
+
+    def read_status(self, job: Mapping[str, Any]) -> ZeroTrainingJobStatus:
+        status, version = self.status, job["metadata"].get("resourceVersion")
+        if status is None or version is None or version != self.version:
+            status = ZeroTrainingJobStatus.model_validate(job.get("status", {}))
+            self.keep_status(job, status)
+        return status
+
+    def keep_status(self, job: Mapping[str, Any], status: ZeroTrainingJobStatus) -> None:
+        """Cache the status; `job` is the API server's response to the write of `status`."""
+        self.status, self.version = status, job["metadata"].get("resourceVersion")
+
+
+def identity_of(job: Mapping[str, Any]) -> JobIdentity:
+    meta = job["metadata"]
+    return JobIdentity(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        generation=int(meta.get("generation", 0)),
+        deleting=meta.get("deletionTimestamp") is not None,
+        queue_label=str((meta.get("labels") or {}).get(QUEUE_LABEL) or ""),
+        ignores_memory_plan=meta.get("annotations", {}).get(ANNOTATION_IGNORE_MEMORY_PLAN) == "true",
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,6 +156,11 @@ class Draft:
         shape = self.status.shape
         return shape.workers if shape is not None else self.job.spec.workers
 
+    @property
+    def termination_timeout(self) -> timedelta:
+        """Time after the grace period of a deletion until a pod counts as stuck."""
+        return timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
+
     def set(self, **updates: Any) -> None:
         """Replace fields of the status by name. Raises TypeError for a name that status does not have."""
         unknown = updates.keys() - ZeroTrainingJobStatus.model_fields.keys()
@@ -113,13 +192,12 @@ class Draft:
         # It is called several times in a pass; computing it once pays off with a thousand workers.
         basis = (self.status.attempt, self.workers, self.status.pods_created)
         if self._view is None or self._view[0] != basis:
-            timeout = timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
             view = view_attempt(
                 self.status.attempt,
                 self.workers,
                 self.observed,
                 created=self.status.pods_created,
-                stuck_before=self.now - timeout,
+                stuck_before=self.now - self.termination_timeout,
                 losses=self.losses(),
                 own_program=bool(self.job.spec.command),
             )

@@ -97,7 +97,7 @@ def _end(draft: Draft, number: int, pods: list[PodView], grace_s: int) -> None:
     if due:
         # Another pass is scheduled although the deletions cause events of their own: one of them may never
         # come.
-        draft.wake(draft.now + timedelta(seconds=grace_s) + _timeout(draft))
+        draft.wake(draft.now + timedelta(seconds=grace_s) + draft.termination_timeout)
     _force_stuck(draft, pods)
 
 
@@ -110,7 +110,7 @@ def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
             continue
         if pod.deletion_at is None:
             continue
-        due = pod.deletion_at + _timeout(draft)
+        due = pod.deletion_at + draft.termination_timeout
         if draft.is_due(due):
             stuck.append(pod)
     report_held(draft, pods)
@@ -127,10 +127,6 @@ def _needs_deletion(pod: PodView, grace_s: int) -> bool:
         return True
     # Another client requested a longer grace period than this deletion allows.
     return not pod.ended and pod.deletion_grace_s is not None and pod.deletion_grace_s > grace_s
-
-
-def _timeout(draft: Draft) -> timedelta:
-    return timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
 
 
 def held_by_finalizers(draft: Draft, pod: PodView) -> str | None:
@@ -165,5 +161,4 @@ def report_held(draft: Draft, pods: list[PodView]) -> None:
 def _held_from(draft: Draft, pod: PodView) -> datetime | None:
     if not pod.finalizers or pod.deletion_at is None:
         return None
-    timeout = timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
-    return pod.deletion_at if pod.is_over else pod.deletion_at + timeout
+    return pod.deletion_at if pod.is_over else pod.deletion_at + draft.termination_timeout

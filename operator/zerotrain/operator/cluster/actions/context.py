@@ -11,9 +11,9 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.rejections import ActionRefused, name_taken, rejection_of
 from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Request
 from zerotrain.operator.cluster.channel import WorkerChannel
-from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
 from zerotrain.operator.cluster.job_state import JobStates
+from zerotrain.operator.cluster.limits import Creations
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.constants import LABEL_ATTEMPT, Reason
 from zerotrain.operator.resources import ResourceOptions
