@@ -18,8 +18,8 @@ from deploy.chart.reference import table
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "zerotrain"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
-GENERATED_FOLDERS = ("crds", "policy", "rbac", "rules", "dashboards")
-"""Folders below CHART/files that hold only generated files."""
+GENERATED_FOLDER = Path("files", "generated")
+"""Folder of the chart that holds only generated files."""
 
 CLUSTER_SCOPED = frozenset({"nodes", "priorityclasses", "resourceflavors", "storageclasses"})
 """Cluster-scoped resources in the operator's rules, which a Role cannot grant."""
@@ -30,7 +30,7 @@ _HEADER = "# Generated from {source} by `python -m deploy.chart`; do not edit.\n
 
 def generated() -> dict[Path, str]:
     """Return the text of every generated file by its path."""
-    files = CHART / "files"
+    files = CHART / GENERATED_FOLDER
     found = {
         files / "crds" / path.name: path.read_text() for path in (ROOT / "crds").glob("zerotrain.dev_*.yaml")
     }
@@ -67,8 +67,8 @@ def write() -> None:
 
 
 def _orphans(wanted: dict[Path, str]) -> list[Path]:
-    present = [path for name in GENERATED_FOLDERS for path in (CHART / "files" / name).glob("*")]
-    return [path for path in present if path not in wanted]
+    present = (CHART / GENERATED_FOLDER).rglob("*")
+    return [path for path in present if path.is_file() and path not in wanted]
 
 
 def _operator_rules() -> str:

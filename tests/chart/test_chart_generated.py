@@ -41,7 +41,12 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["files/crds/zerotrain.dev_zerotrainingjobs.yaml", "files/rbac/operator.yaml", "README.md"]
+    "name",
+    [
+        "files/generated/crds/zerotrain.dev_zerotrainingjobs.yaml",
+        "files/generated/rbac/operator.yaml",
+        "README.md",
+    ],
 )
 def test_an_edit_of_a_generated_file_is_seen_and_undone(copy: Path, name: str) -> None:
     path = copy / name
@@ -54,7 +59,7 @@ def test_an_edit_of_a_generated_file_is_seen_and_undone(copy: Path, name: str) -
 
 
 def test_a_file_that_nothing_makes_any_more_is_seen_and_removed(copy: Path) -> None:
-    stray = copy / "files" / "rules" / "old.yaml"
+    stray = copy / "files" / "generated" / "rules" / "old.yaml"
     stray.parent.mkdir(exist_ok=True)
     stray.write_text("groups: []\n")
     assert generate.differences() == [stray]

@@ -117,7 +117,7 @@ def test_an_older_chart_leaves_a_newer_custom_resource_in_place(
     """The way back in docs/upgrading.md keeps the newer custom resource; `helm rollback` does not."""
     newer = tmp_path / "zerotrain"
     shutil.copytree(CHART, newer)
-    crd = newer / "files" / "crds" / f"zerotrain.dev_{CRD_NAME.split('.')[0]}.yaml"
+    crd = newer / "files" / "generated" / "crds" / f"zerotrain.dev_{CRD_NAME.split('.')[0]}.yaml"
     crd.write_text(crd.read_text().replace("    shortNames:\n", "    shortNames:\n    - newer\n", 1))
 
     def is_newer() -> bool:

@@ -311,7 +311,7 @@ def test_monitors_need_their_api_or_an_order(
 
 
 def test_rules_are_those_of_the_files_with_the_values_applied(renderer: Helm) -> None:
-    files = sorted((CHART / "files" / "rules").glob("*.yaml"))
+    files = sorted((CHART / "files" / "generated" / "rules").glob("*.yaml"))
     alerts = [
         rule["alert"]
         for path in files
@@ -357,7 +357,8 @@ def test_rules_are_those_of_the_files_with_the_values_applied(renderer: Helm) ->
 
 def test_dashboards_are_those_of_the_files(rendered: dict[str, Manifests]) -> None:
     files = {
-        path.name: json.loads(path.read_text()) for path in (CHART / "files" / "dashboards").glob("*.json")
+        path.name: json.loads(path.read_text())
+        for path in (CHART / "files" / "generated" / "dashboards").glob("*.json")
     }
     maps = [
         item
