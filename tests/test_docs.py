@@ -32,6 +32,32 @@ def test_the_link_check_sees_a_violation(tmp_path: Path) -> None:
     assert broken_links("[a](nowhere.md) [b](https://example.org/x)", tmp_path) == ["nowhere.md"]
 
 
+def missing_places(text: str) -> list[str]:
+    """Return the paths of the table of where a change goes that do not exist. A name without a folder is
+    beside the path before it."""
+    table = text.split("## Where a change goes")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 20, "the table has hardly any rows: it checks nothing"
+    missing: list[str] = []
+    for _, *places in rows:
+        folder = ROOT
+        for name in re.findall(r"`([^`]+)`", " ".join(places)):
+            path = ROOT / name if "/" in name else folder / name
+            folder = path.parent
+            missing += [] if path.exists() else [name]
+    return missing
+
+
+def test_changes_go_to_files_that_exist() -> None:
+    assert missing_places((ROOT / "CONTRIBUTING.md").read_text()) == []
+
+
+def test_the_check_of_where_changes_go_sees_a_violation() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    moved = text.replace("reconcile/conditions.py", "reconcile/elsewhere.py").replace("`rules.py`", "`no.py`")
+    assert missing_places(moved) == ["operator/zerotrain/operator/reconcile/elsewhere.py", "no.py"]
+
+
 def test_the_readme_names_make_targets_that_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     named = set(re.findall(r"^\$ make ([a-z-]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
