@@ -15,9 +15,8 @@ from rich.table import Table
 
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.options import ConfigOption, Output, OutputOption, usage_error
-from zerotrain.cli.output import show, show_record, show_table
+from zerotrain.cli.output import plain, show, show_record, show_table
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.text import printable
 
 if TYPE_CHECKING:
     from zerotrain.contract.config import ConfigError, EngineConfig, KeyReport
@@ -129,7 +128,7 @@ def _print(rows: Sequence[Row], refused: Sequence[Row]) -> None:
     for row in rows:
         value = "" if row.value is None else json.dumps(row.value, default=str)
         table.add_row(
-            f"[{STYLES[row.outcome]}]{row.outcome}[/]", _plain(row.key), _plain(value), _plain(row.why)
+            f"[{STYLES[row.outcome]}]{row.outcome}[/]", plain(row.key), plain(value), plain(row.why)
         )
     console.print(table)
     if refused:
@@ -138,13 +137,6 @@ def _print(rows: Sequence[Row], refused: Sequence[Row]) -> None:
         )
     else:
         console.print(f"{len(rows)} keys, none refused: the configuration runs", style="bold green")
-
-
-def _plain(text: str) -> str:
-    """Escape a text of the file, so that it is neither markup nor a control sequence for the terminal."""
-    from rich.markup import escape
-
-    return escape(printable(text))
 
 
 def show_config(

@@ -31,6 +31,13 @@ def show(text: str) -> None:
     typer.echo(printable(text))
 
 
+def plain(text: str) -> str:
+    """Escape a text of others, so that it is neither markup nor a control sequence for the terminal."""
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
 def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -> None:
     """Print a table whose columns fold on a narrow terminal. Texts are not read as markup."""
     from rich.console import Console

@@ -83,7 +83,7 @@ class Watched(Coroutine[Any, Any, Any]):
 
     def __init__(self, inner: Coroutine[Any, Any, Any], gate: Gate) -> None:
         self._inner, self._gate = inner, gate
-        self._works = _name_of(inner) == "_take_keys"
+        self._works = _name_of(inner) == "Controller._take_keys"
 
     def send(self, value: Any, /) -> Any:
         if self._gate.shut:

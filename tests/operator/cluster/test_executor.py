@@ -13,7 +13,6 @@ from tests.support.jobs import job_json, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import context as context_module
 from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.api import Api, ApiLimits
 from zerotrain.operator.cluster.channel import ChannelError, WorkerAddress
@@ -47,7 +46,7 @@ EXISTS = failure(409, "AlreadyExists")
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengthen the time slice of a pass, so that a machine of any speed makes all pods in one pass."""
-    monkeypatch.setattr(context_module, "CREATION_WINDOW_S", 600.0)
+    monkeypatch.setattr(workers, "CREATION_WINDOW_S", 600.0)
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
 
@@ -144,7 +143,7 @@ async def test_a_secret_is_made_again_with_pods_that_come_later(monkeypatch: pyt
 async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(context_module, "CREATION_WINDOW_S", 0.0)
+    monkeypatch.setattr(workers, "CREATION_WINDOW_S", 0.0)
     monkeypatch.setattr(workers, "SHARED_S", 0.0)
     double, all_made, body = ApiDouble(), tuple(range(10)), job()
     body["spec"] = {**body["spec"], "workers": len(all_made)}

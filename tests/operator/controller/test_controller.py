@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from aiohttp import web
@@ -68,6 +68,8 @@ def make_controller(api: Api) -> Controller:
         events=EventWriter(api, instance="test"),
         telemetry=Telemetry(),
         may_act=may_act,
+        leads=lambda: True,
+        clock=lambda: datetime.now(UTC),
     )
 
 

@@ -14,7 +14,6 @@ from tests.operator.controller.test_controller import KEY, make_controller, run_
 from tests.operator.reconcile_builders import UID
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import context as context_module
 from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.store import JobKey
@@ -38,7 +37,7 @@ KEEP = KeepShared(attempt=1)
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengthen the time slice of a pass, so that a machine of any speed makes all pods in one pass."""
-    monkeypatch.setattr(context_module, "CREATION_WINDOW_S", 600.0)
+    monkeypatch.setattr(workers, "CREATION_WINDOW_S", 600.0)
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
 

@@ -18,7 +18,7 @@ from zerotrain.cli.doctor.finding import Finding, State, to_records, worst
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.errors import show as show_error
 from zerotrain.cli.options import Output, OutputOption, Target, cluster_command
-from zerotrain.cli.output import show_record
+from zerotrain.cli.output import plain, show_record
 from zerotrain.contract.text import printable
 
 EXAMPLE = "Example: zerotrain doctor --pod --image registry.example.org/zerotrain:1"
@@ -72,7 +72,7 @@ def doctor(
     The exit code is 1 if a check failed. A warning names what is slower or less protected than it could be.
     """
     if pod:
-        found = _in_pods(target, image, (node, storage_class, size, gpus, timeout), output)
+        found = _in_pods(target, image, (node, storage_class, size, gpus, timeout))
     elif allowed or denied:
         found = _reach(allowed or [], denied or [], with_api_server=denied_api_server)
     elif listen:
@@ -126,7 +126,6 @@ def _in_pods(
     target: Target,
     image: str | None,
     requested: tuple[str | None, str | None, str, int, float],
-    output: Output,
 ) -> list[Finding]:
     from zerotrain.cli.doctor.pods import Examination, PodRequest
 
@@ -173,17 +172,10 @@ def _show(found: Sequence[Finding], output: Output) -> None:
             group,
             printable(item.name),
             f"[{STYLES[item.state]}]{item.state}[/]",
-            _plain(item.value),
-            _plain(item.note),
+            plain(item.value),
+            plain(item.note),
         )
     console.print(table)
     counts = {state: sum(item.state is state for item in found) for state in State}
     text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     console.print(text, style=STYLES[worst(found)])
-
-
-def _plain(text: str) -> str:
-    """Escape a text of a pod, so that it is neither markup nor a control sequence for the terminal."""
-    from rich.markup import escape
-
-    return escape(printable(text))

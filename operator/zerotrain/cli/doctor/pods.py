@@ -73,7 +73,7 @@ class Examination:
         server = self._create("v1", "pods", self._server())
         self._on_progress(f"pod {server}: the checks of a worker's machine")
         address = self._address(server)
-        found = self._findings(server, is_still_running=True)
+        found = self._findings(server)
         client = self._create("v1", "pods", self._peer(address))
         self._on_progress(f"pod {client}: whether NetworkPolicies hold")
         return [*found, *self._findings(client)]
@@ -126,7 +126,7 @@ class Examination:
                 return status.text("podIP")
             self._wait(pod)
 
-    def _findings(self, name: str, *, is_still_running: bool = False) -> list[Finding]:
+    def _findings(self, name: str) -> list[Finding]:
         """Wait for the findings, which the pod prints as one line of JSON."""
         while True:
             pod = self._pod(name)

@@ -18,7 +18,7 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM
 from zerotrain.operator.reconcile.observe import QueueView
 from zerotrain.operator.reconcile.plan import QueueStep
-from zerotrain.operator.reconcile.pod_reader import summarize
+from zerotrain.operator.reconcile.pod_reader import is_true, summarize
 from zerotrain.operator.resources.kueue import (
     TOPOLOGY_GATE,
     excluded_by,
@@ -118,14 +118,14 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
         priority_class=word(
             spec.get("priorityClassName") or spec.get("priorityClassRef", {}).get("name", "")
         ),
-        admitted=_is_true(_condition(status, "Admitted")),
+        admitted=is_true(_condition(status, "Admitted")),
         evicted=one_line(f"{evicted.get('reason')}: {evicted.get('message', '')}", MAX_MESSAGE_CHARS)
-        if _is_true(evicted)
+        if is_true(evicted)
         else None,
-        holds_quota=_is_true(quota),
-        finished=_is_true(_condition(status, "Finished")),
-        pods_ready=_is_true(_condition(status, "PodsReady")),
-        message="" if _is_true(quota) else one_line(str(quota.get("message", "")), MAX_MESSAGE_CHARS),
+        holds_quota=is_true(quota),
+        finished=is_true(_condition(status, "Finished")),
+        pods_ready=is_true(_condition(status, "PodsReady")),
+        message="" if is_true(quota) else one_line(str(quota.get("message", "")), MAX_MESSAGE_CHARS),
         cluster_queue=word(status.get("admission", {}).get("clusterQueue", "")),
         # The first value of a key wins, as in Kueue.
         node_selector=_first_of(flavor.node_labels for flavor in asked),
@@ -189,10 +189,6 @@ def _first_of(parts: Any) -> dict[str, str]:
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     found = [item for item in status.get("conditions", ()) if item.get("type") == kind]
     return dict(found[0]) if found else {}
-
-
-def _is_true(condition: Mapping[str, Any]) -> bool:
-    return condition.get("status") == "True"
 
 
 def _put_condition(conditions: list[Json], entry: Json, change: StatusChange) -> None:

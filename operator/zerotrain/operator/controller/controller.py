@@ -110,7 +110,7 @@ class Controller(PassContext):
         hangs in one namespace delays the passes of others by no more than `LATE_S`."""
         async with asyncio.TaskGroup() as group:
             for _ in range(passes):
-                group.create_task(_take_keys(self, group))
+                group.create_task(self._take_keys(group))
 
     async def resync(self, every_s: float) -> None:
         """List all jobs every `every_s` seconds: a watch that died silently must not cost a job."""
@@ -118,7 +118,7 @@ class Controller(PassContext):
             await asyncio.sleep(every_s)
             try:
                 for namespace in self.client.scopes:
-                    await _list_again(self, namespace)
+                    await self._list_again(namespace)
             except Exception:
                 # Only this round fails. The next one must follow, or nothing is ever forgotten.
                 log.exception("cannot list the jobs again")
@@ -225,47 +225,44 @@ class Controller(PassContext):
             log.warning("%s: cannot read the job again: %s", key, error)
             self.queue.add_after(key, MIN_BACKOFF_S)
 
-
-async def _take_keys(controller: Controller, group: asyncio.TaskGroup) -> None:
-    was_late = False
-    while not was_late:
-        key = await controller.queue.get()
-        alarm = asyncio.get_running_loop().call_later(LATE_S, _replace, controller, key, group)
-        try:
-            await controller._pass(key)
-        finally:
-            alarm.cancel()
-            for following in controller.starts.leave(key):
-                controller.queue.add(following)
-            was_late = controller.queue.done(key)
-            controller.telemetry.queue_depth.set(len(controller.queue))
-
-
-def _replace(controller: Controller, key: JobKey, group: asyncio.TaskGroup) -> None:
-    """Mark the pass of `key` late, and start another task that takes keys in place of the one that it holds
-    up."""
-    controller.queue.passes.late(key)
-    for following in controller.starts.grant():
-        controller.queue.add(following)
-    group.create_task(_take_keys(controller, group))
-
-
-async def _list_again(controller: Controller, namespace: str | None) -> None:
-    alive = set[str]()
-    try:
-        async for job in controller.client.list(namespace):
-            alive.add(job["metadata"]["uid"])
+    async def _take_keys(self, group: asyncio.TaskGroup) -> None:
+        was_late = False
+        while not was_late:
+            key = await self.queue.get()
+            alarm = asyncio.get_running_loop().call_later(LATE_S, self._replace, key, group)
             try:
-                if controller.jobs.put(job):
-                    _expect(controller.store, job)
-            except Exception:  # one job that cannot be parsed must not cost the others their listing
-                log.exception("skipping the job with UID %s", job["metadata"]["uid"])
-    except ApiError as error:  # a namespace that cannot be listed must not stop the listing of others
-        log.warning("cannot list the jobs again: %s", error)
-        return
-    for key, job in controller.jobs:
-        if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
-            await controller._refresh(key)
+                await self._pass(key)
+            finally:
+                alarm.cancel()
+                for following in self.starts.leave(key):
+                    self.queue.add(following)
+                was_late = self.queue.done(key)
+                self.telemetry.queue_depth.set(len(self.queue))
+
+    def _replace(self, key: JobKey, group: asyncio.TaskGroup) -> None:
+        """Mark the pass of `key` late, and start another task that takes keys in place of the one that it
+        holds up."""
+        self.queue.passes.late(key)
+        for following in self.starts.grant():
+            self.queue.add(following)
+        group.create_task(self._take_keys(group))
+
+    async def _list_again(self, namespace: str | None) -> None:
+        alive = set[str]()
+        try:
+            async for job in self.client.list(namespace):
+                alive.add(job["metadata"]["uid"])
+                try:
+                    if self.jobs.put(job):
+                        _expect(self.store, job)
+                except Exception:  # one job that cannot be parsed must not cost the others their listing
+                    log.exception("skipping the job with UID %s", job["metadata"]["uid"])
+        except ApiError as error:  # a namespace that cannot be listed must not stop the listing of others
+            log.warning("cannot list the jobs again: %s", error)
+            return
+        for key, job in self.jobs:
+            if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
+                await self._refresh(key)
 
 
 def _expect(store: PodStore, job: Json) -> None:

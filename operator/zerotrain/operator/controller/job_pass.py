@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from pydantic import ValidationError
 
@@ -50,14 +50,6 @@ UNHURRIED = (CreateWorkers, ProtectWorkers)
 """Actions that can wait for a pass of their own, as nothing is lost before they run."""
 
 
-def _always() -> bool:
-    return True
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PassContext:
     """Dependencies and state of the passes."""
@@ -72,10 +64,14 @@ class PassContext:
     telemetry: Telemetry
     may_act: asyncio.Event
     """Event that is set while this replica leads and its pod store is complete."""
-    starts: StartSlots = field(default_factory=StartSlots)
-    leads: Callable[[], bool] = _always
+    leads: Callable[[], bool]
     """Return whether no other replica can hold the lease yet. Called before every pass, because a process
     that was stopped for a while finds its asyncio events as it left them."""
+
+    clock: Callable[[], datetime]
+    """Clock of the API server: the times in the status and on pods are its own."""
+
+    starts: StartSlots = field(default_factory=StartSlots)
 
     statuses: StatusDebounce = field(default_factory=StatusDebounce)
     """Statuses that wait for their write."""
@@ -88,9 +84,6 @@ class PassContext:
     """Semaphore for passes of jobs whose specs pass the limits, so that their statuses are written one by
     one. The API server reads and checks the whole object at each write; a few dozen objects of a megabyte at
     once keep it from answering for seconds."""
-
-    clock: Callable[[], datetime] = _now
-    """Clock of the API server: the times in the status and on pods are its own."""
 
 
 @dataclass(slots=True)

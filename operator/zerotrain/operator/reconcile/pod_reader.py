@@ -68,7 +68,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         node=pod.get("spec", {}).get("nodeName"),
         pod_ip=status.get("podIP"),
         ready=_is_ready(conditions.get("Ready"), container),
-        scheduled=_is_true(conditions.get("PodScheduled")),
+        scheduled=is_true(conditions.get("PodScheduled")),
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
         refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
         started="running" in state or ended is not None,
@@ -194,7 +194,7 @@ def _start(pod: Mapping[str, Any], conditions: Mapping[str, Any], state: Mapping
     sandbox = conditions.get("PodReadyToStartContainers")
     if sandbox is None:  # the kubelet has not handled the pod yet, or does not report this condition
         return {}
-    if _is_true(sandbox):
+    if is_true(sandbox):
         return {"stage": Stage.PULLING, "bound_at": bound_at}
     return {"stage": Stage.MOUNTING, "needs": _sources(spec), "bound_at": bound_at}
 
@@ -232,10 +232,11 @@ def _is_ready(condition: Mapping[str, Any] | None, container: Mapping[str, Any])
     the containers are outdated.
     """
     by_another = condition is not None and condition.get("reason") == "ContainersNotReady"
-    return _is_true(condition) or (by_another and container.get("ready") is True)
+    return is_true(condition) or (by_another and container.get("ready") is True)
 
 
-def _is_true(condition: Mapping[str, Any] | None) -> bool:
+def is_true(condition: Mapping[str, Any] | None) -> bool:
+    """Return whether a condition of a status is True."""
     return condition is not None and condition.get("status") == "True"
 
 
@@ -253,7 +254,7 @@ def _is_refused(status: Mapping[str, Any], condition: Mapping[str, Any] | None) 
 
 
 def _disruption(condition: Mapping[str, Any] | None) -> str | None:
-    return word(str((condition or {}).get("reason"))) if _is_true(condition) else None
+    return word(str((condition or {}).get("reason"))) if is_true(condition) else None
 
 
 def _waiting(state: Mapping[str, Any] | None) -> str | None:

@@ -20,7 +20,6 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.scheduling import Gang, Scheduling
 from zerotrain.operator.constants import QUEUE_LABEL, Reason
 from zerotrain.operator.reconcile import avoided_nodes
-from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import QueueView
 from zerotrain.operator.reconcile.plan import AskQueue, DiscoverApis, QueueStep
@@ -144,7 +143,7 @@ def admission(draft: Draft, shape: AttemptShape) -> str:
     return f"attempt {draft.status.attempt + 1} starts: {message}"
 
 
-def evicted(draft: Draft, view: AttemptView) -> str | None:
+def evicted(draft: Draft) -> str | None:
     """Return why the running attempt has to release its resources; None if it may continue."""
     queue = draft.observed.queue
     if queue_name(draft) is None or queue is None:

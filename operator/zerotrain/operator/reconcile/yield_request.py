@@ -54,7 +54,7 @@ def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
     if _is_outdated(draft):
         # The suspension in between, which no pass saw, would have had the same effect.
         return YieldReason.SUSPEND, "the spec was changed while the job was briefly suspended"
-    if (why := queueing.evicted(draft, view)) is not None:
+    if (why := queueing.evicted(draft)) is not None:
         return YieldReason.QUEUE_EVICTION, why
     if (why := avoided_nodes.move_wanted(draft, view)) is not None:
         return YieldReason.DRAIN, why

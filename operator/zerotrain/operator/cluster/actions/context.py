@@ -56,11 +56,6 @@ SHARED_S = 0.1
 as long again, and a pass of their own creates them."""
 
 
-def creation_window() -> Callable[[], bool]:
-    """Return a function that tells whether CREATION_WINDOW_S seconds have passed since now."""
-    return since_now(CREATION_WINDOW_S)
-
-
 def since_now(seconds: float) -> Callable[[], bool]:
     """Return a function that tells whether `seconds` have passed since now."""
     now_s = asyncio.get_running_loop().time

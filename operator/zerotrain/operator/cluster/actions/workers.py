@@ -12,11 +12,11 @@ from datetime import timedelta
 from zerotrain.contract.channel_token import derive
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.context import (
+    CREATION_WINDOW_S,
     PATHS,
     SHARED_S,
     ActionContext,
     Unfinished,
-    creation_window,
     delete_options,
     owned,
     path_of,
@@ -67,7 +67,7 @@ YIELD_PATIENCE_S = 5.0
 
 async def create(context: ActionContext, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
-    is_over, is_busy = creation_window(), since_now(SHARED_S)
+    is_over, is_busy = since_now(CREATION_WINDOW_S), since_now(SHARED_S)
     if await _ensure_shared(context, job, action.attempt) and is_busy():
         raise Unfinished(0)
     pods = worker_pods(job, action.attempt, action.indices, context.options)
