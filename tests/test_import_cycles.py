@@ -18,9 +18,6 @@ ZERO = "zerotrain.runtime.zero"
 KNOWN = (
     # The sharded model and its hooks, passes and units hold each other.
     *((f"{ZERO}.{name}", ZERO) for name in ("build", "hooks", "passes", "state_access", "uses", "writes")),
-    # Types of arguments: the reporter makes the writer of the history, which writes reports.
-    ("zerotrain.runtime.train.history", "zerotrain.runtime.train.report"),
-    ("zerotrain.runtime.train.history", "zerotrain.runtime.train.checkpointing"),
 )
 """Imports that are part of a cycle, as module and the module or package that it imports."""
 

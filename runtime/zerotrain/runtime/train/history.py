@@ -15,10 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zerotrain.contract.history import (
-    HISTORY_DIR,
     MAX_EVENTS,
     MAX_FILES,
     MAX_POINTS,
@@ -30,13 +28,9 @@ from zerotrain.contract.history import (
     halved,
     to_line,
 )
-
-if TYPE_CHECKING:
-    from zerotrain.contract.progress import Progress
-    from zerotrain.runtime.engine import Engine
-    from zerotrain.runtime.train.checkpointing import Checkpoints
-    from zerotrain.runtime.train.report import StepReport
-    from zerotrain.runtime.train.session import Session
+from zerotrain.contract.progress import Progress
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.step import StepResult
 
 WRITE_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
@@ -153,44 +147,6 @@ class HistoryFile:
             file.write("".join(lines).encode())
 
 
-def open_history(
-    session: Session, checkpoints: Checkpoints, *, say: Callable[[str], None]
-) -> HistoryWriter | None:
-    """Return the writer for this attempt on rank 0; None on every other rank. Call it after the resume, so
-    that the record contains it."""
-    launch = session.settings.launch
-    place = launch.checkpoint_dir or launch.run_dir
-    # Without a launcher the scratch folder does not exist, and this function must not make it.
-    if session.settings.rank.rank != 0 or (launch.checkpoint_dir is None and not place.is_dir()):
-        return None
-    config = session.settings.config
-    status = session.engine.memory_status()
-    record = AttemptRecord(
-        attempt=launch.attempt,
-        job=launch.job,
-        job_uid=launch.job_uid,
-        time=time.time(),
-        world_size=launch.world_size,
-        total_steps=session.settings.spec.steps,
-        resumed_from=checkpoints.resumed_from,
-        facts={
-            "ZeRO stage": str(config.zero.stage),
-            "precision": config.precision.compute_dtype,
-            "device": session.engine.device.type,
-            "collectives": session.engine.comm.transport,
-            "batch": f"{config.batch.train_batch_size} x {session.model.context} tokens",
-        },
-        planned={
-            "engine": status.planned_peak_bytes + status.planned_host_bytes,
-            "spill": status.planned_disk_bytes,
-        },
-    )
-    writer = HistoryWriter(place / HISTORY_DIR, record, say=say)
-    for item in checkpoints.rejected:
-        writer.add(event("rejected", step=record.resumed_from or 0, text=f"{item.path}: {item.reason}"))
-    return writer
-
-
 def event(
     name: str, *, step: int, seconds: float | None = None, num_bytes: int | None = None, text: str = ""
 ) -> Event:
@@ -199,12 +155,18 @@ def event(
 
 
 def step_point(
-    report: StepReport, *, phases: Mapping[str, float], engine: Engine, progress: Progress
+    result: StepResult,
+    *,
+    mean_loss: float,
+    seconds: float,
+    tokens: int,
+    phases: Mapping[str, float],
+    engine: Engine,
+    progress: Progress,
 ) -> Point:
     """Return the point of one step; values that are not finite are counted instead of kept. `progress`: after
     the step."""
-    result = report.result
-    loss = report.loss if math.isfinite(report.loss) else None
+    loss = mean_loss if math.isfinite(mean_loss) else None
     norm = result.grad_norm if math.isfinite(result.grad_norm) else None
     memory = {
         "gpu": progress.memory_peak_bytes if engine.device.type != "cpu" else 0,
@@ -224,8 +186,8 @@ def step_point(
         skipped=int(result.skipped),
         learning_rate=result.lr,
         loss_scale=result.loss_scale,
-        seconds=report.seconds,
-        tokens=report.tokens,
+        seconds=seconds,
+        tokens=tokens,
         phases=phases,
         memory={tier: size for tier, size in memory.items() if size},
     )

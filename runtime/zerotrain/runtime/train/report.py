@@ -210,7 +210,17 @@ class Reporter:
         )
         if self.history is not None:
             phases = measuring.phases_of(result.seconds, report.data_seconds)
-            self.history.add(step_point(report, phases=phases, engine=engine, progress=self.progress))
+            self.history.add(
+                step_point(
+                    result,
+                    mean_loss=report.loss,
+                    seconds=report.seconds,
+                    tokens=report.tokens,
+                    phases=phases,
+                    engine=engine,
+                    progress=self.progress,
+                )
+            )
         # Not only at the multiples themselves: a program may report at 15, 25, 35.
         passed = result.step // self.log_every_steps - (result.step - report.steps) // self.log_every_steps
         if passed or result.step == self.progress.total_steps:
