@@ -10,11 +10,12 @@ chooses.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
-from typing import Protocol, TypedDict
+from typing import TypedDict
 
 import torch
 
@@ -162,50 +163,11 @@ class SpillIntegrityError(Exception):
         )
 
 
-class Sealer(Protocol):
-    """Converter of chunks to what may be on the drive, and back. Thread-safe; runs without the GIL."""
+class Sealer(ABC):
+    """Converter of chunks to what may be on the drive, and back. Thread-safe; runs without the GIL.
 
-    @property
-    def info(self) -> SealerInfo: ...
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of memory for the tags, counters and generations of all records."""
-
-    def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
-        """Return a new record for chunks of these sizes: all equal, but the last may be shorter.
-
-        `layout`: the dtypes of a chunk's parts in order, as in "f32,f32,f32" or "i16,f32,f32". It is
-        authenticated with every chunk, and `update` cuts chunks by it.
-        """
-
-    def forget(self, record: SealedRecord) -> None:
-        """Remove a record. Its id is never used again."""
-
-    def seal(self, chunks: ChunkBatch) -> None:
-        """Encrypt `data` in place, so that it may be written. Every call is a new generation of the
-        chunks."""
-
-    def open(self, chunks: ChunkBatch) -> None:
-        """Decrypt `data` in place to what was sealed last.
-
-        Raises SpillIntegrityError, which names all chunks that failed: they are zeroed, the others are open.
-        Raises ValueError for chunks that were never sealed.
-        """
-
-    def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
-        """Open, update and seal chunk by chunk, so that a chunk stays in the processor's cache.
-
-        `origin`: element of the task that is the record's first element. Raises SpillIntegrityError, which
-        names all chunks that failed: they were not updated, the others were.
-        """
-
-    def close(self) -> None:
-        """Wipe the key: the bytes on the drive are unreadable from here on."""
-
-
-class Records:
-    """The records of one sealer: assigns ids, and counts the bytes of the records' tables."""
+    This class keeps the records: it assigns their ids, and counts the bytes of their tables.
+    """
 
     def __init__(self, identity: SpillIdentity, *, table_bytes_per_chunk: int = TAG_BYTES) -> None:
         self.identity = identity
@@ -215,13 +177,23 @@ class Records:
         self._lock = Lock()
 
     @property
+    @abstractmethod
+    def info(self) -> SealerInfo:
+        """Present state of the encryption."""
+
+    @property
     def table_bytes(self) -> int:
-        """Bytes of the tables of all records that were not forgotten."""
+        """Bytes of memory for the tags, counters and generations of all records that were not forgotten."""
         with self._lock:
             return sum(len(record.table) for record in self._records.values())
 
-    def add(self, unit: str, chunk_bytes: Sequence[int], layout: str) -> SealedRecord:
-        """Add a record. Raises ValueError where the sizes are not those of one record, or no id is left."""
+    def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
+        """Return a new record for chunks of these sizes: all equal, but the last may be shorter.
+
+        `layout`: the dtypes of a chunk's parts in order, as in "f32,f32,f32" or "i16,f32,f32". It is
+        authenticated with every chunk, and `update` cuts chunks by it. Raises ValueError where the sizes are
+        not those of one record, or no id is left.
+        """
         sizes = set(chunk_bytes[:-1])
         if (
             not chunk_bytes
@@ -251,12 +223,34 @@ class Records:
         return record
 
     def forget(self, record: SealedRecord) -> None:
-        """Remove a record. Its id stays used."""
+        """Remove a record. Its id is never used again."""
         with self._lock:
             self._records.pop(record.id, None)
 
-    def clear(self) -> None:
-        """Remove all records."""
+    @abstractmethod
+    def seal(self, chunks: ChunkBatch) -> None:
+        """Encrypt `data` in place, so that it may be written. Every call is a new generation of the
+        chunks."""
+
+    @abstractmethod
+    def open(self, chunks: ChunkBatch) -> None:
+        """Decrypt `data` in place to what was sealed last.
+
+        Raises SpillIntegrityError, which names all chunks that failed: they are zeroed, the others are open.
+        Raises ValueError for chunks that were never sealed.
+        """
+
+    @abstractmethod
+    def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
+        """Open, update and seal chunk by chunk, so that a chunk stays in the processor's cache.
+
+        `origin`: element of the task that is the record's first element. Raises SpillIntegrityError, which
+        names all chunks that failed: they were not updated, the others were.
+        """
+
+    def close(self) -> None:
+        """Remove all records. An encrypting sealer wipes its key: the bytes on the drive are unreadable from
+        here on."""
         with self._lock:
             self._records.clear()
 
@@ -302,33 +296,15 @@ def chunk_cut(chunks: ChunkBatch, origin: int) -> ChunkCut:
     }
 
 
-class KeepsRecords:
-    """Base class of the sealers: keeps their records."""
-
-    def __init__(self, identity: SpillIdentity, *, table_bytes_per_chunk: int = TAG_BYTES) -> None:
-        self._records = Records(identity, table_bytes_per_chunk=table_bytes_per_chunk)
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes as in `Sealer.table_bytes`."""
-        return self._records.table_bytes
-
-    def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
-        """Add a record as `Sealer.add`."""
-        return self._records.add(unit, chunk_bytes, layout)
-
-    def forget(self, record: SealedRecord) -> None:
-        """Remove a record as `Sealer.forget`."""
-        self._records.forget(record)
-
-
-class PlainSealer(KeepsRecords):
+class PlainSealer(Sealer):
     """A sealer that leaves chunks as they are: `encryption: "None"`, which must be named explicitly."""
-
-    info = SealerInfo(name="None", backend="none", is_encrypted=False, memory="no key")
 
     def __init__(self, identity: SpillIdentity) -> None:
         super().__init__(identity, table_bytes_per_chunk=1)  # whether the chunk was ever sealed
+
+    @property
+    def info(self) -> SealerInfo:
+        return SealerInfo(name="None", backend="none", is_encrypted=False, memory="no key")
 
     def seal(self, chunks: ChunkBatch) -> None:
         """Record only that the chunks hold data."""
@@ -348,7 +324,3 @@ class PlainSealer(KeepsRecords):
         """Run the arithmetic alone."""
         self.open(chunks)
         update_chunks(native_chunks(chunks), task, **chunk_cut(chunks, origin))
-
-    def close(self) -> None:
-        """Remove all records; nothing is secret."""
-        self._records.clear()

@@ -28,7 +28,7 @@ from zerotrain.runtime._native import (
 from zerotrain.runtime.spill.seal import (
     TILE_CHUNKS,
     ChunkBatch,
-    KeepsRecords,
+    Sealer,
     SealerInfo,
     SpillIdentity,
     SpillIntegrityError,
@@ -41,7 +41,7 @@ MAX_COUNTER = 2**64 - 1
 MAX_GENERATION = 2**32 - 1
 
 
-class CryptographySealer(KeepsRecords):
+class CryptographySealer(Sealer):
     """A sealer with a key in guarded memory; what the package derives from it lives for one batch. See
     `Sealer`."""
 
@@ -79,7 +79,7 @@ class CryptographySealer(KeepsRecords):
         places.check(opens=True, seals=False)
         failed = self._open_all(places)
         if failed:
-            raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
+            raise SpillIntegrityError(chunks, failed, rank=self.identity.rank)
 
     def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
         """Update chunks as `Sealer.update`, in passes of their own to open, update and seal: the package does
@@ -93,13 +93,13 @@ class CryptographySealer(KeepsRecords):
             if after - before > 1:
                 self._update_run(places.run(before + 1, after), task, origin)
         if failed:
-            raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
+            raise SpillIntegrityError(chunks, failed, rank=self.identity.rank)
 
     def close(self) -> None:
         """Wipe the key."""
         self._key.wipe()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._records.clear()
+        super().close()
 
     def _update_run(self, run: ChunkBatch, task: UpdateTask, origin: int) -> None:
         """Update chunks that are open, and seal them."""

@@ -17,7 +17,7 @@ from zerotrain.runtime._native import (
 )
 from zerotrain.runtime.spill.seal import (
     ChunkBatch,
-    KeepsRecords,
+    Sealer,
     SealerInfo,
     SpillIdentity,
     SpillIntegrityError,
@@ -26,7 +26,7 @@ from zerotrain.runtime.spill.seal import (
 )
 
 
-class OpenSslSealer(KeepsRecords):
+class OpenSslSealer(Sealer):
     """A sealer that encrypts with OpenSSL, its key in guarded memory; see `Sealer`."""
 
     def __init__(self, identity: SpillIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
@@ -67,9 +67,9 @@ class OpenSslSealer(KeepsRecords):
     def close(self) -> None:
         """Wipe the key and what was derived from it."""
         self._native.close()
-        self._records.clear()
+        super().close()
 
     def _refuse(self, chunks: ChunkBatch, failed: Sequence[int]) -> None:
         if failed:
             places = [chunks.first + chunk for chunk in failed]
-            raise SpillIntegrityError(chunks, places, rank=self._records.identity.rank)
+            raise SpillIntegrityError(chunks, places, rank=self.identity.rank)
