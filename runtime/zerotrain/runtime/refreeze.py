@@ -222,10 +222,10 @@ class Relayout:
                     parts.show_late_gradients(unit)
                     gradients[each.name] = UnitGradients(unit, core.ledger, core.options.make_moved)
                     parts.restore_gradients(gradients[each.name])
-                    states = registry.add(unit, layout, self._optimizer.rule.kinds, core.ledger)
+                    states = registry.add(unit, self._optimizer.rule.kinds, core.ledger)
                     new = parts.restore(unit, states)
                     registry.born.update(dict.fromkeys(new, self._optimizer.num_updates))
-                    registry.index(unit, layout)
+                    registry.index(unit)
         units = [kept[each] if each in kept else made[each.name] for each in layout.units]
         ordered = {unit.name: gradients[unit.name] for unit in units if unit.layout.trainable}
         core.replace_units(layout, units, ordered)

@@ -50,17 +50,16 @@ class Comm(Accounts):
         self,
         *,
         device: torch.device,
-        timeout: timedelta | None = None,
         options: CommEnv | None = None,
         group: Any = None,
     ) -> None:
         """Join the group: the program's default group if there is one, else `env://`. Collective.
 
-        `timeout` None means `timeout_of(options)`; `options` None reads them from the environment. `group` is
-        a process group of the program that holds the data-parallel ranks; None = all ranks.
+        `options` None reads them from the environment. `group` is a process group of the program that holds
+        the data-parallel ranks; None = all ranks.
         """
         options = options or CommEnv.from_env(os.environ)
-        self.timeout = timeout = timeout or timeout_of(options)
+        self.timeout = timeout = timeout_of(options)
         """Time that the ranks wait for each other in any group of the engine."""
         super().__init__(device)
         self._serial = next(_ENGINES)

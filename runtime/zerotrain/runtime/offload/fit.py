@@ -8,7 +8,7 @@ them come to the same answer.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,21 +109,15 @@ def unit_sizes(layout: ModelLayout) -> list[UnitSize]:
     ]
 
 
-def check_fit(
-    model: nn.Module,
-    config: EngineConfig,
-    layout: ModelLayout,
-    comm: Comm,
-    environ: Mapping[str, str] = os.environ,
-) -> None:
+def check_fit(model: nn.Module, config: EngineConfig, layout: ModelLayout, comm: Comm) -> None:
     """Raise DoesNotFit, the same on every rank, when a host lacks memory or disk for its ranks. Collective.
 
     Does nothing where nothing is offloaded. Raises ConfigError for a spill without a folder to write in.
     """
     if config.zero.offload_optimizer is None and config.zero.offload_param is None:
         return
-    spill = spill_settings(config, environ, world_size=comm.world_size)
-    place = spill or possible_spill(config, environ, world_size=comm.world_size)
+    spill = spill_settings(config, os.environ, world_size=comm.world_size)
+    place = spill or possible_spill(config, os.environ, world_size=comm.world_size)
     hardware = Hardware(
         on_host=comm.device.type == "cpu",
         shares_memory=comm.shares_memory,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import OptimizerConfig
-from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
+from zerotrain.runtime.zero.layout import UnitLayout
 from zerotrain.runtime.zero.names import named_parameters
 
 GROUP_KEYS = ("lr", "weight_decay", "betas", "eps", "momentum")
@@ -229,7 +229,7 @@ def group_hyper(group: Mapping[str, Any]) -> Hyper:
 
 
 def group_runs(
-    layout: ModelLayout, unit: UnitLayout, interval: tuple[int, int], index_of: Mapping[str, int]
+    unit: UnitLayout, interval: tuple[int, int], index_of: Mapping[str, int]
 ) -> Sequence[tuple[int, int, int]]:
     """Return `(start, stop, group index)` runs that cover an interval of a unit, relative to the interval's
     start.

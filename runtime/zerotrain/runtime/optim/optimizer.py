@@ -143,7 +143,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         """Make the states of a new unit, which releases its fp32 values: the values of all units never exist
         together beside the states."""
         if unit.layout.trainable:
-            states = self.registry.add(unit, self.layout, self.rule.kinds, ledger)
+            states = self.registry.add(unit, self.rule.kinds, ledger)
             if isinstance(self.rule, OneBitAdamRule):
                 assert isinstance(states, ResidentStates)
                 self.rule.attach(states, ledger)
@@ -235,7 +235,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
             edited |= {*LABELS} & mine.keys()  # a label belongs to the script, and moves with its members
             mine.update({key: value for key, value in restored.items() if key not in edited})
         self._fixed = [fixed_options(group) for group in self.param_groups]
-        self.registry.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
+        self.registry.load_scalars(scalars, [states.unit for states in self.states.values()])
         if isinstance(self.rule, ForeignRule) and "rule" in scalars:
             self.rule.load_scalars(regrouped(scalars["rule"], order))
 

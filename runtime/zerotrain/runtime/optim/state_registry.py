@@ -14,7 +14,6 @@ from zerotrain.runtime.offload.deferred import DeferredStates
 from zerotrain.runtime.offload.states import UnitStates
 from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.groups import GroupError, group_runs
-from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
 
@@ -44,14 +43,12 @@ class StateRegistry:
         self.born: dict[str, int] = {}
         self._takes_all = takes_all
 
-    def add(
-        self, unit: Unit, layout: ModelLayout, kinds: tuple[str, ...], ledger: MemoryLedger
-    ) -> UnitStates:
+    def add(self, unit: Unit, kinds: tuple[str, ...], ledger: MemoryLedger) -> UnitStates:
         """Make the states of a trainable unit, its values and zeros, or defer them."""
         states = self.states[unit.name] = self.tiers.add(unit, kinds, ledger)
         if isinstance(states, DeferredStates):
             states.on_made = partial(self.states.__setitem__, unit.name)
-        self.index(unit, layout)
+        self.index(unit)
         return states
 
     def make_deferred(self) -> None:
@@ -63,7 +60,7 @@ class StateRegistry:
                 states.make()
         self.tiers.defers = False
 
-    def index(self, unit: Unit, layout: ModelLayout) -> None:
+    def index(self, unit: Unit) -> None:
         """Look up the groups and ages of a unit's parameters, after one of them changed."""
         keys: dict[tuple[int, int], int] = {}
         key_of = {
@@ -76,7 +73,7 @@ class StateRegistry:
         interval = self.states[unit.name].interval
         self.runs[unit.name] = tuple(
             GroupRun(start, stop, *of_key[key])
-            for start, stop, key in group_runs(layout, unit.layout, interval, key_of)
+            for start, stop, key in group_runs(unit.layout, interval, key_of)
         )
 
     def forget(self, unit: Unit) -> None:
@@ -101,9 +98,9 @@ class StateRegistry:
         """Return the ages as JSON values; empty as long as nothing was unfrozen."""
         return {"born": dict(self.born)} if self.born else {}
 
-    def load_scalars(self, scalars: Mapping[str, Any], units: Iterable[Unit], layout: ModelLayout) -> None:
+    def load_scalars(self, scalars: Mapping[str, Any], units: Iterable[Unit]) -> None:
         """Restore the ages of `scalars`."""
         self.born = {fqn: int(value) for fqn, value in scalars.get("born", {}).items()}
         for unit in units:
             if unit.name in self.states:
-                self.index(unit, layout)
+                self.index(unit)

@@ -128,12 +128,7 @@ class SpillStore:
         *,
         sealer: Sealer,
         identity: SpillIdentity,
-        ring_tiles: int = RING_TILES,
     ) -> None:
-        if ring_tiles < 3:
-            raise ValueError(
-                f"ring_tiles must be at least 3, to read, work and write at once; got {ring_tiles}"
-            )
         self.totals = SweepStats()
         """Sum of all sweeps that have ended."""
         self.probed = SweepStats()
@@ -147,8 +142,7 @@ class SpillStore:
         self.faults = self._chunk_io.faults
         """Counts of faults, valid also where the spill store has failed."""
         self._extents = Extents()
-        self._ring_tiles = ring_tiles
-        self._ring = Ring(ring_tiles, 0)
+        self._ring = Ring(RING_TILES, 0)
         self._layout = threading.RLock()  # guards the records and the file's size
         self._sweep_lock = SweepLock()
 
@@ -208,7 +202,7 @@ class SpillStore:
                     spill.close(file, self.place)
             finally:
                 self._chunk_io.sealer.close()
-                self._ring = Ring(self._ring_tiles, 0)
+                self._ring = Ring(RING_TILES, 0)
                 self.records.clear()
 
     def sweep(self, tiles: Sequence[TileRef], *, writes: bool, reads: bool = True) -> Sweep:
@@ -327,7 +321,7 @@ class SpillStore:
                 and self._ring.tile_bytes != tile_bytes
                 and self._ring.is_whole
             ):
-                self._ring = Ring(self._ring_tiles, tile_bytes)
+                self._ring = Ring(RING_TILES, tile_bytes)
             return self._ring
 
 
