@@ -55,7 +55,6 @@ class WorkloadClient:
         self._path = (
             f"/apis/{version}/namespaces/{job.namespace}/workloads/{workload_name(job.name, job.uid)}"
         )
-        self._uid = job.uid
 
     async def delete(self) -> None:
         try:

@@ -168,7 +168,6 @@ class Demand:
 
     workload: Workload
     formulas: MemoryBreakdown
-    activations: Activations
     tiers: tuple[TierDemand, ...]
     phases: tuple[Phase, ...]
 
@@ -204,7 +203,6 @@ def demand(workload: Workload) -> Demand:
     return Demand(
         workload=workload,
         formulas=formulas,
-        activations=acts,
         tiers=tuple(item for item in tiers if item.total_bytes),
         phases=_phases(formulas, acts),
     )

@@ -26,11 +26,6 @@ _SMALL_BYTES = 1 << 16
 class Memory(Protocol):
     """Allocator of the buffers that take part in collectives."""
 
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes that stay resident for the next `borrow`."""
-        ...
-
     def borrow(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a 1-D tensor of zeros to send from; release it with `give_back`."""
         ...
@@ -58,10 +53,6 @@ class PrivateMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-
-    @property
-    def idle_bytes(self) -> int:
-        return 0
 
     def borrow(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return self.keep(numel, dtype)
@@ -112,11 +103,6 @@ class SharedMemory:
         self._slots: list[_Slot] = []
         self._mapped: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
         """Mappings of all ranks' shards, by address."""
-
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes that stay resident for the next `borrow`; at most what was lent at one time before."""
-        return sum(slot.data.numel() for slot in self._slots if not slot.is_lent)
 
     def borrow(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a 1-D tensor of zeros that the other ranks can read; release it with `give_back`."""

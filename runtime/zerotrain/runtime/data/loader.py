@@ -48,11 +48,7 @@ class TokenLoader:
             )
         self._order = SampleOrder(num_windows=self.num_windows, seed=seed)
         self._samples_done = 0
-
-    @property
-    def samples_done(self) -> int:
         """Samples that all ranks together have finished; advances by whole global batches."""
-        return self._samples_done
 
     def step_batches(self) -> Iterator[torch.Tensor]:
         """Yield the micro-batches of one optimizer step; the position advances after the last one."""
