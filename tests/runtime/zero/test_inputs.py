@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,6 +23,14 @@ def inputs(step: int, rank: int) -> torch.Tensor:
     return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
+@dataclass
+class Pair:
+    """An output that torch's pytree does not know."""
+
+    hidden: torch.Tensor
+    result: torch.Tensor
+
+
 class Block(nn.Module):
     """A layer that gives its result back in one of several ways."""
 
@@ -38,6 +47,15 @@ class Block(nn.Module):
             given[0].mul_(self.result(given[0].clone()))
         elif way == "write and return":
             return self.linear(given[0].relu_())
+        elif way == "return what was written":
+            return given[0].add_(self.result(given[0].clone()))
+        elif way == "return an input":
+            return Pair(given[0], self.result(given[0].clone()))
+        elif way == "return inputs in containers":
+            return {"all": [(given[0], given[1][1:])]}, self.result(given[0] + given[1])
+        elif way == "raise":
+            given[0][0].mul_(self.result(given[0][0].clone()))
+            raise ValueError("no result")
         elif way == "write one of two names":
             given[0].mul_(0.5)
             return self.result(given[1])
@@ -197,6 +215,64 @@ def by_a_dict_that_makes_its_values(blocks: Any, hidden: torch.Tensor) -> torch.
     return hidden
 
 
+def into_what_was_written_and_returned(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        hidden = hidden * 1.0
+        output = block("return what was written", hidden)
+        assert output is hidden, "as without the engine"
+        output.mul_(0.7)
+        hidden.add_(0.1)
+        hidden = hidden + 2 * output
+    return hidden
+
+
+def into_inputs_that_were_returned(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        hidden = hidden * 1.0
+        output = block("return an input", hidden)
+        output.hidden.mul_(0.7)
+        hidden = hidden + output.result
+    return hidden
+
+
+def into_views_of_inputs_that_were_returned(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        hidden, other = hidden * 1.0, hidden * 0.5
+        state, result = block("return inputs in containers", hidden, other)
+        ((same, view),) = state["all"]
+        view.mul_(0.7)
+        hidden.add_(0.1)
+        hidden = same + other + result
+    return hidden
+
+
+def after_a_leaf_was_returned(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    leaf = torch.ones_like(hidden, requires_grad=True)
+    total = hidden * 1.0
+    for block in blocks:
+        output = block("return an input", leaf)
+        total = total + output.result * output.hidden
+    for part in total.chunk(2):
+        output = blocks[0]("return an input", part)
+        total = torch.cat([total, output.result + output.hidden])
+    return total
+
+
+def after_a_module_raised(blocks: Any, hidden: torch.Tensor) -> torch.Tensor:
+    total = hidden * 1.0
+    for block in blocks:
+        states = [total * 1.0]
+        before = states[0]
+        try:
+            block("raise", states)
+        except ValueError:
+            states[0].mul_(0.5)
+        assert states[0] is before, "a list holds what its owner put into it"
+        block("append", states)
+        total = states[0] + states[1]
+    return total
+
+
 WAYS: dict[str, Any] = {
     function.__name__: function
     for function in (
@@ -215,6 +291,11 @@ WAYS: dict[str, Any] = {
         from_the_front_of_a_list,
         under_two_names_of_a_list,
         by_a_dict_that_makes_its_values,
+        into_what_was_written_and_returned,
+        into_inputs_that_were_returned,
+        into_views_of_inputs_that_were_returned,
+        after_a_leaf_was_returned,
+        after_a_module_raised,
     )
 }
 

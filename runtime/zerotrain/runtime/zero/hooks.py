@@ -29,7 +29,7 @@ from zerotrain.runtime.zero.transforms import (
     reads_weights_later,
     unwrapped,
 )
-from zerotrain.runtime.zero.trees import replace_tensors, tensors_with_grad
+from zerotrain.runtime.zero.trees import replace_tensors
 from zerotrain.runtime.zero.unit import Unit, UnitState
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Boundary:
         self.units = units
         self.calls: list[Window | None] = []
         """Windows of the forward calls that are running: several when a module calls itself. The window of a
-        call that raised stays until the root's next pass."""
+        call that raised in compiled code stays until the root's next pass."""
         self.open_windows = 0
         self.expected_windows = 0
         """Number of forward calls whose backward has not ended yet."""
@@ -133,7 +133,7 @@ class BoundaryHooks:
         module = self._boundary.module
         return [
             module.register_forward_pre_hook(_untraced(self._before), prepend=True, with_kwargs=True),
-            module.register_forward_hook(_untraced(self._after), always_call=self._is_root),
+            module.register_forward_hook(_untraced(self._after), always_call=True),
         ]
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -159,8 +159,8 @@ class BoundaryHooks:
         window = self._boundary.calls.pop() if self._boundary.calls else None
         num_hooked = 0
         if window is not None:
-            written = window.inputs.finish()
-            for tensor in chain(written, tensors_with_grad(output), self._stored_tensors()):
+            output, computed = window.inputs.finish(output)
+            for tensor in chain(computed, self._stored_tensors()):
                 tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
                 num_hooked += 1
         with outside_transforms():

@@ -1,19 +1,22 @@
 """Inputs of a module's forward call, which gets aliases of them: the backward pass of the call ends at the
 node that makes the aliases.
 
-A module may change what it gets: write into a tensor, or add results to a list or dict. Its caller sees both,
-as without the engine: lists and dicts stay the same objects, and a tensor that was written takes the history
-of its alias.
+A module may change what it gets, write into a tensor or add results to a list or dict, and return what it
+got. Its caller sees all that as without the engine, also when the module raised: lists and dicts stay the
+same objects; a tensor that was written or returned takes the history of its alias, and is returned in its
+place, so that what the caller writes into it later counts under every name.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import grad_mode
 
 from zerotrain.runtime.zero.trees import MAX_DEPTH, tensors_with_grad
@@ -60,29 +63,41 @@ class Inputs:
             {name: self._replaced(value) for name, value in kwargs.items()},
         )
 
-    def finish(self) -> Iterator[torch.Tensor]:
-        """Give the caller its lists, dicts and tensors back; yield the tensors that the module wrote or put
-        into them."""
+    def finish(self, output: Any) -> tuple[Any, list[torch.Tensor]]:
+        """Give the caller its lists, dicts and tensors back; return the output, in which they replace their
+        aliases, and the tensors that the module computed, wherever they are."""
+        computed = list(tensors_with_grad(output))
+        returned = self._aliases_in(computed) if self._aliases else ()
+        stay = []
+        for key, (tensor, fresh, version, node) in self._aliases.items():
+            is_written = fresh._version != version and fresh.grad_fn is not node
+            if is_written or key in returned:
+                if _takes_history(tensor, fresh, must=is_written):
+                    computed.append(fresh)
+                else:
+                    stay.append(fresh)
         if self._originals:
             for container in self._containers:
                 self._restored(container)
-        for tensor, fresh, version, node in self._aliases.values():
-            if fresh._version != version and fresh.grad_fn is not node:
-                with grad_mode._unsafe_preserve_version_counter(tensor):
-                    tensor.copy_(fresh)  # the values are there already
-                _ = tensor.grad_fn  # gives a view its new node, without which `register_hook` would crash
-                yield fresh
+        for fresh in stay:
+            del self._originals[id(fresh)]
+        if returned:
+            output = self._restored(output, is_output=True)
         for tensor in self._kept:
             # What is written into a view is a part of the history of the whole, and not always of the view's.
             whole = tensor if tensor._base is None else tensor._base
             if whole.requires_grad and self._is_new(whole):
-                yield whole
+                computed.append(whole)
         for container in self._containers:
-            for tensor in tensors_with_grad(container):
-                if self._is_new(tensor):
-                    yield tensor
+            computed += [each for each in tensors_with_grad(container) if self._is_new(each)]
         for kept in (self._aliases, self._kept, self._containers, self._originals):
             kept.clear()
+        return output, computed
+
+    def _aliases_in(self, tensors: Iterable[torch.Tensor]) -> Collection[int]:
+        """Return the `id` of each tensor whose alias, or a view of it, is among the tensors."""
+        found = [self._originals.get(id(each if each._base is None else each._base)) for each in tensors]
+        return {id(pair[1]) for pair in found if pair is not None}
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Return whether the call computed the tensor's values."""
@@ -122,21 +137,46 @@ class Inputs:
                 return fresh
         return tree
 
-    def _restored(self, tree: Any, depth: int = 0) -> Any:
-        """Return what the caller gets back, wherever the module moved it."""
+    def _restored(self, tree: Any, depth: int = 0, *, is_output: bool = False) -> Any:
+        """Return what the caller gets back, wherever the module moved it; in an output also within
+        objects."""
         if (found := self._originals.get(id(tree))) is not None:
             return found[1]
+        if isinstance(tree, torch.Tensor):
+            whole = self._originals.get(id(tree._base))
+            return tree if whole is None else tree._view_func(whole[1])  # type: ignore[attr-defined]
         if depth < MAX_DEPTH:
+            restored = partial(self._restored, depth=depth + 1, is_output=is_output)
             if isinstance(tree, (list, dict, deque)):
                 for place, child in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-                    if (before := self._restored(child, depth + 1)) is not child:
+                    if (before := restored(child)) is not child:
                         tree[place] = before
             elif type(tree) is tuple or hasattr(tree, "_fields"):
-                children = [self._restored(child, depth + 1) for child in tree]
+                children = [restored(child) for child in tree]
                 if any(before is not child for before, child in zip(children, tree, strict=True)):
                     make: Callable[[Any], Any] = getattr(tree, "_make", tuple)
                     return make(children)
+            elif is_output and not isinstance(tree, (nn.Module, type)):
+                for name, child in list(getattr(tree, "__dict__", {}).items()):
+                    if (before := restored(child)) is not child:
+                        object.__setattr__(tree, name, before)
         return tree
+
+
+def _takes_history(tensor: torch.Tensor, fresh: torch.Tensor, *, must: bool) -> bool:
+    """Make the alias's history the tensor's, which has the same memory; return whether it is. Nobody may
+    write into a leaf or a result of `chunk`, so unless the module did, they need not have it."""
+    if not must and tensor.is_leaf:
+        return False
+    try:
+        with grad_mode._unsafe_preserve_version_counter(tensor):
+            tensor.copy_(fresh)  # the values are there already
+    except RuntimeError:
+        if must:
+            raise
+        return False
+    _ = tensor.grad_fn  # gives a view its new node, without which `register_hook` would crash
+    return True
 
 
 def _apart(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
