@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import pickle
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim import optimizer as torchs
 
 import zerotrain.runtime as zt
 from zerotrain.runtime.optim.groups import GroupError
+from zerotrain.runtime.shard_api import ShardedOptimizer
 
 pytestmark = pytest.mark.unit
 
@@ -127,6 +129,108 @@ def test_states_are_elsewhere(how: str) -> None:
         assert len(optimizer.state) == 0
         with pytest.raises(KeyError, match="get_full_optimizer_state"):
             optimizer.state[net.get_parameter("0.weight")]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer, weight: optimizer.state.clear(),
+        lambda optimizer, weight: optimizer.state.pop(weight, None),
+        lambda optimizer, weight: optimizer.state.update({weight: {}}),
+        lambda optimizer, weight: optimizer.state.__setitem__(weight, {"exp_avg": weight}),
+        lambda optimizer, weight: setattr(optimizer, "state", defaultdict(dict)),
+    ],
+)
+def test_states_that_are_written_are_refused(how: str, change: Any) -> None:
+    with made(how) as (net, optimizer, _), pytest.raises(RuntimeError, match="set_full_optimizer_state"):
+        change(optimizer, net.get_parameter("0.weight"))
+
+
+def test_the_script_s_own_optimizer_is_another_name_of_the_engine_s() -> None:
+    net = model()
+    given = torch.optim.AdamW([{"params": net.get_submodule("0").parameters()}], lr=0.1)
+    net.get_submodule("1").requires_grad_(False)
+    with zt_engine(net, given) as engine:
+        before = given.state_dict()
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+        assert given.state_dict() == engine.optimizer.state_dict()
+        with pytest.raises(KeyError, match="get_full_optimizer_state"):
+            given.state[net.get_parameter("0.weight")]
+        with pytest.raises(RuntimeError, match="set_full_optimizer_state"):
+            given.state.clear()
+        with pytest.raises(RuntimeError, match=r"0 updates there, 1 here.*engine\.load_checkpoint"):
+            given.load_state_dict(before)
+        state = given.state_dict()
+        state["param_groups"][0]["lr"] = 0.0
+        given.load_state_dict(state)
+        given.add_param_group({"params": net.get_submodule("1").parameters(), "lr": 0.0})
+        net.requires_grad_(True)
+        weights = [each.detach().clone() for each in net.parameters()]
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+        assert all(map(torch.equal, weights, net.parameters())), "rates of 0 came through it"
+        given.param_groups[1]["lr"] = 0.1
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+        assert not torch.equal(weights[2], net.get_parameter("1.weight"))
+
+
+def test_a_torch_optimizer_on_shards_is_handed_over_before_its_first_step() -> None:
+    net = model()
+    given = torch.optim.RMSprop(net.parameters(), lr=0.1)
+    config = {"train_batch_size": 1, "zero_allow_untested_optimizer": True}
+    engine, *_ = zt.initialize(model=net, config=config, optimizer=given)
+    for _ in range(2):
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+    assert given.state_dict() == engine.optimizer.state_dict()
+    engine.close()
+
+
+def replace_groups(optimizer: Any) -> None:
+    optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
+
+
+def move_a_parameter(optimizer: Any) -> None:
+    first, second = optimizer.param_groups
+    second["params"].append(first["params"].pop())
+
+
+def swap_parameters(optimizer: Any) -> None:
+    first, second = optimizer.param_groups
+    first["params"], second["params"] = second["params"], first["params"]
+
+
+def write_no_number(optimizer: Any) -> None:
+    optimizer.param_groups[1]["weight_decay"] = "none"
+
+
+@pytest.mark.parametrize("how", ["shard", "initialize", "given"])
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (replace_groups, "replaced by another list"),
+        (move_a_parameter, r"param_groups\[0\]\['params'\] must hold the 2 parameters"),
+        (swap_parameters, r"param_groups\[0\]\['params'\] must hold the 2 parameters"),
+        (write_no_number, "must hold numbers.*'weight_decay': 'none'"),
+    ],
+)
+def test_edits_of_groups_that_would_have_no_effect_are_refused(how: str, edit: Any, words: str) -> None:
+    net = model()
+    groups = [{"params": list(part.parameters())} for part in net]
+    given = torch.optim.AdamW(groups, lr=0.1) if how == "given" else None
+    engine, optimizer, *_ = zt.initialize(
+        model=net, config=CONFIG, optimizer=given, model_parameters=None if given else groups
+    )
+    if how == "shard":
+        optimizer = ShardedOptimizer(engine)
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    edit(given or optimizer)
+    with pytest.raises(GroupError, match=words):
+        engine.step()
+    engine.close()
 
 
 @BOTH

@@ -19,6 +19,7 @@ from torch import nn
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.optim.joint import JointUnit
 from zerotrain.runtime.optim.saved_values import from_plain, to_plain
+from zerotrain.runtime.optim.torch_face import HANDED_OVER
 
 WHOLE_TENSOR = {
     "LBFGS": "it evaluates the loss several times per step",
@@ -232,7 +233,8 @@ def _copy_without_state(
     """Return the same optimizer with the same options over other parameters, as if it had never stepped."""
     made: torch.optim.Optimizer = object.__new__(type(prototype))  # copy.copy would lose attributes
     made.__dict__.update(prototype.__dict__)
-    made.__dict__.pop("step", None)  # a schedule's counter, bound to the original
+    for name in ("step", *HANDED_OVER):  # bound to the original: a schedule's counter, methods of the engine
+        made.__dict__.pop(name, None)
     made.state = defaultdict(dict)
     made.param_groups = [
         {**group, "params": list(parameters)}

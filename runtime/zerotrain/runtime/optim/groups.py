@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -197,13 +198,25 @@ def fixed_options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key in FIXED_OPTIONS if (value := group.get(key))}
 
 
-def check_edits(groups: Sequence[Mapping[str, Any]], fixed: Sequence[Mapping[str, Any]]) -> None:
-    """Raise GroupError where groups were removed or added in place, or an edited option has no effect."""
-    if len(groups) != len(fixed):
+def check_members(groups: Sequence[Mapping[str, Any]], members: Sequence[Sequence[nn.Parameter]]) -> None:
+    """Raise GroupError where groups were removed or added in place, or parameters moved between them."""
+    if len(groups) != len(members):
         raise GroupError(
-            f"param_groups must hold the {len(fixed)} groups of initialize and add_param_group; got "
+            f"param_groups must hold the {len(members)} groups of initialize and add_param_group; got "
             f"{len(groups)}: edit the values of groups, or set requires_grad to False to stop training some"
         )
+    for index, (group, before) in enumerate(zip(groups, members, strict=True)):
+        now = group["params"]
+        if len(now) != len(before) or not all(map(operator.is_, now, before)):
+            raise GroupError(
+                f"param_groups[{index}]['params'] must hold the {len(before)} parameters that it was made "
+                "with, in their order, as their states are kept by group; add others in a group of their own "
+                "with add_param_group, and set requires_grad to False to stop training some"
+            )
+
+
+def check_edits(groups: Sequence[Mapping[str, Any]], fixed: Sequence[Mapping[str, Any]]) -> None:
+    """Raise GroupError where an edited option of a group has no effect."""
     for index, (group, before) in enumerate(zip(groups, fixed, strict=True)):
         now = fixed_options(group)
         changed = [key for key in FIXED_OPTIONS if now.get(key) != before.get(key)]
@@ -216,16 +229,22 @@ def check_edits(groups: Sequence[Mapping[str, Any]], fixed: Sequence[Mapping[str
 
 
 def group_hyper(group: Mapping[str, Any]) -> Hyper:
-    """Return the group's present values, as a copy."""
-    beta1, beta2 = group["betas"]
-    return Hyper(
-        lr=float(group["lr"]),
-        weight_decay=float(group["weight_decay"]),
-        betas=(float(beta1), float(beta2)),
-        eps=float(group["eps"]),
-        momentum=float(group["momentum"]),
-        use_muon=bool(group.get("use_muon")),
-    )
+    """Return the group's present values, as a copy. Raises GroupError for values that are no numbers."""
+    try:
+        beta1, beta2 = group["betas"]
+        return Hyper(
+            lr=float(group["lr"]),
+            weight_decay=float(group["weight_decay"]),
+            betas=(float(beta1), float(beta2)),
+            eps=float(group["eps"]),
+            momentum=float(group["momentum"]),
+            use_muon=bool(group.get("use_muon")),
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        now = {key: group.get(key, "nothing") for key in GROUP_KEYS}
+        raise GroupError(
+            f"a parameter group must hold numbers, and two of them in betas; got {now}"
+        ) from error
 
 
 def group_runs(

@@ -23,6 +23,7 @@ from zerotrain.runtime.optim.groups import (
     append_group,
     build_groups,
     check_edits,
+    check_members,
     fixed_options,
     group_hyper,
     names_of,
@@ -131,6 +132,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         # Copied before a schedule writes `lr`: a resume must tell the user's edits from changes by a run.
         self._configured = [_json_values(group) for group in self.param_groups]
         self._fixed = [fixed_options(group) for group in self.param_groups]
+        self._members = [list(group["params"]) for group in self.param_groups]
         self.num_updates = 0
         """Number of steps that changed the weights; skipped ones do not count."""
         self.layout = layout
@@ -172,9 +174,14 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         )
         self._configured.append(_json_values(self.param_groups[-1]))
         self._fixed.append(fixed_options(self.param_groups[-1]))
+        self._members.append(list(self.param_groups[-1]["params"]))
 
     def check_groups(self) -> None:
         """Raise GroupError for edits of the groups that the next step could not follow."""
+        self.check_followers()
+        check_members(self.param_groups, self._members)
+        for group in self.param_groups:
+            group_hyper(group)  # while nothing is changed yet
         if not isinstance(self.rule, ForeignRule):  # which reads all options at every step
             check_edits(self.param_groups, self._fixed)
 

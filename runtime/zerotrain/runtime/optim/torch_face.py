@@ -19,14 +19,27 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from zerotrain.runtime.optim.groups import GroupError
 from zerotrain.runtime.zero.clipping import clip_grad_norm_
 
 SCALARS = "zerotrain"
 """Key of a state dict beside torch's `state` and `param_groups`."""
 
 
+def _refuse_states(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(
+        "optimizer.state holds nothing, as optimizer states are divided among the ranks, so a change of it "
+        "has no effect; set a state, or reset it with zeros, by "
+        "zerotrain.runtime.set_full_optimizer_state(parameter, kind, value), on every rank"
+    )
+
+
 class ShardedStates(defaultdict[torch.Tensor, Any]):
-    """The empty `optimizer.state`: states are divided among the ranks. Looking one up raises KeyError."""
+    """The empty `optimizer.state`: states are divided among the ranks. Looking one up raises KeyError, and
+    changing it RuntimeError."""
+
+    __setitem__ = __delitem__ = __ior__ = _refuse_states  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse_states  # type: ignore[assignment]
 
     def __missing__(self, key: Any) -> NoReturn:
         raise KeyError(
@@ -55,8 +68,28 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(groups, defaults)
         self._is_made = True
         self.state = ShardedStates()
+        self._groups = self.param_groups
         self.followers: list[torch.optim.Optimizer] = [self]
         self.face: torch.optim.Optimizer = self
+
+    @property
+    def state(self) -> ShardedStates:  # type: ignore[override]
+        """The empty states."""
+        return self._state
+
+    @state.setter
+    def state(self, states: Any) -> None:
+        if self._is_made and not isinstance(states, ShardedStates):
+            _refuse_states()
+        self._state = states
+
+    def check_followers(self) -> None:
+        """Raise GroupError where `param_groups` of an optimizer is another list than the engine reads."""
+        if any(each.param_groups is not self._groups for each in self.followers):
+            raise GroupError(
+                "optimizer.param_groups was replaced by another list, whose values the engine does not read; "
+                "set values in its dicts, and add groups with add_param_group"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters that are frozen so far; they are trained from the step on that follows
@@ -208,6 +241,20 @@ def share_step_hooks(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -
     """Share the hooks of two optimizers, so that hooks registered on either run with the engine's steps."""
     one._optimizer_step_pre_hooks = other._optimizer_step_pre_hooks
     one._optimizer_step_post_hooks = other._optimizer_step_post_hooks
+
+
+def hand_over(given: torch.optim.Optimizer, made: TorchOptimizer) -> None:
+    """Make an optimizer that was passed to `initialize` another name of the engine's: groups, states (none)
+    and methods are the same."""
+    given.param_groups, given.state = made.param_groups, made.state
+    made.followers.append(given)
+    given.step = refuse_step  # type: ignore[method-assign]
+    for name in HANDED_OVER:
+        setattr(given, name, getattr(made, name))
+
+
+HANDED_OVER = ("state_dict", "load_state_dict", "add_param_group")
+"""Methods of an optimizer passed to `initialize` that are the engine's afterwards, besides `step`."""
 
 
 def refuse_step(*_: Any, **__: Any) -> NoReturn:

@@ -19,7 +19,7 @@ from zerotrain.runtime.optim.foreign import ForeignRule, refuse_whole_tensor
 from zerotrain.runtime.optim.groups import GroupError, ModelParameters, listed
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import LrSchedule, Schedule, TorchSchedule
-from zerotrain.runtime.optim.torch_face import refuse_step, share_step_hooks
+from zerotrain.runtime.optim.torch_face import hand_over, share_step_hooks
 from zerotrain.runtime.zero.layout import ModelLayout
 
 _OWN = {
@@ -74,17 +74,10 @@ def make_optimizer(
     if given is None:
         given = _made(optimizer, model, model_parameters)
     made = _adopt(given, model, layout, config)
-    _hand_over(given, made)
-    return made
-
-
-def _hand_over(given: torch.optim.Optimizer, made: ZeroOptimizer) -> None:
-    """Disable the step of the script's optimizer, and share groups and hooks between it and the engine's."""
-    given.param_groups = made.param_groups
-    made.followers.append(given)
+    hand_over(given, made)
     if not isinstance(made.rule, ForeignRule):  # else a copy of it steps, and calls them
         share_step_hooks(made, given)
-    given.step = refuse_step  # type: ignore[method-assign]
+    return made
 
 
 def make_schedule(optimizer: ZeroOptimizer, config: EngineConfig, lr_scheduler: Any = None) -> Schedule:
