@@ -221,11 +221,10 @@ def test_edits_of_groups_that_would_have_no_effect_are_refused(how: str, edit: A
     net = model()
     groups = [{"params": list(part.parameters())} for part in net]
     given = torch.optim.AdamW(groups, lr=0.1) if how == "given" else None
-    engine, optimizer, *_ = zt.initialize(
+    engine, made_here, *_ = zt.initialize(
         model=net, config=CONFIG, optimizer=given, model_parameters=None if given else groups
     )
-    if how == "shard":
-        optimizer = ShardedOptimizer(engine)
+    optimizer = ShardedOptimizer(engine) if how == "shard" else made_here
     engine.backward(engine(torch.ones(1, 4)).sum())
     edit(given or optimizer)
     with pytest.raises(GroupError, match=words):

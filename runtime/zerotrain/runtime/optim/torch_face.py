@@ -38,8 +38,8 @@ class ShardedStates(defaultdict[torch.Tensor, Any]):
     """The empty `optimizer.state`: states are divided among the ranks. Looking one up raises KeyError, and
     changing it RuntimeError."""
 
-    __setitem__ = __delitem__ = __ior__ = _refuse_states  # type: ignore[assignment]
-    clear = pop = popitem = setdefault = update = _refuse_states  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse_states
+    clear = pop = popitem = setdefault = update = _refuse_states
 
     def __missing__(self, key: Any) -> NoReturn:
         raise KeyError(
@@ -72,10 +72,11 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
         self.followers: list[torch.optim.Optimizer] = [self]
         self.face: torch.optim.Optimizer = self
 
-    @property
-    def state(self) -> ShardedStates:  # type: ignore[override]
+    @property  # type: ignore[override]  # torch's is an attribute
+    def state(self) -> ShardedStates:
         """The empty states."""
-        return self._state
+        states: ShardedStates = self._state
+        return states
 
     @state.setter
     def state(self, states: Any) -> None:
