@@ -38,17 +38,18 @@ bool bf16_or_f32(const char* name, nb::dlpack::dtype type) {
   return found == Float::bf16;
 }
 
-void accumulate(F32 into, const std::vector<AnyConst>& parts, double scale, bool overwrite, int threads,
+void accumulate(Any into, const std::vector<AnyConst>& parts, double scale, bool overwrite, int threads,
                 const std::string& isa) {
   require(!parts.empty(), "accumulate_: parts is empty");
   const bool bf16 = bf16_or_f32("accumulate_: a part", parts[0].dtype());
-  float* target = into.data();
-  const std::size_t numel = into.size(), width = bf16 ? 2 : 4;
+  const bool narrow = bf16_or_f32("accumulate_: into", into.dtype());
+  char* target = static_cast<char*>(into.data());
+  const std::size_t numel = into.size(), width = bf16 ? 2 : 4, into_width = narrow ? 2 : 4;
   std::vector<const char*> starts;
   for (const AnyConst& part : parts) {
     check_size("accumulate_: a part", part.size(), numel);
     require(bf16_or_f32("accumulate_: a part", part.dtype()) == bf16, "accumulate_: parts differ in dtype");
-    check_apart("accumulate_", {"into", target, 4 * numel}, {"a part", part.data(), width * numel});
+    check_apart("accumulate_", {"into", target, into_width * numel}, {"a part", part.data(), width * numel});
     starts.push_back(static_cast<const char*>(part.data()));
   }
   const AccumulateKernel kernel = find_isa(isa).accumulate;
@@ -56,19 +57,21 @@ void accumulate(F32 into, const std::vector<AnyConst>& parts, double scale, bool
   in_blocks(numel, threads, [&](std::size_t start, std::size_t stop) {
     std::vector<const void*> moved;
     for (const char* part : starts) moved.push_back(part + start * width);
-    kernel({target + start, moved.data(), moved.size(), stop - start, static_cast<float>(scale),
-            bf16 ? PartType::bf16 : PartType::f32, overwrite});
+    kernel({target + start * into_width, moved.data(), moved.size(), stop - start, static_cast<float>(scale),
+            bf16 ? PartType::bf16 : PartType::f32, narrow ? PartType::bf16 : PartType::f32, overwrite});
   });
 }
 
-double sum_squares(F32Const values, int threads, const std::string& isa) {
+double sum_squares(AnyConst values, int threads, const std::string& isa) {
   const std::size_t numel = values.size();
-  const float* start_of_all = values.data();
+  const bool narrow = bf16_or_f32("sum_squares: values", values.dtype());
+  const char* start_of_all = static_cast<const char*>(values.data());
   std::vector<double> sums((numel + kBlock - 1) / kBlock);
   const SumSquaresKernel kernel = find_isa(isa).sum_squares;
   const GilReleased unlocked;
   in_blocks(numel, threads, [&](std::size_t start, std::size_t stop) {
-    sums[start / kBlock] = kernel(start_of_all + start, stop - start);
+    sums[start / kBlock] = kernel(start_of_all + start * (narrow ? 2 : 4), narrow ? PartType::bf16 : PartType::f32,
+                                  stop - start);
   });
   double total = 0.0;
   for (double sum : sums) total += sum;
@@ -97,7 +100,8 @@ void bind_kernels(nb::module_& m) {
   // noconvert: nanobind would pass a copy of another dtype or stride, and writes into it would be lost.
   m.def("accumulate_", &accumulate, nb::arg("into").noconvert(), nb::arg("parts").noconvert(), nb::arg("scale"),
         nb::kw_only(), nb::arg("overwrite") = false, nb::arg("threads") = 0, nb::arg("isa") = "",
-        "into (+)= scale * each part, in the order of the parts; with overwrite from zero. 1-D arrays of equal size.");
+        "into (+)= scale * each part, in the order of the parts; with overwrite from zero. 1-D arrays of equal size;\n"
+        "bfloat16 `into` is rounded once.");
   m.def("sum_squares", &sum_squares, nb::arg("values").noconvert(), nb::kw_only(), nb::arg("threads") = 0,
-        nb::arg("isa") = "", "Sum of squares of a 1-D float32 array, in float64.");
+        nb::arg("isa") = "", "Sum of squares of a 1-D float32 or bfloat16 array, in float64.");
 }

@@ -57,10 +57,10 @@ Scalars derive(Rule rule, const Hyper& hyper, double grad_scale) {
 
 UpdateTask UpdateTask::part(std::size_t start, std::size_t stop) const {
   UpdateTask moved = *this;
-  if (master) moved.master += start;
+  if (master) moved.master = static_cast<char*>(master) + start * width(master_type);
   if (remainder) moved.remainder += start;
-  for (float*& stream : moved.state) {
-    if (stream) stream += start;
+  for (void*& stream : moved.state) {
+    if (stream) stream = static_cast<char*>(stream) + start * width(state_type);
   }
   moved.grad = static_cast<const char*>(grad) + start * width(grad_type);
   if (weight) moved.weight = static_cast<char*>(weight) + start * width(weight_type);

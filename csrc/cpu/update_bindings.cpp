@@ -31,7 +31,7 @@ void make_segment(PySegment* self, std::size_t start, std::size_t stop, double l
 }
 
 void make_task(BoundTask* self, const std::string& rule, const std::vector<PySegment>& segments, AnyConst grad,
-               nb::object weight_or_none, double grad_scale, bool weight_is_master) {
+               nb::object weight_or_none, double grad_scale, bool weight_is_master, bool bf16_states) {
   UpdateTask task;
   task.rule = rule_of(rule);
   task.numel = grad.size();
@@ -49,10 +49,17 @@ void make_task(BoundTask* self, const std::string& rule, const std::vector<PySeg
                 {"grad", task.grad, width(task.grad_type) * task.numel});
   }
   if (weight_is_master) {
-    require(task.weight_type == Float::f32, "UpdateTask: only float32 weights can be the master");
-    task.master = static_cast<float*>(task.weight);
+    require(task.weight_type == Float::f32 || task.weight_type == Float::bf16,
+            "UpdateTask: only float32 and bfloat16 weights can be the master");
+    task.master = task.weight;
+    task.master_type = task.weight_type;
     task.weight = nullptr;
     task.weight_type = Float::none;
+  }
+  if (bf16_states) {
+    require(task.master && task.master_type == Float::bf16,
+            "UpdateTask: bfloat16 states need a bfloat16 weight that is the master");
+    task.state_type = Float::bf16;
   }
   std::vector<Segment> derived;
   std::size_t end = 0;
@@ -73,9 +80,10 @@ void make_task(BoundTask* self, const std::string& rule, const std::vector<PySeg
 void check_memory(const UpdateTask& task) {
   const std::size_t numel = task.numel;
   const void* master = task.master ? static_cast<const void*>(task.master) : task.remainder;
-  const Extent arrays[] = {{"master", master, (task.master ? 4 : 2) * numel},
-                           {"state 0", task.state[0], 4 * numel},
-                           {"state 1", task.state[1], task.state[1] ? 4 * numel : 0},
+  const std::size_t state_bytes = width(task.state_type) * numel;
+  const Extent arrays[] = {{"master", master, (task.master ? width(task.master_type) : 2) * numel},
+                           {"state 0", task.state[0], state_bytes},
+                           {"state 1", task.state[1], task.state[1] ? state_bytes : 0},
                            {"grad", task.grad, width(task.grad_type) * numel},
                            {"weight", task.weight, width(task.weight_type) * numel}};
   for (const Extent& one : arrays) {
@@ -96,10 +104,10 @@ void set_master(UpdateTask& task, const Any& master) {
   }
   require(master.dtype() == nb::dtype<float>(),
           "update_: master must be float32, or int16 for the remainder of bfloat16 weights");
-  task.master = static_cast<float*>(master.data());
+  task.master = master.data();
 }
 
-void update(const BoundTask& bound, nb::object master_or_none, std::vector<F32> states, std::size_t start,
+void update(const BoundTask& bound, nb::object master_or_none, std::vector<Any> states, std::size_t start,
             int threads, const std::string& isa_name) {
   require(!states.empty(), "update_: states is empty");
   const std::size_t numel = states[0].size();
@@ -117,7 +125,10 @@ void update(const BoundTask& bound, nb::object master_or_none, std::vector<F32> 
   require(states.size() == num_states(task.rule), "update_: the rule has " + std::to_string(num_states(task.rule)) +
                                                       " states; got " + std::to_string(states.size()));
   for (std::size_t i = 0; i < states.size(); ++i) {
-    check_size("update_: state " + std::to_string(i), states[i].size(), numel);
+    const std::string name = "update_: state " + std::to_string(i);
+    check_size(name, states[i].size(), numel);
+    require(is_of(states[i].dtype(), task.state_type),
+            name + " must be " + (task.state_type == Float::bf16 ? "bfloat16" : "float32") + ", as the task says");
     task.state[i] = states[i].data();
   }
   check_memory(task);
@@ -166,11 +177,11 @@ void bind_update(nb::module_& m) {
   // noconvert: nanobind would pass a copy of another dtype or stride, and writes into it would be lost.
   nb::class_<BoundTask>(m, "UpdateTask",
                         "One optimizer step over the elements of `grad`, apart from where its states are.\n\n"
-                        "`weight`, when given, gets the new values; with `weight_is_master` it is the master. Segments ascend; what none of them covers\n"
-                        "stays as it is. Both arrays are kept alive and must not move.")
+                        "`weight`, when given, gets the new values; with `weight_is_master` it is the master. `bf16_states`: states are bfloat16, not\n"
+                        "float32. Segments ascend; what none of them covers stays as it is. Both arrays are kept alive and must not move.")
       .def("__init__", &make_task, nb::arg("rule"), nb::arg("segments"), nb::arg("grad").noconvert(),
            nb::arg("weight").none() = nb::none(), nb::kw_only(), nb::arg("grad_scale") = 1.0,
-           nb::arg("weight_is_master") = false)
+           nb::arg("weight_is_master") = false, nb::arg("bf16_states") = false)
       .def_prop_ro("rule", &name_of)
       .def_prop_ro("numel", [](const BoundTask& bound) { return bound.task.numel; })
       .def_prop_ro("num_states", [](const BoundTask& bound) { return num_states(bound.task.rule); });

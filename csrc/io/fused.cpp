@@ -24,7 +24,7 @@ std::size_t ChunkData::size(std::size_t chunk) const {
 
 void ChunkUpdate::check(const ChunkData& chunks) const {
   const std::size_t master_bytes = task.master ? 0 : has_remainder ? sizeof(std::int16_t) : sizeof(float);
-  const std::size_t element = master_bytes + num_states(task.rule) * sizeof(float);
+  const std::size_t element = master_bytes + num_states(task.rule) * width(task.state_type);
   if (element != element_bytes) {
     throw std::invalid_argument("chunks have " + std::to_string(element_bytes) + " bytes per element, the update " +
                                 std::to_string(element));
@@ -50,17 +50,17 @@ void ChunkUpdate::run(const ChunkData& chunks, std::size_t chunk) const {
   unsigned char* at = chunks.start(chunk);
   UpdateTask part = task.part(first, first + numel);
   if (part.master) {
-    // The fp32 weight in memory is the master.
+    // The weight in memory is the master.
   } else if (has_remainder) {
     part.remainder = reinterpret_cast<std::int16_t*>(at);
     at += numel * sizeof(std::int16_t);
   } else {
-    part.master = reinterpret_cast<float*>(at);
+    part.master = at;
     at += numel * sizeof(float);
   }
   for (std::size_t state = 0; state < num_states(task.rule); ++state) {
-    part.state[state] = reinterpret_cast<float*>(at);
-    at += numel * sizeof(float);
+    part.state[state] = at;
+    at += numel * width(task.state_type);
   }
   update_range(part, 0, numel, best_isa());
 }

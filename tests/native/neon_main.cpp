@@ -19,6 +19,7 @@ struct Case {
   Rule rule;
   Float grad, weight;
   bool has_remainder, is_wild;
+  bool bf16_master = false, bf16_states = false;
 };
 
 float* floats(Bytes& bytes) { return reinterpret_cast<float*>(bytes.data()); }
@@ -54,6 +55,8 @@ void run(const Case& one, std::vector<Bytes>& arrays, const Isa& isa) {
   } else {
     task.master = floats(arrays[0]);
   }
+  if (one.bf16_master) task.master_type = Float::bf16;
+  if (one.bf16_states) task.state_type = Float::bf16;
   task.state[0] = floats(arrays[1]);
   if (num_states(one.rule) == 2) task.state[1] = floats(arrays[2]);
   task.grad = arrays[4].data();
@@ -76,8 +79,11 @@ int main() {
   for (Rule rule : {Rule::adam, Rule::adamw, Rule::adagrad, Rule::lion}) {
     for (Float grad : {Float::f32, Float::bf16, Float::f16}) {
       for (Float weight : {Float::none, Float::f32, Float::bf16, Float::f16}) {
-        for (int kind = 0; kind < (weight == Float::bf16 ? 4 : 2); ++kind) {
-          const Case one{rule, grad, weight, kind >= 2, kind % 2 == 1};
+        const int kinds = weight == Float::bf16 ? 4 : weight == Float::none ? 6 : 2;
+        for (int kind = 0; kind < kinds; ++kind) {
+          Case one{rule, grad, weight, weight == Float::bf16 && kind >= 2, kind % 2 == 1};
+          one.bf16_master = weight == Float::none && kind >= 2;
+          one.bf16_states = weight == Float::none && kind >= 4;
           std::vector<Bytes> first = make_arrays(one);
           run(one, first, isas[0]);
           for (const Bytes& bytes : first) {

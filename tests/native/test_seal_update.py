@@ -27,15 +27,20 @@ class Case:
 
     rule: str
     master: str
+    """Place of the master: a dtype in the chunk, "weight" (fp32) or "bf16 weight"; "bf16" has bf16 states."""
+
+    @property
+    def has_own_master(self) -> bool:
+        return self.master in ("f32", "i16")
 
     @property
     def layout(self) -> str:
-        parts = [] if self.master == "weight" else [self.master]
-        return ",".join([*parts, *["f32"] * NUM_STATES[self.rule]])
+        parts = [self.master] if self.has_own_master else []
+        return ",".join([*parts, *["bf16" if self.master == "bf16" else "f32"] * NUM_STATES[self.rule]])
 
     @property
     def element_bytes(self) -> int:
-        return sum(2 if part == "i16" else 4 for part in self.layout.split(","))
+        return sum(4 if part == "f32" else 2 for part in self.layout.split(","))
 
 
 CASES = [
@@ -45,6 +50,9 @@ CASES = [
     Case(rule="adagrad", master="f32"),
     Case(rule="lion", master="i16"),
     Case(rule="adamw", master="weight"),
+    Case(rule="adamw", master="bf16"),
+    Case(rule="lion", master="bf16"),
+    Case(rule="adagrad", master="bf16 weight"),
 ]
 
 
@@ -61,7 +69,8 @@ class Step:
         self.parts = []
         for part in case.layout.split(","):
             values = torch.randn(numel, generator=generator).abs()
-            self.parts.append((values * 1000).short() if part == "i16" else values)
+            dtype = torch.bfloat16 if part == "bf16" else torch.float32
+            self.parts.append((values * 1000).short() if part == "i16" else values.to(dtype))
         if case.master == "f32":
             self.parts[0] = weight
 
@@ -78,14 +87,15 @@ class Step:
             self.grad,
             self.weight,
             grad_scale=0.25,
-            weight_is_master=self.case.master == "weight",
+            weight_is_master=not self.case.has_own_master,
+            bf16_states=self.case.master == "bf16",
         )
 
     def reference(self) -> Step:
         """Return a copy after the step, computed with whole tensors."""
         after = Step(self.case)
-        has_own = self.case.master == "weight"
-        master, states = (None, after.parts) if has_own else (after.parts[0], after.parts[1:])
+        has_own = self.case.has_own_master
+        master, states = (after.parts[0], after.parts[1:]) if has_own else (None, after.parts)
         cut = slice(ORIGIN, None)
         own_master = None if master is None else master[cut]
         _native.update_(after.task(), own_master, [state[cut] for state in states], start=ORIGIN)

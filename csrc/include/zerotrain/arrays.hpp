@@ -14,8 +14,6 @@
 
 namespace zerotrain {
 
-using F32 = nanobind::ndarray<float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-using F32Const = nanobind::ndarray<const float, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using Any = nanobind::ndarray<nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 using AnyConst = nanobind::ndarray<nanobind::ro, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
@@ -38,6 +36,13 @@ inline Float float_type(const std::string& name, nanobind::dlpack::dtype type) {
     if (type.code == static_cast<std::uint8_t>(nanobind::dlpack::dtype_code::Float)) return Float::f16;
   }
   throw nanobind::value_error((name + " must be float32, bfloat16 or float16; cast it first").c_str());
+}
+
+inline bool is_of(nanobind::dlpack::dtype type, Float expected) {
+  if (type == nanobind::dtype<float>()) return expected == Float::f32;
+  const bool is_bf16 = type.lanes == 1 && type.bits == 16 &&
+                       type.code == static_cast<std::uint8_t>(nanobind::dlpack::dtype_code::Bfloat);
+  return is_bf16 && expected == Float::bf16;
 }
 
 // The memory range of one array.

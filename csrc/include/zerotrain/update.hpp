@@ -1,5 +1,5 @@
 // One optimizer step over a run of elements, in one pass over memory: gradient in (fp32, bf16 or fp16), loss
-// scale and clip factor folded in, fp32 state updated in place, weight out (fp32, bf16, fp16 or none).
+// scale and clip factor folded in, state (fp32 or bf16) updated in place, weight out (fp32, bf16, fp16 or none).
 //
 // The kernels are one source, compiled for several instruction sets. Every operation is either exactly rounded by
 // IEEE 754 (+ - * / sqrt) or an explicit fused multiply-add, in one order and element by element. Every NaN that is
@@ -23,7 +23,7 @@ enum class Rule { adam, adamw, adagrad, lion };
 enum class Float { none, f32, bf16, f16 };
 
 std::size_t width(Float type);      // bytes of an element; 0 for none
-std::size_t num_states(Rule rule);  // fp32 streams beside the master: 2, 2, 1, 1
+std::size_t num_states(Rule rule);  // streams beside the master: 2, 2, 1, 1
 
 // Hyperparameters of one segment, as the user gives them.
 struct Hyper {
@@ -58,14 +58,17 @@ struct Segment {
   Scalars scalars;
 };
 
-// A step over `numel` elements. The master is either `master` (fp32), or `weight` (bf16) and `remainder` together:
-// fp32 bits = (weight << 16) + remainder, the weight rounded half up. Elements outside of all segments stay
-// unchanged. The task owns no memory; a copy is cheap.
+// A step over `numel` elements. The master is either `master` (fp32, or bf16 without another weight), or `weight`
+// (bf16) and `remainder` together: fp32 bits = (weight << 16) + remainder, the weight rounded half up. States are fp32,
+// or bf16 beside a bf16 master; all arithmetic is fp32, and what is stored in bf16 is rounded to nearest, ties to even.
+// Elements outside of all segments stay unchanged. The task owns no memory; a copy is cheap.
 struct UpdateTask {
   Rule rule = Rule::adamw;
-  float* master = nullptr;
+  void* master = nullptr;
+  Float master_type = Float::f32;
   std::int16_t* remainder = nullptr;
-  float* state[2] = {nullptr, nullptr};  // adam: first and second moment; adagrad: sum; lion: momentum
+  void* state[2] = {nullptr, nullptr};  // adam: first and second moment; adagrad: sum; lion: momentum
+  Float state_type = Float::f32;
   const void* grad = nullptr;
   Float grad_type = Float::f32;
   void* weight = nullptr;

@@ -42,6 +42,7 @@ class UpdateTask:
         *,
         grad_scale: float = 1.0,
         weight_is_master: bool = False,
+        bf16_states: bool = False,
     ) -> None: ...
     @property
     def rule(self) -> str: ...

@@ -1,12 +1,13 @@
 """Sums over flat gradients: by the native kernels on CPU and ours on CUDA where there are any, else by torch.
 
-All add in rank order with one fused multiply-add per part, so they give the same bits. Called at the end of
-a reduction (`zero/reduce.py`, `comm`) and by the step.
+All add in rank order with one fused multiply-add per part, so they give the same bits. A sum in bf16 is
+computed in fp32 and rounded once, to nearest with ties to even. Called at the end of a reduction
+(`zero/reduce.py`, `comm`) and by the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from math import isfinite
 from types import ModuleType
@@ -22,7 +23,7 @@ _CUDA_TILE = 1 << 24
 """Elements that torch widens at a time on CUDA, where launches cost more than cache misses."""
 _ROW = 1 << 10
 """Elements per row on CUDA, whose squares are added in float32."""
-_WIDE, _PARTS = torch.float32, (torch.float32, torch.bfloat16)
+_PARTS = (torch.float32, torch.bfloat16)
 
 
 def _load() -> ModuleType | None:
@@ -51,9 +52,12 @@ def accumulate_(
     if overwrite and any(part.data_ptr() == into.data_ptr() for part in parts):
         _overwrite_parts(into, parts, scale)
         return
-    is_fast = into.device.type == "cpu" and into.dtype is _WIDE and parts[0].dtype in _PARTS
+    is_fast = into.device.type == "cpu" and into.dtype in _PARTS and parts[0].dtype in _PARTS
     if _native is not None and is_fast:
         _native.accumulate_(into, parts, scale, overwrite=overwrite)
+        return
+    if into.dtype is torch.bfloat16:
+        _round_sums(into, parts, scale, overwrite=overwrite)
         return
     if overwrite:
         first, *parts = parts
@@ -64,18 +68,30 @@ def accumulate_(
         into.add_(part, alpha=scale)
 
 
+def _round_sums(into: torch.Tensor, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool) -> None:
+    """Run `accumulate_` in fp32, and round the sums into `into`."""
+    for tile in _tiles_of(into):
+        total = into[tile].float()
+        accumulate_(total, [part[tile] for part in parts], scale, overwrite=overwrite)
+        into[tile].copy_(total)
+
+
+def _tiles_of(flat: torch.Tensor) -> Iterator[slice]:
+    size = _TILE if flat.device.type == "cpu" else _CUDA_TILE
+    for start in range(0, flat.numel(), size):
+        yield slice(start, min(start + size, flat.numel()))
+
+
 def _overwrite_parts(into: torch.Tensor, parts: Sequence[torch.Tensor], scale: float) -> None:
     """Run `accumulate_` with `overwrite`, where `into` is one of the parts."""
     if len(parts) == 1:
         if scale != 1.0:
             into.mul_(scale)
         return
-    size = _TILE if into.device.type == "cpu" else _CUDA_TILE
-    for start in range(0, into.numel(), size):
-        stop = min(start + size, into.numel())
-        total = torch.empty_like(into[start:stop])
-        accumulate_(total, [part[start:stop] for part in parts], scale, overwrite=True)
-        into[start:stop].copy_(total)
+    for tile in _tiles_of(into):
+        total = torch.empty_like(into[tile])
+        accumulate_(total, [part[tile] for part in parts], scale, overwrite=True)
+        into[tile].copy_(total)
 
 
 @torch.no_grad()
@@ -116,16 +132,15 @@ def _on_gpu(flats: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _on_host(flat: torch.Tensor) -> float:
-    if _native is not None and flat.dtype is _WIDE:
+    if _native is not None and flat.dtype in _PARTS:
         return float(_native.sum_squares(flat))
     return float(_by_tiles(flat))
 
 
 def _by_tiles(flat: torch.Tensor) -> torch.Tensor:
-    size = _TILE if flat.device.type == "cpu" else _CUDA_TILE
     total = torch.zeros((), dtype=torch.float64, device=flat.device)
-    for start in range(0, flat.numel(), size):
-        wide = flat[start : start + size].double()
+    for tile in _tiles_of(flat):
+        wide = flat[tile].double()
         total += wide.dot(wide)
     return total
 

@@ -23,6 +23,9 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.memory.inputs import CHUNK_NUMEL, TAG_BYTES
 from zerotrain.runtime._native import Chunks, UpdateTask, update_chunks
 
+PART_BYTES = {"f32": 4, "bf16": 2, "i16": 2}
+"""Bytes per element of the dtypes in a layout."""
+
 TILE_CHUNKS = 64
 """Number of chunks of one tile."""
 
@@ -94,17 +97,20 @@ class SealedRecord:
         Raises ValueError where the record was added without a layout, or with one that an update cannot use.
         """
         first, *states = self.layout.split(",")
-        if first not in ("f32", "i16") or any(state != "f32" for state in states):
+        is_one_dtype = {first, *states} in ({"f32"}, {"bf16"})
+        if not is_one_dtype and (first != "i16" or not {"f32"}.issuperset(states)):
             raise ValueError(
                 f"chunks of unit {self.unit!r} have the layout {self.layout!r}; an update needs 'f32' or "
-                "'i16', and 'f32' for every other part"
+                "'bf16' for every part, or 'i16' and 'f32' for every other part"
             )
         return first == "i16"
 
     @property
     def element_bytes(self) -> int:
         """Bytes of one element, over all parts. Raises ValueError as `has_remainder`."""
-        return (2 if self.has_remainder else 4) + 4 * self.layout.count(",")
+        first, *states = self.layout.split(",")
+        first_bytes = PART_BYTES["i16"] if self.has_remainder else PART_BYTES[first]
+        return first_bytes + sum(PART_BYTES[part] for part in states)
 
     def bytes_of(self, first: int, count: int) -> int:
         """Return the bytes of `count` chunks from chunk `first` on."""
