@@ -85,8 +85,9 @@ def test_the_same_value_twice_is_fine_and_two_values_are_not() -> None:
 
 
 def test_messages_use_the_name_that_was_written() -> None:
-    config = resolved({"bfloat16": {"enabled": True, "bf16_optimizer_states": True}})
-    assert [item.path for item in config.unsupported] == ["bfloat16.bf16_optimizer_states"]
+    block = {"enabled": True, "bf16_master_weights_and_grads": True}
+    config = resolved({"bfloat16": block, "optimizer": {"type": "Muon"}})
+    assert [item.path for item in config.unsupported] == ["bfloat16.bf16_master_weights_and_grads"]
     with pytest.raises(ConfigError, match=r"^zero_optimization.stage3_max_live_parameters: "):
         resolved({"zero_optimization": {"stage3_max_live_parameters": -1}})
 

@@ -96,7 +96,7 @@ def test_published_tables(parameters: int, ranks: int, expected_gb: tuple[float,
 
 def test_tables_that_count_otherwise() -> None:
     """Some tables count no masters: 12 bytes and not 16. No convention gives 44 and 30 GB for 4 ranks."""
-    paper, engine, _, bare = CONVENTIONS
+    paper, engine, _, bare, _ = CONVENTIONS
     found = [model_state_bytes(70 * GB, ranks=8, stage=stage, convention=bare) / GB for stage in range(4)]
     assert found == [840.0, 350.0, 227.5, 105.0]
     four = {

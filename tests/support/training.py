@@ -17,6 +17,13 @@ from tests.support.tiny_models import TinyGPT, token_batches
 LR, WEIGHT_DECAY, EPS = 3e-3, 0.05, 1e-6
 GLOBAL_BATCH = 8
 
+BF16: dict[str, dict[str, bool]] = {
+    "bf16": {},
+    "bf16 masters": {"bf16_master_weights_and_grads": True},
+    "bf16 states": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
+}
+"""Further keys of the `bf16` block, by what is kept in it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -28,6 +35,7 @@ class Case:
     tied: bool = False
     clip: float = 0.0
     dtype: str = "fp32"
+    """"fp32", or a name in `BF16`."""
     steps: int = 3
     optimizer: str = "AdamW"
     torch_adam: bool = True
@@ -47,7 +55,7 @@ class Case:
             "train_batch_size": GLOBAL_BATCH,
             "gradient_accumulation_steps": self.accumulation,
             "gradient_clipping": self.clip,
-            "bf16": {"enabled": self.dtype == "bf16"},
+            "bf16": {"enabled": self.dtype in BF16, **BF16.get(self.dtype, {})},
             "zero_optimization": {
                 "stage": self.stage,
                 "stage3_param_persistence_threshold": 0,

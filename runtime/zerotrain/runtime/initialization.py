@@ -78,7 +78,7 @@ def _take_over(
     supplied = () if asked.mpu is None else ("mpu",)
     resolved = read_config(source, world_size=comm.world_size, model=model, supplied=supplied)
     log_notices(resolved, source, comm)
-    log_kernels(comm)
+    log_kernels(resolved, comm)
     configure_activations(resolved, asked.mpu)
     check_model(model)
     if not trains_on_ranks(model, comm):

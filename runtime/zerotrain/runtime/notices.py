@@ -6,7 +6,10 @@ from __future__ import annotations
 import logging
 from functools import cache
 
+import torch
+
 from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.config.encoding import BF16_MASTERS
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.kernels.device import on_device
 from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -39,11 +42,24 @@ def log_notices(config: EngineConfig, source: object, comm: Comm) -> None:
             _log(f"{notice.path}: {notice.message}")
 
 
-def log_kernels(comm: Comm) -> None:
+def update_notice(config: EngineConfig, device: torch.device) -> str | None:
+    """Return that our CUDA kernels do not update masters in bf16; None where there are no such masters."""
+    is_offloaded = config.zero.offload_optimizer is not None and config.zero.offload_optimizer.ratio == 1.0
+    if device.type != "cuda" or is_offloaded or not config.precision.bf16_masters:
+        return None
+    return (
+        f"{BF16_MASTERS}: updates on {device} are torch's operations on fp32 copies, which are slower than "
+        "the CUDA kernel for fp32 masters"
+    )
+
+
+def log_kernels(config: EngineConfig, comm: Comm) -> None:
     """Load and check our CUDA kernels for the rank's device, and log once in the process which of them are
     not used there."""
     if comm.device.type != "cuda":
         return
+    if (text := update_notice(config, comm.device)) is not None and comm.rank == 0:
+        _log(text)
     families: dict[str, list[str]] = {}
     for family, reason in on_device(comm.device).refused.items():
         families.setdefault(reason, []).append(family.value)

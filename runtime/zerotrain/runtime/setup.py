@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
-from zerotrain.contract.config.encoding import REMAINDERS, can_split_master
+from zerotrain.contract.config.encoding import BF16_MASTERS, REMAINDERS, can_split_master, can_update_bf16
 from zerotrain.contract.memory.moved import keeps_own_gradients, shards_parameters
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.comm.group import Comm, pick_device
@@ -109,9 +109,17 @@ def _auto_values(model: nn.Module | None) -> AutoValues:
 def settle_encoding(config: EngineConfig, optimizer: ZeroOptimizer) -> EngineConfig:
     """Return the configuration for the optimizer that really runs, which may be the caller's.
 
-    Raises ConfigError where the file asks for remainders that its update cannot keep.
+    Raises ConfigError where the file asks for remainders or for bf16 masters that its update cannot keep.
     """
     kind, params = optimizer.configured.type, optimizer.configured.params
+    is_joint = isinstance(optimizer.rule, JointRule)
+    if config.precision.bf16_masters and (is_joint or not can_update_bf16(kind)):
+        raise ConfigError(
+            BF16_MASTERS,
+            f"needs an update in bf16, which {kind} has not",
+            True,
+            "Set it and bf16_optimizer_states to false, or use AdamW, Adam, SGD, Adagrad or Lion.",
+        )
     if not config.precision.store_param_remainders or can_split_master(kind, params):
         return config
     if any(line.path == REMAINDERS and line.origin == "file" for line in config.report):
@@ -234,8 +242,8 @@ def _options(
     """Return the options of the sharding that a configuration means."""
     zero = config.zero
     wire = config.precision.reduce_dtype
-    # Stages 0 and 1 send their fp32 sums, the others the gradients of autograd.
-    source = config.precision.compute_dtype if zero.stage >= 2 else "fp32"
+    # Stages 0 and 1 send their sums, the others the gradients of autograd.
+    source = config.precision.compute_dtype if zero.stage >= 2 else config.precision.grad_accum_dtype
     is_cast = DTYPE_BYTES[wire] <= DTYPE_BYTES[source] and wire != source
     plus = _plus(config)
     spills_weights = tier is not None and tier.may_spill
@@ -248,6 +256,8 @@ def _options(
             sums_own_part=placement.states_sharded and keeps_own_gradients(config),
             may_share=not (plus.changes_weights or spills_weights),
             splits_masters=config.precision.store_param_remainders,
+            bf16_masters=config.precision.bf16_masters,
+            bf16_states=config.precision.bf16_states,
         ),
         plus=plus,
         tier=tier,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.host_kernels import CPU, pretend_gpu, wrong_kernels
+from zerotrain.contract.config import load, resolve
 from zerotrain.runtime import _native, notices
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.kernels import check, device
@@ -71,15 +72,29 @@ def test_without_a_driver_nothing_is_used_and_the_log_says_it_once(
     monkeypatch.setattr(device, "read_image", lambda native: b"")
     monkeypatch.setattr(_native, "device_kernels", refuse)
     notices._log.cache_clear()
-    comm = cast("Comm", SimpleNamespace(device=GPU))
+    comm = cast("Comm", SimpleNamespace(device=GPU, rank=0))
+    config = resolve(load({"train_batch_size": 1, "bf16": {"enabled": True}}), world_size=1)
     with caplog.at_level(logging.WARNING, logger="zerotrain"):
-        notices.log_kernels(comm)
-        notices.log_kernels(comm)
+        notices.log_kernels(config, comm)
+        notices.log_kernels(config, comm)
     assert [record.message for record in caplog.records] == [
         "CUDA kernels (sums, quantize, adam) are not used on cuda:0, torch's operations are, which are "
         "slower: no CUDA driver: libcuda.so.1: cannot open shared object file"
     ]
     assert all(device.on_device(GPU).of(family) is None for family in Family)
+
+
+@pytest.mark.unit
+def test_updates_of_bf16_masters_on_a_gpu_are_torchs_and_the_log_says_so() -> None:
+    def notice(device: torch.device, **zero: Any) -> str | None:
+        block = {"enabled": True, "bf16_master_weights_and_grads": True}
+        file = {"train_batch_size": 1, "bf16": block, "zero_optimization": zero}
+        return notices.update_notice(resolve(load(file), world_size=1), device)
+
+    assert str(notice(GPU)).startswith("bf16.bf16_master_weights_and_grads: updates on cuda:0 are torch's")
+    assert notice(GPU, offload_optimizer={"device": "cpu", "ratio": 0.5}) is not None
+    assert notice(GPU, offload_optimizer={"device": "cpu"}) is None
+    assert notice(CPU) is None
 
 
 @pytest.mark.unit

@@ -18,6 +18,7 @@ import torch
 from tests.support.device import DEVICE
 from tests.support.gradient_scripts import SCRIPTS, WIDTH, put_off, seen_by, started
 from tests.support.ranks import run_ranks
+from tests.support.training import BF16
 from zerotrain.contract.memory import gpu_persistent, host_bytes, memory_inputs
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.offload import host_sums
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.ranks
 STEPS = 4
 PRECISIONS: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": {"enabled": True}},
+    "bf16 states": {"bf16": {"enabled": True, **BF16["bf16 states"]}},
     "fp32": {"bf16": {"enabled": False}},
     "fp16": {
         "bf16": {"enabled": False},
@@ -74,7 +76,7 @@ CASES = (
     ),
     *(
         Case(stage=stage, accumulation=accumulation, precision=precision)
-        for stage, accumulation, precision in product((1, 2, 3), (1, 3), ("fp16", "fp32"))
+        for stage, accumulation, precision in product((1, 2, 3), (1, 3), ("fp16", "fp32", "bf16 states"))
     ),
     *(
         Case(stage=stage, accumulation=accumulation, just_in_time=True)

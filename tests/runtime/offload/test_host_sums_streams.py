@@ -17,6 +17,7 @@ from zerotrain.runtime.comm import sums
 from zerotrain.runtime.offload import host_sums
 from zerotrain.runtime.offload.host_sums import HostSums
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
+from zerotrain.runtime.zero.shards import Placement
 
 pytestmark = pytest.mark.unit
 
@@ -101,6 +102,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 class Unit:
     start, stop = 0, NUMEL
+    placement = Placement.of_stage(2, world_size=2)
 
 
 def made(ledger: MemoryLedger, count: int) -> list[Any]:

@@ -23,7 +23,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.device import DEVICE
 from tests.support.ranks import run_ranks
-from tests.support.training import world
+from tests.support.training import BF16, world
 from zerotrain.contract.memory import memory_inputs
 from zerotrain.contract.memory.tiers import disk_bytes, host_bytes
 from zerotrain.runtime.engine import Engine
@@ -53,6 +53,8 @@ class Run:
     stage: int = 3
     splits: bool | None = None
     dtype: str = "bf16"
+    keeps: str = "bf16"
+    """Name in `BF16` of what is kept in bf16."""
     steps: int = STEPS
     optimizer: dict[str, Any] = field(default_factory=lambda: ADAMW, hash=False)
 
@@ -76,7 +78,7 @@ class Run:
 
     def _bf16(self) -> dict[str, Any]:
         extra = {} if self.splits is None else {"store_param_remainders": self.splits}
-        return {"enabled": True, "auto_cast": True, **extra}
+        return {"enabled": True, "auto_cast": True, **extra, **BF16[self.keeps]}
 
 
 class Stack(nn.Module):
@@ -225,6 +227,7 @@ OTHERS = (
     {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
     {"type": "Adam", "params": {"lr": 1e-2, "amsgrad": True}},
 )
+BF16_OTHERS = tuple(each for each in OTHERS if each["type"] != "Muon")
 RULES = (
     *(
         Run(tier=tier, optimizer=optimizer, steps=6)
@@ -234,6 +237,13 @@ RULES = (
         Run(tier=tier, dtype=dtype, steps=6)
         for dtype, tier in product(("fp32", "fp16"), ("none", "cpu", "encrypted"))
     ),
+    *(
+        Run(tier=tier, keeps=keeps, optimizer=optimizer, steps=6)
+        for keeps, optimizer, tier in product(
+            ("bf16 masters", "bf16 states"), (ADAMW, *BF16_OTHERS), ("none", "cpu", "encrypted")
+        )
+    ),
+    *(Run(keeps="bf16 states", stage=1, tier=tier, steps=6) for tier in ("none", "nvme", "half")),
 )
 
 
@@ -246,6 +256,9 @@ def test_every_rule_and_precision_computes_the_same_bits_on_every_tier() -> None
                 plain = host
             assert plain["seen"] == host["seen"] == spill_store["seen"], RULES[index]
             assert plain["digest"] == host["digest"] == spill_store["digest"], RULES[index]
+        for run, found_of_run in zip(RULES, rank, strict=True):
+            for name, (counted, formula) in found_of_run["bytes"].items():
+                assert counted == formula, f"{run}: {name}"
 
 
 def train_next_to_torch() -> tuple[float, float]:

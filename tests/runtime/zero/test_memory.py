@@ -15,7 +15,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import token_batches
-from tests.support.training import GLOBAL_BATCH, Case, micro_batches, world
+from tests.support.training import BF16, GLOBAL_BATCH, Case, micro_batches, world
 from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.buffer import return_free_memory
@@ -29,7 +29,7 @@ STEP_RECORD_BYTES = 64
 
 CASES = tuple(
     Case(stage=stage, dtype=dtype, tied=tied, accumulation=2)
-    for stage, dtype, tied in product((0, 1, 2, 3), ("fp32", "bf16"), (False, True))
+    for stage, dtype, tied in product((0, 1, 2, 3), ("fp32", "bf16", "bf16 states"), (False, True))
 )
 
 
@@ -128,6 +128,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "AMSGrad": {"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}},
     "SGD": {"optimizer": {"type": "SGD", "params": {"momentum": 0.9}}, "bf16": {"enabled": True}},
     "SGD without momentum": {"optimizer": {"type": "SGD"}},
+    "bf16 masters": {"bf16": {"enabled": True, **BF16["bf16 masters"]}},
+    "bf16 states": {"bf16": {"enabled": True, **BF16["bf16 states"]}},
+    "bf16 states of Lion": {"optimizer": {"type": "Lion"}, "bf16": {"enabled": True, **BF16["bf16 states"]}},
     "bf16 on the wire": {"communication_data_type": "bf16"},
     "bf16 of fp32 sums on the wire": {"communication_data_type": "bf16", "bf16": {"enabled": True}},
     "no overlap": {"zero": {"overlap_comm": False}},

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from .draft import ConfigDraft
-from .encoding import REMAINDERS
+from .encoding import BF16_MASTERS, BF16_STATES, REMAINDERS
 from .schema import (
     ActivationCheckpointingConfig,
     AioConfig,
@@ -124,12 +124,15 @@ def _precision(draft: ConfigDraft) -> PrecisionConfig:
         compute = "bf16"
     elif draft.value("fp16.enabled"):
         compute = "fp16"
+    bf16_masters = compute == "bf16" and bool(draft.value(BF16_MASTERS))
     return PrecisionConfig(
         compute_dtype=compute,
-        grad_accum_dtype=draft.value("data_types.grad_accum_dtype"),
+        grad_accum_dtype="bf16" if bf16_masters else draft.value("data_types.grad_accum_dtype"),
         reduce_dtype=draft.value("communication_data_type"),
         gradient_reduce_op=draft.value("gradient_allreduce_op"),
         store_param_remainders=compute == "bf16" and bool(draft.value(REMAINDERS)),
+        bf16_masters=bf16_masters,
+        bf16_states=bf16_masters and bool(draft.value(BF16_STATES)),
         check_grad_overflow=draft.value("bf16.check_grad_overflow"),
         loss_scale=draft.value("fp16.loss_scale"),
         initial_scale_power=draft.value("fp16.initial_scale_power"),

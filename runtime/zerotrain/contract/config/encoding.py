@@ -1,4 +1,4 @@
-"""Properties of optimizers: whether they can be offloaded, can split master weights, and their highest stage.
+"""Properties of optimizers: where and in which formats their states can be kept, and their highest stage.
 
 Used by `rules.py` for the file, by `setup` for an optimizer of the caller, and by the byte formulas.
 """
@@ -10,6 +10,15 @@ from typing import Any
 
 REMAINDERS = "bf16.store_param_remainders"
 """Key that requests master weights in two halves."""
+
+BF16_MASTERS = "bf16.bf16_master_weights_and_grads"
+"""Key that makes bf16 weights their own masters and sums gradients in bf16."""
+
+BF16_STATES = "bf16.bf16_optimizer_states"
+"""Key that requests optimizer states in bf16."""
+
+BF16_UPDATES = ("AdamW", "Adam", "SGD", "Adagrad", "Lion")
+"""Optimizers whose masters, gradients and states may be bf16."""
 
 OFFLOADABLE = ("AdamW", "Adam", "SGD", "Adagrad", "Lion", "Muon")
 """Optimizers whose states are updated element by element, once all that needs whole matrices is computed."""
@@ -29,6 +38,11 @@ def highest_stage(optimizer_type: str | None) -> int:
 def can_offload(optimizer_type: str | None) -> bool:
     """Return whether the update can run off the accelerator. None stands for the engine's AdamW."""
     return optimizer_type is None or optimizer_type in OFFLOADABLE
+
+
+def can_update_bf16(optimizer_type: str | None) -> bool:
+    """Return whether the update can keep masters and states in bf16. None stands for the engine's AdamW."""
+    return optimizer_type is None or optimizer_type in BF16_UPDATES
 
 
 def can_split_master(optimizer_type: str | None, params: Mapping[str, Any]) -> bool:

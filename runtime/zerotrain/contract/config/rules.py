@@ -7,7 +7,15 @@ from typing import Any
 
 from .batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from .draft import ConfigDraft
-from .encoding import REMAINDERS, can_offload, can_split_master, highest_stage
+from .encoding import (
+    BF16_MASTERS,
+    BF16_STATES,
+    REMAINDERS,
+    can_offload,
+    can_split_master,
+    can_update_bf16,
+    highest_stage,
+)
 from .groups import can_group
 
 Z = "zero_optimization"
@@ -111,11 +119,46 @@ def spill(draft: ConfigDraft) -> None:
             draft.notice(f"{Z}.spill.{name}", 'No effect: nothing is offloaded to "nvme".')
 
 
+def bf16_masters(draft: ConfigDraft) -> None:
+    """Check what bf16 masters, gradients and states exclude. States in bf16 need masters in bf16."""
+    if not draft.value("bf16.enabled"):
+        return
+    if not draft.value(BF16_MASTERS):
+        if draft.value(BF16_STATES):
+            raise draft.error(
+                BF16_STATES,
+                f"needs {BF16_MASTERS}: states in bf16 beside fp32 masters are not kept",
+                f"Set {BF16_MASTERS} to true too, or remove the key.",
+            )
+        return
+    accumulation = "data_types.grad_accum_dtype"
+    if draft.given(accumulation) and draft.flat.given[accumulation].value not in ("bf16", "bfloat16"):
+        raise draft.error(
+            accumulation,
+            f"must be bf16 with {BF16_MASTERS}, which sums gradients in bf16",
+            f"Remove it, or {BF16_MASTERS}.",
+        )
+    if draft.value(REMAINDERS):
+        raise draft.error(
+            REMAINDERS,
+            f"must be false with {BF16_MASTERS}: a bf16 master has no lower half",
+            "Remove one of the two; with remainders alone, masters are fp32.",
+        )
+    kind = draft.value("optimizer.type")
+    if not can_update_bf16(kind):
+        draft.refuse_to_run(
+            BF16_MASTERS,
+            f"{kind} needs fp32 masters, gradients and states.",
+            f'Remove {BF16_MASTERS} and {BF16_STATES}, or set optimizer.type to "AdamW".',
+        )
+
+
 def remainders(draft: ConfigDraft) -> None:
     """Derive or check master weights in two halves, which need bf16 and a native update."""
     kind = draft.value("optimizer.type")
     params = {name: draft.value(f"optimizer.params.{name}") for name in ("amsgrad", "torch_adam")}
     is_possible = draft.value("bf16.enabled") and can_split_master(kind, params)
+    is_possible = is_possible and not draft.value(BF16_MASTERS)
     if draft.value(REMAINDERS) is None:
         draft.derive(REMAINDERS, is_possible and draft.is_on(f"{Z}.offload_optimizer.device"))
     elif draft.value(REMAINDERS) and draft.value("bf16.enabled") and not is_possible:
@@ -217,6 +260,7 @@ RULES: tuple[Callable[[ConfigDraft], None], ...] = (
     secondary,
     offload,
     spill,
+    bf16_masters,
     remainders,
     optimizer,
     scheduler,

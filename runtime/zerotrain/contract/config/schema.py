@@ -268,7 +268,7 @@ class ZeroConfig:
 class PrecisionConfig:
     """Number formats.
 
-    Master weights and optimizer states are fp32 whenever `compute_dtype` is narrower.
+    Master weights and optimizer states are fp32 if `compute_dtype` is narrower, unless bf16 is asked for.
     """
 
     compute_dtype: Dtype = "fp32"
@@ -288,6 +288,12 @@ class PrecisionConfig:
 
     The weight is the upper half.
     """
+
+    bf16_masters: bool = False
+    """Whether bf16 weights are their own masters, and gradients are summed in bf16 (bf16 only)."""
+
+    bf16_states: bool = False
+    """Whether optimizer states are bf16; only with `bf16_masters`."""
 
     check_grad_overflow: bool = True
     """Whether to skip a step whose gradients are not finite."""

@@ -190,6 +190,9 @@ class MemoryInputs:
     `optimizer_bytes` then holds the rest.
     """
 
+    bf16_masters: bool = False
+    """Whether the bf16 weight is its own master."""
+
     optimizer_tier: Tier = "gpu"
     """Tier of the offloaded optimizer states."""
 
@@ -225,6 +228,11 @@ class MemoryInputs:
 
     quant_block_numel: int = 256
     """Elements that share one quantisation scale."""
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether the update reads weights of compute precision, as they are masters or parts of them."""
+        return self.splits_masters or self.bf16_masters
 
     def __post_init__(self) -> None:
         if self.world_size < 1:

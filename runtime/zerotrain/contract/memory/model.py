@@ -18,11 +18,13 @@ from .moved import keeps_own_gradients, moves_gradients, offload_tiers, offloade
 from .sizes import DTYPE_BYTES, UnitSize
 
 ACCUMULATOR_BYTES = 4
-"""Bytes of a stored gradient element, which is fp32."""
+"""Bytes of a stored gradient element in fp32."""
+BF16_BYTES = 2
+"""Bytes of a gradient or an optimizer state in bf16."""
 DIRECTION_BYTES = 2
 """Bytes of an element of an orthogonal matrix, which is bf16."""
 MOMENT_BYTES = 4
-"""Bytes of an element of an optimizer state, which is fp32."""
+"""Bytes of an element of an optimizer state in fp32."""
 REMAINDER_BYTES = 2
 """Bytes of the lower half of a master whose upper half is the weight."""
 
@@ -51,9 +53,9 @@ def memory_inputs(
     buffers = 2 if zero.overlap_comm else 1
     passing = tuple(unit.padded_numel for unit in sharded if not unit.whole_pass)
     live = replay_live(passing, whole_pass=whole_pass, rules=_live_rules(zero), reduce_buffers=buffers)
-    # Whole sums are sent in fp32, otherwise autograd's gradients. They are cast only to a narrower dtype.
-    keeps_own = keeps_own_gradients(config)
-    reduce_bytes = min(wire_bytes, compute_bytes if keeps_own else ACCUMULATOR_BYTES)
+    # Whole sums are sent as they are, otherwise autograd's gradients. They are cast only to a narrower dtype.
+    keeps_own, grad_bytes = keeps_own_gradients(config), _grad_bytes(config)
+    reduce_bytes = min(wire_bytes, compute_bytes if keeps_own else grad_bytes)
     inputs = MemoryInputs(
         stage=stage,  # type: ignore[arg-type]  # the table of keys allows 0 to 3
         world_size=config.world_size,
@@ -65,7 +67,7 @@ def memory_inputs(
         whole_pass_numel=whole_pass,
         whole_pass_grad_numel=_total(unit for unit in units if unit.whole_pass and unit.trainable),
         compute_bytes=compute_bytes,
-        grad_bytes=ACCUMULATOR_BYTES,
+        grad_bytes=grad_bytes,
         keeps_own_gradients=keeps_own and stage == 1,
         moves_gradients=moves_gradients(config, on_host=on_host),
         reduce_bytes=reduce_bytes,
@@ -89,17 +91,26 @@ def memory_inputs(
     return _with_states(inputs, config, units)
 
 
+def _grad_bytes(config: EngineConfig) -> int:
+    return BF16_BYTES if config.precision.bf16_masters else ACCUMULATOR_BYTES
+
+
 def _with_states(inputs: MemoryInputs, config: EngineConfig, units: Sequence[UnitSize]) -> MemoryInputs:
     """Add the encoding of optimizer states and the offloaded part to the inputs."""
-    tiers, splits = offload_tiers(config, on_host=inputs.on_host), config.precision.store_param_remainders
+    tiers, precision = offload_tiers(config, on_host=inputs.on_host), config.precision
     state_bytes = optimizer_state_bytes(
-        config.optimizer, compute_bytes=inputs.compute_bytes, splits_masters=splits
+        config.optimizer,
+        compute_bytes=inputs.compute_bytes,
+        splits_masters=precision.store_param_remainders,
+        bf16_masters=precision.bf16_masters,
+        bf16_states=precision.bf16_states,
     )
     return replace(
         inputs,
         optimizer_bytes=state_bytes,
         direction_bytes=_direction_bytes(config, units),
-        splits_masters=splits,
+        splits_masters=precision.store_param_remainders,
+        bf16_masters=precision.bf16_masters,
         optimizer_tier=tiers.states,
         param_tier=tiers.params,
         offloaded=offloaded_units(config, units, on_host=inputs.on_host),
@@ -119,16 +130,21 @@ def _has_secondary(config: EngineConfig) -> bool:
 
 
 def optimizer_state_bytes(
-    optimizer: OptimizerConfig | None, *, compute_bytes: int, splits_masters: bool = False
+    optimizer: OptimizerConfig | None,
+    *,
+    compute_bytes: int,
+    splits_masters: bool = False,
+    bf16_masters: bool = False,
+    bf16_states: bool = False,
 ) -> int:
     """Return [K]: the master weight and the moments of one element. None stands for AdamW.
 
     The master is fp32, unless the parameter itself is the master or half of it.
     """
-    master = 0 if compute_bytes == 4 else 4
+    master = 0 if compute_bytes == 4 or bf16_masters else 4
     if splits_masters:
         master = REMAINDER_BYTES
-    return master + MOMENT_BYTES * _state_count(optimizer)
+    return master + (BF16_BYTES if bf16_states else MOMENT_BYTES) * _state_count(optimizer)
 
 
 def _direction_bytes(config: EngineConfig, units: Sequence[UnitSize]) -> int:
@@ -148,7 +164,7 @@ def _direction_bytes(config: EngineConfig, units: Sequence[UnitSize]) -> int:
 
 
 def _state_count(optimizer: OptimizerConfig | None) -> int:
-    """Return the number of fp32 states per element beside the master weight."""
+    """Return the number of states per element beside the master weight."""
     if optimizer is None:
         return 2
     if optimizer.type == "SGD":

@@ -129,8 +129,8 @@ def _changes(config: EngineConfig, hardware: Hardware, *, has_folder: bool) -> I
     states, params = zero.offload_optimizer, zero.offload_param
     kind = config.optimizer.type if config.optimizer else None
     known = config.optimizer.params if config.optimizer else {}
-    is_bf16 = precision.compute_dtype == "bf16"
-    if is_bf16 and not precision.store_param_remainders and can_split_master(kind, known):
+    has_whole = precision.compute_dtype == "bf16" and not precision.bf16_masters
+    if has_whole and not precision.store_param_remainders and can_split_master(kind, known):
         yield _Change(kind="remainders", text='"bf16": {"store_param_remainders": true}', apply=_split)
     if states is not None:
         ratios = [0.9, 0.75, 0.5, 0.25]

@@ -145,11 +145,11 @@ def _pages(num_bytes: int) -> int:
 def snapshot_bytes(inputs: MemoryInputs) -> int:
     """Return the bytes that a rank stores in a checkpoint.
 
-    They are its share of fp32 weights, states and frozen weights.
+    They are its share of master weights, states and frozen weights.
     """
     master = 4 if inputs.compute_bytes == 4 else 0  # otherwise among the optimizer's bytes
-    if inputs.splits_masters:
-        master = 2  # the half that the weight is
+    if inputs.reads_weights:
+        master = 2  # the weight, which is the master or half of it
     # Of 1-bit Adam's whole states the momentum is equal on all ranks, but each rank has its own errors.
     momentum = min(4, inputs.whole_state_bytes)
     errors = (inputs.whole_state_bytes - momentum) * inputs.trainable_numel
@@ -243,13 +243,13 @@ def _reduced(inputs: MemoryInputs) -> float:
 def _transfers(inputs: MemoryInputs) -> tuple[int, int]:
     """Return (up, down) between host and accelerator: gradients go down, updated weights come up.
 
-    A weight that is half of its master goes down, too. An offloaded weight comes up for every pass instead.
-    Sums in host memory go down after every pass, and come up before every further one of a step.
+    A weight that is its master or half of it goes down, too. An offloaded weight comes up for every pass
+    instead. Sums in host memory go down after every pass, and come up before every further one of a step.
     """
     moved, c = offloaded(inputs), inputs.compute_bytes
     states, gone = sum(moved.states), inputs.grad_bytes * sum(moved_gradients(inputs))
     further = gone * (inputs.micro_steps - 1)
-    down = (inputs.grad_bytes + (c if inputs.splits_masters and inputs.param_tier == "gpu" else 0)) * states
+    down = (inputs.grad_bytes + (c if inputs.reads_weights and inputs.param_tier == "gpu" else 0)) * states
     if inputs.param_tier == "gpu":
         return c * states + further, down + further
     return c * _passes(inputs) + further, down + further
@@ -275,4 +275,4 @@ def _param_spill_traffic(inputs: MemoryInputs) -> tuple[int, int]:
         return 0, 0
     kept = min(share(inputs.kept_live_numel, inputs.world_size), on_disk)
     passes = inputs.micro_steps * (2 * on_disk - kept)
-    return c * passes, c * (2 if inputs.splits_masters else 1) * sum(moved.disk_params)
+    return c * passes, c * (2 if inputs.reads_weights else 1) * sum(moved.disk_params)

@@ -81,7 +81,7 @@ def _stages(config: EngineConfig) -> Iterator[Change]:
 def _remainders(config: EngineConfig) -> Iterator[Change]:
     precision = config.precision
     is_whole = precision.compute_dtype == "bf16" and not precision.store_param_remainders
-    if is_whole and can_split_master(*_optimizer(config)):
+    if is_whole and not precision.bf16_masters and can_split_master(*_optimizer(config)):
         text = '"bf16": {"store_param_remainders": true}'
         yield Change(kind="remainders", price=0.7, text=text, edits={REMAINDERS: True}, apply=_split)
 

@@ -23,7 +23,8 @@ class Convention:
     name: str
     grad_bytes: int = PUBLISHED_GRAD_BYTES
     state_bytes: int = ADAM_STATE_BYTES
-    """Bytes of [K]: fp32 master, first and second moment are 12; without the master 8; with remainders 10."""
+    """Bytes of [K]: fp32 master, first and second moment are 12; without the master 8; with remainders 10;
+    two moments in bf16 alone 4."""
 
     @property
     def formula(self) -> str:
@@ -34,7 +35,8 @@ PAPER = Convention(name="ZeRO paper")
 ENGINE = Convention(name="this engine", grad_bytes=ENGINE_GRAD_BYTES)
 REMAINDERS = Convention(name="with remainders", grad_bytes=ENGINE_GRAD_BYTES, state_bytes=10)
 WITHOUT_MASTERS = Convention(name="without masters", state_bytes=8)
-CONVENTIONS = (PAPER, ENGINE, REMAINDERS, WITHOUT_MASTERS)
+BF16_STATES = Convention(name="with bf16 states", state_bytes=4)
+CONVENTIONS = (PAPER, ENGINE, REMAINDERS, WITHOUT_MASTERS, BF16_STATES)
 
 
 def model_state_bytes(parameters: int, *, ranks: int, stage: int, convention: Convention = PAPER) -> int:

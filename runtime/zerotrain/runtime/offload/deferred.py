@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zerotrain.runtime.offload.states import STORED_DTYPES, Encoding, UnitStates
+from zerotrain.runtime.offload.states import Encoding, UnitStates, stored_dtype
 from zerotrain.runtime.zero.buffer import flat_copy, flat_zeros
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.rounding import join
@@ -80,7 +80,7 @@ class DeferredStates(UnitStates):
             return self._kept[start:stop]
         if name == MASTER:
             return self.read_weights(start, stop).float()
-        return torch.zeros(stop - start, dtype=STORED_DTYPES.get(name, torch.float32))
+        return torch.zeros(stop - start, dtype=stored_dtype(self.unit, name))
 
     def store(self, name: str, start: int, values: torch.Tensor) -> None:
         if self.made is None and self._adds_nothing(name, values):

@@ -54,18 +54,21 @@ class HostSums:
         numel = unit.stop - unit.start
         if not self._leaves(unit) or not numel:
             return None
-        self._copies.fit(numel, ledger)
-        return HostSum(numel, self._copies, ledger, pins=self._pins)
+        dtype = unit.placement.sum_dtype
+        self._copies.fit(numel, dtype, ledger)
+        return HostSum(numel, dtype, self._copies, ledger, pins=self._pins)
 
 
 class HostSum:
     """The sum of one unit's gradients, an implementation of `zero.gradient_sum.MovedSum`."""
 
-    def __init__(self, numel: int, copies: _Copies, ledger: MemoryLedger, *, pins: bool) -> None:
-        self._pages = HostPages(4 * numel, pinned=pins)
+    def __init__(
+        self, numel: int, dtype: torch.dtype, copies: _Copies, ledger: MemoryLedger, *, pins: bool
+    ) -> None:
+        self._pages = HostPages(dtype.itemsize * numel, pinned=pins)
         self._ledger = ledger
         self._copies = copies
-        self.values = self._pages.data.view(torch.float32)
+        self.values = self._pages.data.view(dtype)
         ledger.count(MemoryKind.HOST_GRADS, self.values)
         self._landed: Any = None
         """CUDA event behind the last copy into `values`."""
@@ -116,8 +119,8 @@ class _Copies:
         self._held: tuple[Any, Sequence[torch.Tensor]] | None = None
         """Parts that the device may still read, and the event after which it does not."""
 
-    def fit(self, numel: int, ledger: MemoryLedger) -> None:
-        """Make the tiles large enough for a sum of `numel` elements."""
+    def fit(self, numel: int, dtype: torch.dtype, ledger: MemoryLedger) -> None:
+        """Make the tiles large enough for a sum of `numel` elements; all sums are of one dtype."""
         wanted = min(numel, tile_numel)
         held = self._tiles[0].numel() if self._tiles else 0
         if wanted > held:
@@ -126,10 +129,10 @@ class _Copies:
                     sent.synchronize()  # the main stream may use the memory of the old tiles at once
             with _on(self._down):  # whose memory it is when an engine is dropped during its copies
                 self._tiles = [
-                    torch.empty(wanted, dtype=torch.float32, device=self._device) for _ in range(SUM_TILES)
+                    torch.empty(wanted, dtype=dtype, device=self._device) for _ in range(SUM_TILES)
                 ]
             self._sent = [None] * SUM_TILES
-            ledger.add(MemoryKind.GRADS, SUM_TILES * 4 * (wanted - held))
+            ledger.add(MemoryKind.GRADS, SUM_TILES * dtype.itemsize * (wanted - held))
         self._ledger = ledger
 
     def add(

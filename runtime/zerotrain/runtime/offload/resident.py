@@ -12,11 +12,11 @@ import torch
 from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.states import (
     REMAINDER,
-    STORED_DTYPES,
     Block,
     Encoding,
     UnitStates,
     block_of,
+    stored_dtype,
     stored_names,
 )
 from zerotrain.runtime.zero.buffer import flat_zeros
@@ -49,7 +49,7 @@ class ResidentStates(UnitStates):
 
     @property
     def master(self) -> torch.Tensor:
-        """fp32 masters of the interval in memory, for rules that see whole tensors. Not under SPLIT."""
+        """Masters of the interval in memory, for rules that see whole tensors. Not under SPLIT."""
         if self.encoding is Encoding.WEIGHT:
             unit = self.unit
             return unit.shard if unit.placement.states_sharded else unit.full.tensor
@@ -98,7 +98,7 @@ def device_states(
     elif encoding is Encoding.SPLIT:
         arrays[REMAINDER] = flat_zeros(numel, dtype=torch.int16, device=device)
     for kind in kinds:
-        arrays[kind] = flat_zeros(numel, dtype=torch.float32, device=device)
+        arrays[kind] = flat_zeros(numel, dtype=stored_dtype(unit, kind), device=device)
     states = ResidentStates(unit, kinds, encoding, arrays=arrays, device=device, ledger=ledger)
     if encoding is Encoding.SPLIT:
         states.take_initial(initial)
@@ -116,7 +116,7 @@ def host_states(
     """Make states in one mapping of exactly their bytes, with the arrays one after another. `initial`: the
     unit's fp32 values. Nothing is page-locked: the update works here, and no device copies the states."""
     names = stored_names(kinds, encoding)
-    dtypes = [STORED_DTYPES.get(name, torch.float32) for name in names]
+    dtypes = [stored_dtype(unit, name) for name in names]
     sizes = [initial.numel() * dtype.itemsize for dtype in dtypes]
     pages = HostPages(sum(sizes), pinned=False)
     parts = torch.split(pages.data, sizes) if names else ()  # the last of them frees the mapping

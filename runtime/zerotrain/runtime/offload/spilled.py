@@ -6,7 +6,7 @@ before it leaves the caches. Called through `tiers.StateTiers`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -16,11 +16,11 @@ import torch
 from zerotrain.contract.memory.inputs import CHUNK_NUMEL
 from zerotrain.runtime.offload.states import (
     REMAINDER,
-    STORED_DTYPES,
     Block,
     Encoding,
     UnitStates,
     block_of,
+    stored_dtype,
     stored_names,
 )
 from zerotrain.runtime.spill.chunks import Record
@@ -31,21 +31,25 @@ from zerotrain.runtime.zero.rounding import split
 from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
 
+PART_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int16: "i16"}
+"""The sealer's names of dtypes."""
+
 _WINDOW_CHUNKS = 64
 """Number of chunks that are in memory at a time when states are read or written outside of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """Layout of a record's elements in its chunks: the arrays of `names`, in order, one after another."""
+    """Layout of a record's elements in its chunks: these arrays, in order, one after another."""
 
-    names: tuple[str, ...]
+    arrays: Mapping[str, torch.dtype]
+    """Dtypes by name."""
     numel: int
 
     @property
     def width(self) -> int:
         """Bytes per element."""
-        return sum(_dtype(name).itemsize for name in self.names)
+        return sum(dtype.itemsize for dtype in self.arrays.values())
 
     @property
     def chunk_bytes(self) -> tuple[int, ...]:
@@ -55,8 +59,8 @@ class ChunkLayout:
 
     @property
     def dtypes(self) -> str:
-        """The sealer's names of the dtypes, in the order of `names`, separated by commas."""
-        return ",".join("i16" if name == REMAINDER else "f32" for name in self.names)
+        """The sealer's names of the dtypes, in order, separated by commas."""
+        return ",".join(PART_DTYPES[dtype] for dtype in self.arrays.values())
 
     def chunks(self, data: torch.Tensor, first: int) -> Iterator[tuple[int, int, dict[str, torch.Tensor]]]:
         """Yield `(start, stop, arrays by name)` of the chunks from `first` on in `data`, which is 1-D
@@ -66,9 +70,9 @@ class ChunkLayout:
             start = first * CHUNK_NUMEL
             count = min(CHUNK_NUMEL, self.numel - start)
             arrays = {}
-            for name in self.names:
-                size = count * _dtype(name).itemsize
-                arrays[name] = data[offset : offset + size].view(_dtype(name))
+            for name, dtype in self.arrays.items():
+                size = count * dtype.itemsize
+                arrays[name] = data[offset : offset + size].view(dtype)
                 offset += size
             yield start, start + count, arrays
             first += 1
@@ -145,7 +149,7 @@ class SpillStates(UnitStates):
         self._cache = cache
 
     def load(self, name: str, start: int, stop: int) -> torch.Tensor:
-        values = torch.empty(stop - start, dtype=_dtype(name))
+        values = torch.empty(stop - start, dtype=self.layout.arrays[name])
         position = 0
         for _, arrays, low, high in self._chunks(start, stop):
             values[position : position + high - low] = arrays[name][low:high]
@@ -223,7 +227,8 @@ class StateRecords:
 
     def add(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding, numel: int) -> SpillStates:
         """Allocate a record for the states of a unit, without contents. Raises SpillDoesNotFit."""
-        layout = ChunkLayout(stored_names(kinds, encoding), numel)
+        names = stored_names(kinds, encoding)
+        layout = ChunkLayout({name: stored_dtype(unit, name) for name in names}, numel)
         tag_bytes = self._spill_store.memory.tags
         record = self._spill_store.add(unit.name, layout.chunk_bytes, layout=layout.dtypes)
         self._spill_store.allocate()
@@ -256,7 +261,3 @@ class StateRecords:
         ring_bytes = self._spill_store.memory.ring
         self._ledger.add(MemoryKind.RING, ring_bytes - self._ring_bytes)
         self._ring_bytes = ring_bytes
-
-
-def _dtype(name: str) -> torch.dtype:
-    return STORED_DTYPES.get(name, torch.float32)

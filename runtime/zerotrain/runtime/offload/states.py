@@ -1,9 +1,10 @@
 """States that the optimizer keeps of one unit, however they are encoded and wherever they are stored.
 
-There are three encodings of the fp32 master weight, chosen by the configuration and never by the tier, so
-that every tier computes the same bits. Three tiers store what the encoding leaves to be stored (`resident.py`
-on the device or the host, `spilled.py` in the spill store), and the update takes it from all of them as
-`Block`s. Made by `tiers.StateTiers`; used by the optimizer, checkpoints and state access.
+There are three encodings of the master weight, chosen by the configuration and never by the tier, so that
+every tier computes the same bits. The master is fp32, unless the bf16 weight is its own master. Three tiers
+store what the encoding leaves to be stored (`resident.py` on the device or the host, `spilled.py` in the
+spill store), and the update takes it from all of them as `Block`s. Made by `tiers.StateTiers`; used by the
+optimizer, checkpoints and state access.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from zerotrain.runtime.zero.unit import Unit
 REMAINDER = "remainder"
 """Name of the array stored for a master whose upper half is the weight; not a kind outside of the package."""
 
-STORED_DTYPES = {REMAINDER: torch.int16}
-"""Dtypes of stored arrays; all others are fp32."""
-
 CPU = torch.device("cpu")
 
 _PIECE_NUMEL = 1 << 20
@@ -35,13 +33,15 @@ _PIECE_NUMEL = 1 << 20
 class Encoding(Enum):
     """Storage of the bits of a master weight."""
 
-    WEIGHT = "weight"  # fp32 compute: the weight is its own master
+    WEIGHT = "weight"  # the weight is its own master: in fp32, or in bf16 where the configuration says so
     FULL = "full"  # fp32 beside the weight, which is rounded from it to nearest, ties to even
     SPLIT = "split"  # the bf16 weight is the upper half, rounded half up; an int16 remainder is the rest
 
     @classmethod
     def of(cls, unit: Unit) -> Encoding:
         """Return the encoding for the way in which the unit's weights are kept."""
+        if unit.placement.bf16_masters:
+            return cls.WEIGHT
         if unit.dtype is torch.float32:
             return cls.WEIGHT if unit.keeps_shard else cls.FULL
         return cls.SPLIT if unit.placement.splits_masters and unit.dtype is torch.bfloat16 else cls.FULL
@@ -58,6 +58,11 @@ def stored_names(kinds: tuple[str, ...], encoding: Encoding) -> tuple[str, ...]:
     return kinds if first is None else (first, *kinds)
 
 
+def stored_dtype(unit: Unit, name: str) -> torch.dtype:
+    """Return the dtype in which a tier stores an array of a unit."""
+    return {REMAINDER: torch.int16, MASTER: torch.float32}.get(name, unit.placement.state_dtype)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
     """Elements `[start, stop)` of a unit's states, to be updated in place: 1-D tensors on one device."""
@@ -65,11 +70,11 @@ class Block:
     start: int
     stop: int
     master: torch.Tensor | None
-    """The fp32 master; the weight itself under WEIGHT, None under SPLIT."""
+    """The master; the weight itself under WEIGHT, None under SPLIT."""
     remainder: torch.Tensor | None
     """The int16 remainder; only under SPLIT."""
     by_kind: Mapping[str, torch.Tensor]
-    """The rule's fp32 states."""
+    """The rule's states."""
     weight: torch.Tensor | None
     """Weights in compute precision that the update writes (SPLIT: reads, too); None under WEIGHT."""
 
@@ -141,10 +146,12 @@ class UnitStates(ABC):
     def read(self, kind: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Return an fp32 copy of elements of MASTER or of a kind, on the device of the tier. Raises KeyError
         for a kind that is not there."""
-        return self.peek(kind, start, self.numel if stop is None else stop).clone()
+        found = self.peek(kind, start, self.numel if stop is None else stop)
+        return found.to(torch.float32, copy=True)
 
     def peek(self, kind: str, start: int, stop: int) -> torch.Tensor:
-        """Return the elements that `read` returns, but possibly as the memory itself."""
+        """Return the elements that `read` returns, in the dtype of their stream, possibly as the memory
+        itself."""
         if kind != MASTER:
             self._check(kind)
             return self.load(kind, start, stop)
@@ -261,7 +268,14 @@ class OwnStream:
 
     states: UnitStates
     kind: str
-    dtype: torch.dtype = torch.float32
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the elements: fp32, or bf16 where they are kept so."""
+        unit = self.states.unit
+        if self.kind == MASTER and self.states.encoding is Encoding.WEIGHT:
+            return unit.dtype
+        return stored_dtype(unit, self.kind)
 
     @property
     def numel(self) -> int:
@@ -274,7 +288,7 @@ class OwnStream:
         return self.states.unit.start - self.states.interval[0]
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return fp32 elements: a copy or the memory itself."""
+        """Return elements: a copy or the memory itself."""
         offset = self.own_start
         return self.states.peek(self.kind, offset + start, offset + stop)
 

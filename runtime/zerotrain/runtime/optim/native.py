@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from zerotrain.runtime._native import Segment as NativeSegment
 from zerotrain.runtime._native import UpdateTask, update_
 from zerotrain.runtime.kernels.adam import AdamArrays, update
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 
 class _NativeRule(UpdateRule):
     """The kernels' part of a rule of `rules.py`: the same bits on every processor, thread count and cut of
-    the range, for masters in fp32 and for those kept as bf16 weight and int16 remainder. Tensors on CUDA are
-    updated by the base class, except for Adam's (`NativeAdamRule`)."""
+    the range, for masters in fp32, for those kept as bf16 weight and int16 remainder, and for bf16 weights
+    that are their own masters, with states in fp32 or bf16. Tensors on CUDA are updated by the base class,
+    except for Adam's (`NativeAdamRule`)."""
 
     __slots__ = ()
 
@@ -72,6 +75,7 @@ class NativeKernel(Kernel):
             unit.weights,
             grad_scale=unit.grad_scale,
             weight_is_master=unit.writes_masters,
+            bf16_states=unit.state_dtype is torch.bfloat16,
         )
 
     def run(self, block: Block) -> None:

@@ -56,7 +56,9 @@ class UnitUpdate:
     weights: torch.Tensor
     """Weights of the same elements, on the same device."""
     writes_masters: bool = False
-    """Whether the weights are the fp32 masters themselves."""
+    """Whether the weights are the masters themselves."""
+    state_dtype: torch.dtype = torch.float32
+    """Dtype in which the states are kept."""
     name: str = ""
     """Name of the unit."""
 
@@ -119,7 +121,8 @@ class UpdateRule(ABC):
 
 
 class TorchKernel(Kernel):
-    """The update by torch's operations, in tiles. Where a tile has no master, one is made for it."""
+    """The update by torch's operations, in tiles. Where a tile has no fp32 master, one is made for it, and so
+    are fp32 copies of states in bf16. What is stored in bf16 is rounded once, to nearest, ties to even."""
 
     def __init__(self, rule: UpdateRule, unit: UnitUpdate) -> None:
         self.rule = rule
@@ -128,10 +131,14 @@ class TorchKernel(Kernel):
     def run(self, block: Block) -> None:
         for segment in self.unit.segments:
             low, high = max(block.start, segment.start), min(block.stop, segment.stop)
-            decodes, device = block.remainder is not None, self.unit.grads.device
+            device = self.unit.grads.device
+            decodes = block.master is None or block.master.dtype is not torch.float32
             for tile in tiles(low - block.start, high - block.start, device, decodes=decodes):
                 part = block.cut(tile)
                 grad = self.unit.grads[part.start : part.stop]
+                if part.master is not None and part.master.dtype is torch.bfloat16:
+                    self._update_bf16(part.master, grad, part.by_kind, segment)
+                    continue
                 if part.remainder is None:
                     assert part.master is not None
                     self.update(part.master, grad, part.by_kind, segment)
@@ -143,6 +150,17 @@ class TorchKernel(Kernel):
                 self.update(master, grad, part.by_kind, segment)
                 for target, half in zip((part.weight, part.remainder), split(master), strict=True):
                     target.copy_(half)
+
+    def _update_bf16(
+        self, master: torch.Tensor, grad: torch.Tensor, states: Mapping[str, torch.Tensor], segment: Segment
+    ) -> None:
+        """Update masters in bf16, with states in either dtype, in fp32 copies."""
+        wide, kept = master.float(), {kind: state.float() for kind, state in states.items()}
+        self.update(wide, grad.float(), kept, segment)
+        master.copy_(wide)
+        for kind, state in states.items():
+            if state is not kept[kind]:
+                state.copy_(kept[kind])
 
     def update(
         self, master: torch.Tensor, grad: torch.Tensor, states: Mapping[str, torch.Tensor], segment: Segment
@@ -197,6 +215,7 @@ class StepUpdate:
                         grad_scale=self._grad_scale,
                         weights=weights,
                         writes_masters=states.encoding is Encoding.WEIGHT,
+                        state_dtype=states.unit.placement.state_dtype,
                     )
                 )
                 if isinstance(states, ResidentStates):

@@ -1,4 +1,6 @@
-"""The fp32 sum of one unit's gradients: of the whole unit, of this rank's part, or this part in host memory.
+"""The sum of one unit's gradients: of the whole unit, of this rank's part, or this part in host memory.
+
+It is fp32, or bf16 where `Placement.bf16_masters` says so.
 
 Owned by `UnitGradients`, which decides when its contents count.
 """
@@ -20,7 +22,7 @@ class MovedSum(Protocol):
     """Sum of this rank's part of a unit's gradients in host memory, beside an accelerator."""
 
     values: torch.Tensor
-    """The sum, 1-D fp32 in host memory. Call `wait` before reading or writing it."""
+    """The sum, 1-D in host memory. Call `wait` before reading or writing it."""
 
     def wait(self) -> None:
         """Block until `values` may be read and written."""
@@ -57,7 +59,7 @@ class GradientSum:
 
     @property
     def values(self) -> torch.Tensor:
-        """The sum, 1-D fp32, once it may be read and written."""
+        """The sum, 1-D, once it may be read and written."""
         if self.moved is not None:
             self.moved.wait()
         return self._values
@@ -97,8 +99,9 @@ class GradientSum:
 
     def _made(self) -> torch.Tensor:
         start, stop = self.interval
+        dtype = self._unit.placement.sum_dtype
         if self.is_whole:
-            made = self._unit.comm.memory.keep(stop - start, torch.float32)
+            made = self._unit.comm.memory.keep(stop - start, dtype)
         else:
-            made = flat_zeros(stop - start, dtype=torch.float32, device=self._unit.comm.device)
+            made = flat_zeros(stop - start, dtype=dtype, device=self._unit.comm.device)
         return self._ledger.count(MemoryKind.GRADS, made)

@@ -1,7 +1,7 @@
 """Gradients of one trainable unit: the buffer that autograd writes into, and the sum of micro-batches.
 
 Autograd accumulates in place into `p.grad`, so every `p.grad` is a view of one flat buffer and no hook per
-parameter is needed. That buffer *is* the fp32 accumulator if dtype and placement allow it; otherwise it is a
+parameter is needed. That buffer *is* the accumulator if dtype and placement allow it; otherwise it is a
 zero-filled buffer that exists from the first gradient of a backward pass to the reduction. Parameters that
 got no gradient keep zeros. `slots.py` defines `p.grad` when that buffer is gone.
 """
@@ -41,7 +41,7 @@ class UnitGradients:
         self.unit = unit
         self._ledger = ledger
         self.sum = GradientSum(unit, ledger, make_moved)
-        self.is_direct = self.sum.is_whole and unit.layout.dtype == "fp32"
+        self.is_direct = self.sum.is_whole and unit.dtype is unit.placement.sum_dtype
         """Whether autograd writes into the accumulator itself."""
         self._is_blank = not self.is_direct
         """Whether the contents of `sum` count as zeros."""
@@ -61,7 +61,7 @@ class UnitGradients:
 
     @property
     def accumulator(self) -> torch.Tensor:
-        """1-D fp32 accumulator: this rank's shard if gradients are sharded, else the whole unit.
+        """1-D accumulator: this rank's shard if gradients are sharded, else the whole unit.
 
         Once a step's sum over the ranks is computed, only this rank's part of a whole unit is valid, unless
         states are replicated; under `Placement.sums_own_part` nothing else is there.

@@ -240,9 +240,9 @@ class Reducer:
             return local.clone()
         wire = local * self._before
         wire = wire if self._wire_dtype is None else wire.to(self._wire_dtype)
-        total, received = torch.zeros_like(local), torch.empty_like(wire)
+        total, received = torch.zeros_like(local, dtype=torch.float32), torch.empty_like(wire)
         for rank in range(comm.world_size):
             received.copy_(wire)
             comm.broadcast(received, label=label, source=rank)
             total.add_(received, alpha=self._after)
-        return total
+        return total.to(local.dtype)

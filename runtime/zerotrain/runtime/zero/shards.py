@@ -37,6 +37,20 @@ class Placement:
     splits_masters: bool = False
     """Whether bf16 weights are the upper halves of their masters (zero/rounding.py), and so are rounded half
     up."""
+    bf16_masters: bool = False
+    """Whether bf16 weights are their own masters, and gradients are summed in bf16."""
+    bf16_states: bool = False
+    """Whether optimizer states are kept in bf16; only with `bf16_masters`."""
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """Dtype of the sums of gradients."""
+        return torch.bfloat16 if self.bf16_masters else torch.float32
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Dtype in which the optimizer's states are kept."""
+        return torch.bfloat16 if self.bf16_states else torch.float32
 
     @classmethod
     def of_stage(cls, stage: int, *, world_size: int, has_tier: bool = False) -> Placement:

@@ -71,6 +71,7 @@ def get_full_grad(parameter: nn.Parameter) -> torch.Tensor:
     else:
         local = gradients.accumulator[place.segment.start : place.segment.stop]
         mean = place.core.reducer.copy_reduced(local, label=place.segment.fqn).view(place.segment.shape)
+        mean = mean.float()
     return mean.div_(place.core.callbacks.gradient_scale())
 
 
@@ -206,8 +207,8 @@ class _Place:
             )
 
     def own_grad(self, gradients: UnitGradients) -> torch.Tensor:
-        """Return this rank's part of the ranks' mean, on the device: a copy or the memory itself."""
-        return self.cut(gradients.own_part, self.unit.start).to(self.core.comm.device)
+        """Return this rank's part of the ranks' mean, fp32 on the device: a copy or the memory itself."""
+        return self.cut(gradients.own_part, self.unit.start).to(self.core.comm.device, torch.float32)
 
     def is_summed(self, gradients: UnitGradients) -> bool:
         """Return whether the owners already hold the mean over the ranks."""

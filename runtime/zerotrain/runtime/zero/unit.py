@@ -312,11 +312,12 @@ def _shared_shard(unit: Unit, dtype: torch.dtype) -> tuple[torch.Tensor | None, 
 
 
 def _initial_master(unit: Unit, initial: torch.Tensor) -> torch.Tensor | None:
-    """Return fp32 values of what this rank updates: the weights themselves if they are fp32; None if
-    frozen."""
+    """Return the first values of what this rank updates, in fp32, or the weights themselves if they are the
+    masters; None if frozen."""
     if not unit.layout.trainable:
         return None
-    if unit.layout.dtype == "fp32" and unit.keeps_shard:
+    is_master = unit.layout.dtype == "fp32" or unit.placement.bf16_masters
+    if is_master and unit.keeps_shard:
         return unit.shard if unit.placement.states_sharded else unit.full.tensor
     if unit.placement.params_sharded or not unit.placement.states_sharded:
         return initial

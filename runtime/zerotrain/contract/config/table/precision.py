@@ -19,7 +19,8 @@ PRECISION: tuple[Key, ...] = (
         kind=KeyKind.BOOL,
         default=False,
         auto="bf16",
-        effect="Parameters, activations and gradients in bf16; master weights and optimizer states in fp32.",
+        effect="Parameters, activations and gradients in bf16; master weights and optimizer states in fp32, "
+        "unless two keys below say otherwise.",
     ),
     Key(
         path="bf16.immediate_grad_update",
@@ -57,21 +58,22 @@ PRECISION: tuple[Key, ...] = (
         "round up in the weight. Adam, AdamW, Adagrad and Lion only; absent = on where states are "
         "offloaded. Not a key of DeepSpeed.",
     ),
-    *(
-        Key(
-            path=f"bf16.{name}",
-            kind=KeyKind.BOOL,
-            default=False,
-            needs="bf16.enabled",
-            status=Status.NOT_RUN,
-            note="Master weights, accumulated gradients and optimizer states are fp32.",
-            way_out=f"Remove bf16.{name}.",
-            effect=effect,
-        )
-        for name, effect in (
-            ("bf16_master_weights_and_grads", "Master weights and gradients in bf16."),
-            ("bf16_optimizer_states", "Optimizer states in bf16."),
-        )
+    Key(
+        path="bf16.bf16_master_weights_and_grads",
+        kind=KeyKind.BOOL,
+        default=False,
+        needs="bf16.enabled",
+        effect="The bf16 weight is its own master weight, and gradients are summed in bf16: 8 bytes of "
+        "state and 2 of gradient per element, not 12 and 4. Updates are computed in fp32 and rounded to "
+        "nearest. At every stage and with every offload; AdamW, Adam, SGD, Adagrad and Lion only.",
+    ),
+    Key(
+        path="bf16.bf16_optimizer_states",
+        kind=KeyKind.BOOL,
+        default=False,
+        needs="bf16.enabled",
+        effect="Optimizer states in bf16, 4 bytes per element with Adam; only with "
+        "bf16_master_weights_and_grads.",
     ),
     Key(
         path="fp16.enabled",
@@ -175,12 +177,13 @@ PRECISION: tuple[Key, ...] = (
                     value=name,
                     means="fp32",
                     status=Status.ACCEPTED,
-                    note="Gradients are accumulated in fp32.",
+                    note="Gradients are summed in fp32, or with bf16_master_weights_and_grads in bf16.",
                 )
                 for name in ("bf16", "bfloat16", "fp16", "float16")
             ),
         ),
-        effect="Dtype in which gradients of micro-batches are summed.",
+        effect="Dtype in which gradients of micro-batches are summed; bf16 with "
+        "bf16_master_weights_and_grads, whose absence it cannot replace.",
     ),
     Key(
         path="data_types.param_dtype",
