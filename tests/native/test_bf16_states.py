@@ -20,6 +20,7 @@ from tests.support.updates import (
     wild_arrays,
 )
 from zerotrain.runtime import _native
+from zerotrain.runtime.comm import sums
 
 pytestmark = pytest.mark.unit
 
@@ -159,6 +160,24 @@ def test_a_sum_is_rounded_once(dtype: torch.dtype, count: int, overwrite: bool) 
                 got = into.clone()
                 _native.accumulate_(got, parts, 1 / count, overwrite=overwrite, threads=threads, isa=isa)
                 assert torch.equal(got, wanted), (size, isa, threads)
+
+
+def test_sums_without_native_code_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last case has the sum itself among its parts."""
+    monkeypatch.setattr(sums, "_TILE", 4096)
+    into, parts = make_parts(10_000, 3, torch.bfloat16)
+    cases = [(into, parts, False), (into, parts, True), (parts[1], parts, True)]
+    found: list[list[torch.Tensor]] = []
+    for native in (_native, None):
+        monkeypatch.setattr(sums, "_native", native)
+        found.append([])
+        for target, given, overwrite in cases:
+            copies = [part.clone() for part in given]
+            sum_of = copies[1] if target is parts[1] else target.clone()
+            sums.accumulate_(sum_of, copies, 1 / 3, overwrite=overwrite)
+            found[-1].append(sum_of)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert torch.equal(found[0][1], found[0][2])
 
 
 def test_a_sum_of_squares_is_that_of_the_widened_values() -> None:

@@ -115,3 +115,23 @@ def test_it_is_for_gpus() -> None:
     rule = FusedAdamRule()
     assert type(rule.kernel(update_on("cuda"))) is FusedKernel
     assert type(rule.kernel(update_on("cpu"))) is TorchKernel, "there the native kernel is faster"
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_bf16_masters_are_the_rounded_result_of_fp32_copies(amsgrad: bool, state_dtype: torch.dtype) -> None:
+    rule = AdamRule(amsgrad=amsgrad)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(NUMEL, generator=generator, dtype=torch.float32).bfloat16()
+    states = {kind: torch.rand(NUMEL, generator=generator).to(state_dtype) for kind in rule.kinds}
+    grad = torch.randn(NUMEL, generator=generator, dtype=torch.float32).bfloat16()
+    wide, kept = weight.float(), {kind: state.to(torch.float32, copy=True) for kind, state in states.items()}
+    for values, moments, own in ((wide, kept, grad.float()), (weight, states, grad)):
+        kernel = FusedKernel(
+            rule, UnitUpdate(segments=segments(3), grads=own, grad_scale=SCALE, weights=values)
+        )
+        for part in (slice(0, 700), slice(700, NUMEL)):
+            kernel.run(block_of(values, None, moments).cut(part))
+    assert torch.equal(weight, wide.bfloat16())
+    for kind, state in kept.items():
+        assert torch.equal(states[kind], state.to(state_dtype)), kind

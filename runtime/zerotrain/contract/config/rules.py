@@ -16,6 +16,7 @@ from .encoding import (
     can_update_bf16,
     highest_stage,
 )
+from .errors import ConfigError
 from .groups import can_group
 
 Z = "zero_optimization"
@@ -131,11 +132,12 @@ def bf16_masters(draft: ConfigDraft) -> None:
                 f"Set {BF16_MASTERS} to true too, or remove the key.",
             )
         return
-    accumulation = "data_types.grad_accum_dtype"
-    if draft.given(accumulation) and draft.flat.given[accumulation].value not in ("bf16", "bfloat16"):
-        raise draft.error(
-            accumulation,
+    given = draft.flat.given.get("data_types.grad_accum_dtype")
+    if given is not None and str(given.value).casefold() not in ("auto", "bf16", "bfloat16"):
+        raise ConfigError(
+            given.written,
             f"must be bf16 with {BF16_MASTERS}, which sums gradients in bf16",
+            given.value,
             f"Remove it, or {BF16_MASTERS}.",
         )
     if draft.value(REMAINDERS):

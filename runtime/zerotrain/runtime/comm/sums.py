@@ -70,14 +70,14 @@ def accumulate_(
 
 def _round_sums(into: torch.Tensor, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool) -> None:
     """Run `accumulate_` in fp32, and round the sums into `into`."""
-    for tile in _tiles_of(into):
+    for tile in _tiles_of(into, divisor=8):  # fp32 copies must not take much of a device's memory
         total = into[tile].float()
         accumulate_(total, [part[tile] for part in parts], scale, overwrite=overwrite)
         into[tile].copy_(total)
 
 
-def _tiles_of(flat: torch.Tensor) -> Iterator[slice]:
-    size = _TILE if flat.device.type == "cpu" else _CUDA_TILE
+def _tiles_of(flat: torch.Tensor, *, divisor: int = 1) -> Iterator[slice]:
+    size = (_TILE if flat.device.type == "cpu" else _CUDA_TILE) // divisor
     for start in range(0, flat.numel(), size):
         yield slice(start, min(start + size, flat.numel()))
 
