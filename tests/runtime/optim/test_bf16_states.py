@@ -117,7 +117,7 @@ def train_all(cases: tuple[Case, ...]) -> list[Any]:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_every_stage_equals_the_plain_loop(world_size: int, is_torch: bool) -> None:
     cases = tuple(
-        Case(stage=stage, dtype=dtype, accumulation=accumulation, torch_adam=is_torch, steps=6)
+        Case(stage=stage, dtype=dtype, accumulation=accumulation, torch_adam=is_torch, steps=4)
         for stage, dtype, accumulation in product((0, 1, 2, 3), ("bf16 masters", "bf16 states"), (1, 2))
     )
     outcomes = run_ranks(world_size, train_all, cases)[0]
@@ -279,8 +279,8 @@ def test_every_tier_of_weights_has_the_same_bits() -> None:
 # --- what scripts see
 
 
-def show_states() -> dict[str, Any]:
-    engine = start(2, "bf16 states")
+def show_states(stage: int) -> dict[str, Any]:
+    engine = start(stage, "bf16 states")
     batch = token_batches(1, size=2)[0]
     engine.backward(engine(*batch))
     parameter = engine.module.get_parameter("blocks.0.up.weight")
@@ -295,8 +295,9 @@ def show_states() -> dict[str, Any]:
     return found
 
 
-def test_access_to_states_shows_fp32_and_rounds_what_is_set() -> None:
-    for shown in run_ranks(2, show_states):
+@pytest.mark.parametrize("stage", [0, 2])
+def test_access_to_states_shows_fp32_and_rounds_what_is_set(stage: int) -> None:
+    for shown in run_ranks(2, show_states, stage):
         assert shown == {"grad": "torch.float32", "state": [1.0], "master": ("torch.float32", [1.0])}
 
 
