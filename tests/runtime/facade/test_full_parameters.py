@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import zerotrain.runtime as zt
 from tests.runtime.facade.test_state_access import Model, backward, engine_at, parameter
@@ -141,3 +142,34 @@ def test_parameters_that_got_new_memory_keep_what_it_holds() -> None:
             assert errors, case
             assert all("parameter 'norm.weight' of shape" in text for text in errors), case
             assert all("pass modifier_rank=0" in text for text in errors), case
+
+
+class SharedHead(nn.Module):
+    """A model that uses a parameter of one layer in another one, so that its unit lives through a pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.block(self.embed(tokens)) + self.embed.weight.mean()
+        return hidden.square().mean()
+
+
+def evaluate_within() -> None:
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    config["zero_optimization"] |= {"stage3_param_persistence_threshold": 0}  # type: ignore[operator]
+    engine, *_ = zt.initialize(model=SharedHead(), config=config, unit_modules=["embed", "block"])
+    tokens = torch.arange(4)
+    for _ in range(2):
+        engine.backward(engine(tokens))
+        engine.step()
+        with torch.no_grad(), zt.full_parameters(engine.module):
+            for _ in range(2):
+                engine.module(tokens)
+                assert all(bool(value.isfinite().all()) for value in engine.module.parameters())
+
+
+def test_a_forward_pass_within_leaves_parameters_whole() -> None:
+    run_ranks(2, evaluate_within)

@@ -305,3 +305,21 @@ def test_rates_set_through_either_object_count() -> None:
     engine.backward(engine(torch.ones(1, 4)).sum())
     engine.step()
     assert torch.equal(model.weight, before - 1.0)
+
+
+@pytest.mark.unit
+@pytest.mark.filterwarnings("ignore:Detected call of")  # the first optimizer itself takes no step
+def test_a_schedule_over_the_optimizer_of_which_the_given_one_was_made_counts() -> None:
+    model = nn.Linear(4, 4)
+    first = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = lr_scheduler.LambdaLR(first, lambda step: 0.5**step)
+    given = torch.optim.SGD(first.param_groups, lr=1.0)
+    engine, mine, *_ = zt.initialize(model=model, config={"train_batch_size": 1}, optimizer=given)
+    for rate in (1.0, 0.5, 0.25):
+        assert engine.get_lr() == [rate]
+        before = model.weight.detach().clone()
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+        assert torch.equal(model.weight, before - rate)
+        schedule.step()
+    assert mine.param_groups[0] is first.param_groups[0]

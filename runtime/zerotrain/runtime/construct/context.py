@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -44,6 +45,19 @@ _registered: WeakKeyDictionary[nn.Module, dict[str, TensorRef]] = WeakKeyDiction
 
 _bound: WeakKeyDictionary[nn.Module, Mapping[str, Origin]] = WeakKeyDictionary()
 
+_builds_whole: ContextVar[bool] = ContextVar("builds_whole", default=False)
+
+
+@contextlib.contextmanager
+def whole_models() -> Iterator[None]:
+    """Make `init_context` within do nothing, for a library that fills its models after the context, in ways
+    that are not recorded: rank 0's values count then."""
+    token = _builds_whole.set(True)
+    try:
+        yield
+    finally:
+        _builds_whole.reset(token)
+
 
 @contextlib.contextmanager
 def init_context(
@@ -70,7 +84,7 @@ def init_context(
     """
     if config is not None and not isinstance(config, EngineConfig):
         load(config)
-    if not enabled:
+    if not enabled or _builds_whole.get():
         yield
         return
     log = ConstructionLog(torch.initial_seed() if seed is None else seed)

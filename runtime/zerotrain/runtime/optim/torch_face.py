@@ -247,6 +247,14 @@ def share_step_hooks(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -
 def hand_over(given: torch.optim.Optimizer, made: TorchOptimizer) -> None:
     """Make an optimizer that was passed to `initialize` another name of the engine's: groups, states (none)
     and methods are the same."""
+    if len(given.param_groups) == len(made.param_groups):
+        # The very dicts of the script's optimizer: another optimizer may have been made of its groups, whose
+        # schedule writes rates into them (Accelerate makes one where states are offloaded).
+        for index, (theirs, mine) in enumerate(zip(given.param_groups, made.param_groups, strict=True)):
+            values = dict(mine)
+            theirs.clear()
+            theirs.update(values)
+            made.param_groups[index] = theirs
     given.param_groups, given.state = made.param_groups, made.state
     made.followers.append(given)
     given.step = refuse_step  # type: ignore[method-assign]

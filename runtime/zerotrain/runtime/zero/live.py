@@ -127,7 +127,9 @@ class LiveWeights:
 
     def end_forward(self, *, keep: bool) -> None:
         """Free, after the model's forward, what lived through it (unless `keep`) and prefetches that were not
-        used."""
+        used, except what `full_parameters` holds."""
         for unit in self._units:
+            if unit.state is UnitState.HELD:
+                continue
             if unit.state is UnitState.GATHERING or (unit.is_wide and not keep):
                 unit.free()
