@@ -7,7 +7,7 @@
 `zerotrain launch script.py` and `python -m zerotrain.compat script.py` do the same without the lines. Only
 this process and the Python processes that it starts are affected; no package of that name is on disk.
 
-    __main__ > __init__ > refusal, activation > alias, processes > distribution
+    __main__ > program > __init__ > refusal, activation > alias, processes, libraries > distribution
 """
 
 from __future__ import annotations

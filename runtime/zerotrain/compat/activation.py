@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from zerotrain.compat.alias import DeepSpeedFinder
+from zerotrain.compat.libraries import watch
 from zerotrain.compat.processes import reach_children
 
 
@@ -17,4 +18,5 @@ def activate() -> None:
     a child, its parent has decided. No torch is loaded."""
     if not is_active():
         sys.meta_path.insert(0, DeepSpeedFinder())
+    watch()
     reach_children()

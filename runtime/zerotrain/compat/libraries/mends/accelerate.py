@@ -1,0 +1,72 @@
+"""Mends of Accelerate: ranks on processors that train through the engine."""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from zerotrain.compat.libraries.mends.worlds import check_world
+from zerotrain.runtime.engine import Engine
+
+
+def join_ranks_on_processors(module: ModuleType) -> None:
+    """Make `PartialState` use gloo for ranks without an accelerator.
+
+    Accelerate returns no backend for them, and then takes every rank for a world of its own.
+    """
+    state: Any = module.PartialState
+    prepare = state._prepare_backend
+
+    @functools.wraps(prepare)
+    def prepare_backend(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        backend, kind = prepare(self, cpu, *args, **kwargs)
+        if backend is None and kind == module.DistributedType.NO and is_rank():
+            return "gloo", module.DistributedType.MULTI_CPU
+        return backend, kind
+
+    state._prepare_backend = prepare_backend
+
+
+def check_number_of_ranks(module: ModuleType) -> None:
+    """Make `PartialState` compare its ranks with the launcher's when it is made."""
+    state: Any = module.PartialState
+    make = state.__init__
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        check_world("accelerate", self.num_processes)
+
+    state.__init__ = init
+
+
+def is_rank() -> bool:
+    """Return whether a launcher started this process as a rank."""
+    return int(os.environ.get("LOCAL_RANK", "-1")) >= 0
+
+
+def give_shapes_on_other_ranks(module: ModuleType) -> None:
+    """Make `get_state_dict` return names and shapes, as meta tensors, on ranks other than the first.
+
+    It returns None there at stage 3. `save_pretrained(is_main_process=False, state_dict=None)` would read the
+    model's own parameters, which are on other ranks, although it writes nothing.
+    """
+    accelerator: Any = module.Accelerator
+    get = accelerator.get_state_dict
+
+    @functools.wraps(get)
+    def get_state_dict(self: Any, model: Any, unwrap: bool = True) -> Any:
+        found = get(self, model, unwrap)
+        if found is not None or not isinstance(model, Engine):
+            return found
+        return {
+            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+            for name, value in model.module.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    accelerator.get_state_dict = get_state_dict

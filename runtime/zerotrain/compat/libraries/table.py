@@ -1,0 +1,74 @@
+"""The private symbols of other libraries that zerotrain relies on or mends."""
+
+from __future__ import annotations
+
+from zerotrain.compat.libraries.surface import Surface
+
+ACCELERATE = "1.15"
+TRANSFORMERS = "5.24"
+TRL = "1.16"
+
+SURFACES: tuple[Surface, ...] = (
+    Surface(
+        module="accelerate.state",
+        symbol="PartialState._prepare_backend",
+        versions=ACCELERATE,
+        why="ranks without a GPU would each be a world of its own",
+        mend="accelerate.join_ranks_on_processors",
+    ),
+    Surface(
+        module="accelerate.state",
+        symbol="PartialState.__init__",
+        versions=ACCELERATE,
+        why="a rank that sees another number of ranks must not train",
+        mend="accelerate.check_number_of_ranks",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.get_state_dict",
+        versions=ACCELERATE,
+        why="save_pretrained on ranks other than the first would read partitioned parameters",
+        mend="accelerate.give_shapes_on_other_ranks",
+    ),
+    Surface(
+        module="transformers.integrations.deepspeed",
+        symbol="deepspeed_load_checkpoint",
+        versions=TRANSFORMERS,
+        why="a resume would look for global_step* only",
+        mend="transformers.load_own_checkpoints",
+    ),
+    Surface(
+        module="transformers.modeling_utils",
+        symbol="prevent_arange_dtype_change",
+        versions=TRANSFORMERS,
+        why="under stage 3 rank 0 would load weights into tensors without memory",
+        mend="transformers.build_whole_models",
+    ),
+    Surface(
+        module="trl.models.utils",
+        symbol="remove_hooks",
+        versions=TRL,
+        why="generation at stage 3 would take hooks off DeepSpeed's optimizer",
+        mend="trl.keep_hooks",
+    ),
+    Surface(
+        module="trl.models.utils",
+        symbol="add_hooks",
+        versions=TRL,
+        why="generation at stage 3 would put hooks on DeepSpeed's optimizer",
+    ),
+    Surface(
+        module="trl.models.utils",
+        symbol="prepare_deepspeed",
+        versions=TRL,
+        why="an engine would be taken for a function that returns rewards",
+        mend="trl.give_models_for_evaluation",
+    ),
+    Surface(
+        module="trl.trainer.utils",
+        symbol="maybe_gather_lm_head_ctx",
+        versions=TRL,
+        why="losses in chunks would read ds_status of a parameter that is whole",
+        mend="trl.gather_heads",
+    ),
+)

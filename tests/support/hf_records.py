@@ -1,0 +1,47 @@
+"""Records the losses of a script of others without changing it: where its library hands them to backward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_losses: list[float] = []
+_logged: dict[str, list[float]] = {}
+
+KEYS = ("eval_loss", "grad_norm", "learning_rate", "reward", "rewards/margins")
+"""Values of the Trainer's logs that are compared besides the losses."""
+
+
+def install() -> None:
+    """Record the losses of Accelerate's loops (the Trainer's included) and of Lightning's."""
+    import accelerate
+    from lightning.pytorch.strategies import Strategy
+    from transformers import Trainer
+
+    _record(accelerate.Accelerator, "backward")
+    _record(Strategy, "backward")
+    log: Any = Trainer.log
+
+    def logged(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        for key in KEYS:
+            if logs.get(key) is not None:
+                _logged.setdefault(key, []).append(float(logs[key]))
+        return log(self, logs, *args, **kwargs)
+
+    Trainer.log = logged  # type: ignore[method-assign]
+
+
+def _record(owner: Any, name: str) -> None:
+    inner = getattr(owner, name)
+
+    def recorded(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        _losses.append(float(loss.detach()))
+        return inner(self, loss, *args, **kwargs)
+
+    setattr(owner, name, recorded)
+
+
+def write(path: Path) -> None:
+    """Write what this process recorded."""
+    path.write_text(json.dumps({"losses": _losses, "logged": _logged}))
