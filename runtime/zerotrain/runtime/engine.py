@@ -475,8 +475,16 @@ class Engine(Names):
 
     @property
     def lr_scheduler(self) -> Schedule | None:
-        """The same as `scheduler`."""
-        return self.scheduler
+        """The same as `scheduler`; None from then on that None was assigned."""
+        return self.scheduler if self._parts.loop.steps_schedule else None
+
+    @lr_scheduler.setter
+    def lr_scheduler(self, value: None) -> None:
+        """Let the script step the schedule instead of `step()`, as Lightning does. Raises ValueError for
+        another value than None."""
+        if value is not None:
+            raise ValueError("only None can be assigned to lr_scheduler: pass a schedule to initialize()")
+        self._parts.loop.steps_schedule = False
 
     # --- names of DeepSpeed and of the model
 

@@ -7,6 +7,7 @@ from zerotrain.compat.libraries.surface import Surface
 ACCELERATE = "1.15"
 TRANSFORMERS = "5.24"
 TRL = "1.16"
+LIGHTNING = "2.6"
 
 SURFACES: tuple[Surface, ...] = (
     Surface(
@@ -70,5 +71,68 @@ SURFACES: tuple[Surface, ...] = (
         versions=TRL,
         why="losses in chunks would read ds_status of a parameter that is whole",
         mend="trl.gather_heads",
+    ),
+    Surface(
+        module="lightning.pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.setup_environment",
+        versions=LIGHTNING,
+        why="the strategy would refuse processors",
+        mend="lightning.train_on_processors",
+    ),
+    Surface(
+        module="lightning.pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy._initialize_deepspeed_inference",
+        versions=LIGHTNING,
+        why="an evaluation after a fit would remove the engine's hooks",
+        mend="lightning.evaluate_after_fit",
+    ),
+    Surface(
+        module="lightning.pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.handles_gradient_accumulation",
+        versions=LIGHTNING,
+        why="Lightning and the engine would count micro-batches differently",
+        mend="lightning.accumulate_as_ddp",
+    ),
+    Surface(
+        module="lightning.pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.teardown",
+        versions=LIGHTNING,
+        why="the end of a run would move partitioned parameters to the host",
+        mend="lightning.leave_models_in_place",
+    ),
+    Surface(
+        module="lightning.pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.lightning_module_state_dict",
+        versions=LIGHTNING,
+        why="a checkpoint would read weights during an update in the background",
+        mend="lightning.settle_before_reading",
+    ),
+    Surface(
+        module="lightning.pytorch.plugins.precision.deepspeed",
+        symbol="DeepSpeedPrecision.backward",
+        versions=LIGHTNING,
+        why="losses would be divided twice by the accumulation steps",
+        mend="lightning.divide_losses_once",
+    ),
+    Surface(
+        module="lightning.pytorch.strategies",
+        symbol="StrategyRegistry",
+        versions=LIGHTNING,
+        why='Trainer(strategy="zerotrain") would not exist',
+        mend="lightning.register_names",
+    ),
+    Surface(
+        module="lightning.pytorch.accelerators.cpu",
+        symbol="CPUAccelerator.auto_device_count",
+        versions=LIGHTNING,
+        why="ranks on processors would each be a world of its own",
+        mend="lightning.count_ranks_of_processors",
+    ),
+    Surface(
+        module="lightning.pytorch.trainer.trainer",
+        symbol="Trainer.fit",
+        versions=LIGHTNING,
+        why="a rank that sees another number of ranks must not train",
+        mend="lightning.check_number_of_ranks",
     ),
 )

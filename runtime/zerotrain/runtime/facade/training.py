@@ -43,6 +43,8 @@ class TrainingLoop:
     feeding: Feeding
     hooks: StepHooks
     checkpoints: EngineCheckpoints
+    steps_schedule: bool = True
+    """Whether `step` advances the schedule; else the script does."""
     _has_scaled: bool = False
     """Whether `scale` was called since the last step."""
 
@@ -174,7 +176,7 @@ class TrainingLoop:
         )
         if outcome.result.skipped:
             self.state.skipped_steps += 1
-        else:
+        elif self.steps_schedule:
             self.schedule.step()
         self.state.stop_agreed = outcome.stop
         self._settle_device()

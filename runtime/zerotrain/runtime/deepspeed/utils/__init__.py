@@ -6,17 +6,16 @@ The state functions raise where DeepSpeed's return None: for a frozen parameter,
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
-from zerotrain.runtime.deepspeed.utils import groups, init_on_device, timer, zero_to_fp32
+from zerotrain.runtime.deepspeed.utils import groups, init_on_device, logging, timer, zero_to_fp32
 from zerotrain.runtime.deepspeed.utils.init_on_device import OnDevice
+from zerotrain.runtime.deepspeed.utils.logging import log_dist, logger
 from zerotrain.runtime.zero import leaves, state_access
 from zerotrain.runtime.zero.state_access import get_full_fp32 as safe_get_full_fp32_param
 from zerotrain.runtime.zero.state_access import get_full_grad as safe_get_full_grad
@@ -35,6 +34,7 @@ __all__ = [
     "init_on_device",
     "log_dist",
     "logger",
+    "logging",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
@@ -57,8 +57,6 @@ __all__ = [
 
 __getattr__ = attributes_of(__name__)
 
-logger = logging.getLogger("zerotrain")
-
 
 def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> torch.Tensor:
     """Call `zerotrain.runtime.get_full_optimizer_state`."""
@@ -78,13 +76,6 @@ def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) ->
 def safe_set_local_optimizer_state(param: nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
     """Call `zerotrain.runtime.set_local_optimizer_state`, with the key last."""
     state_access.set_local_optimizer_state(param, optim_state_key, value)
-
-
-def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:
-    """Log on the given ranks; on all of them for None or [-1]."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    if not ranks or -1 in ranks or rank in ranks:
-        logger.log(level, "[rank %d] %s", rank, message)
 
 
 def set_z3_leaf_modules(

@@ -1,0 +1,173 @@
+"""Mends of Lightning's DeepSpeed strategy: processors, the name "zerotrain", accumulation as under DDP, and
+evaluation after a fit."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from zerotrain.compat.libraries.mends.worlds import check_world
+from zerotrain.runtime.engine import Engine
+
+NAME = "zerotrain"
+
+
+def train_on_processors(module: ModuleType) -> None:
+    """Make `DeepSpeedStrategy` run on processors: it refuses all but CUDA."""
+    strategy: Any = module.DeepSpeedStrategy
+    setup = strategy.setup_environment
+
+    @functools.wraps(setup)
+    def setup_environment(self: Any) -> None:
+        if isinstance(self.accelerator, module.CUDAAccelerator):
+            setup(self)
+        else:
+            super(strategy, self).setup_environment()
+
+    strategy.setup_environment = setup_environment
+    _ignore_processors_indices(module)
+
+
+def _ignore_processors_indices(module: ModuleType) -> None:
+    validate: Callable[[Sequence[torch.device]], None] = module._validate_device_index_selection
+
+    @functools.wraps(validate)
+    def validate_indices(parallel_devices: Sequence[torch.device]) -> None:
+        validate([device for device in parallel_devices if device.type != "cpu"])
+
+    module._validate_device_index_selection = validate_indices  # type: ignore[attr-defined]
+
+
+def count_ranks_of_processors(module: ModuleType) -> None:
+    """Make `devices="auto"` on processors mean the ranks that the launcher started, instead of one."""
+    accelerator: Any = module.CPUAccelerator
+    accelerator.auto_device_count = staticmethod(lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def register_names(module: ModuleType) -> None:
+    """Register the DeepSpeed strategies under our name, too: "zerotrain", "zerotrain_stage_3", ..."""
+    registry: Any = (
+        module.StrategyRegistry if hasattr(module, "StrategyRegistry") else module.STRATEGY_REGISTRY
+    )
+    for name, entry in list(registry.items()):
+        if name.startswith("deepspeed"):
+            registry.register(
+                name.replace("deepspeed", NAME, 1),
+                entry["strategy"],
+                description=entry["description"].replace("DeepSpeed", NAME),
+                **entry["init_params"],
+            )
+
+
+def evaluate_after_fit(module: ModuleType) -> None:
+    """Make `test`, `validate` and `predict` after a fit go on with the engine of the fit.
+
+    Lightning removes all hooks of the model and calls `initialize` again.
+    """
+    strategy: Any = module.DeepSpeedStrategy
+    train, evaluate = strategy._initialize_deepspeed_train, strategy._initialize_deepspeed_inference
+
+    @functools.wraps(train)
+    def initialize_train(self: Any, model: torch.nn.Module) -> None:
+        train(self, model)
+        self._zerotrain_engine = self.model
+        self.model.set_gradient_accumulation_boundary(True)  # see accumulate_as_ddp
+
+    @functools.wraps(evaluate)
+    def initialize_inference(self: Any, model: torch.nn.Module) -> None:
+        engine = getattr(self, "_zerotrain_engine", None)
+        if engine is not None and engine.module is model:
+            self.model = engine
+        else:
+            evaluate(self, model)
+
+    strategy._initialize_deepspeed_train = initialize_train
+    strategy._initialize_deepspeed_inference = initialize_inference
+
+
+def accumulate_as_ddp(module: ModuleType) -> None:
+    """Make Lightning tell the engine which micro-batches end a step.
+
+    The strategy lets the engine count them, across epochs, while Lightning counts within an epoch and steps
+    at its end.
+    """
+    strategy: Any = module.DeepSpeedStrategy
+    strategy.handles_gradient_accumulation = property(lambda self: False)
+    strategy.block_backward_sync = _accumulate
+
+
+@contextmanager
+def _accumulate(strategy: Any) -> Iterator[None]:
+    """Run micro-batches that end no step."""
+    strategy.model.set_gradient_accumulation_boundary(False)
+    try:
+        yield
+    finally:
+        strategy.model.set_gradient_accumulation_boundary(True)
+
+
+def divide_losses_once(module: ModuleType) -> None:
+    """Make `backward` pass losses on as they are: Lightning has divided them by the accumulation steps."""
+    precision: Any = module.DeepSpeedPrecision
+    inner = precision.backward
+
+    @functools.wraps(inner)
+    def backward(self: Any, *args: Any, **kwargs: Any) -> None:
+        inner(self, *args, **{"scale_wrt_gas": False, **kwargs})
+
+    precision.backward = backward
+
+
+def leave_models_in_place(module: ModuleType) -> None:
+    """Make the end of a run leave a model that an engine drives where it is, instead of moving parameters,
+    of which a rank has a part, to the host."""
+    strategy: Any = module.DeepSpeedStrategy
+    end = strategy.teardown
+
+    @functools.wraps(end)
+    def teardown(self: Any) -> None:
+        if not isinstance(self.model, Engine):
+            end(self)
+            return
+        self.model.synchronize()
+        model, attributes = self.lightning_module, vars(self.lightning_module)
+        attributes["cpu"] = lambda: model
+        try:
+            end(self)
+        finally:
+            del attributes["cpu"]
+
+    strategy.teardown = teardown
+
+
+def settle_before_reading(module: ModuleType) -> None:
+    """Make the collection of the model's state wait for an update in the background."""
+    strategy: Any = module.DeepSpeedStrategy
+    read = strategy.lightning_module_state_dict
+
+    @functools.wraps(read)
+    def lightning_module_state_dict(self: Any) -> Any:
+        if isinstance(self.model, Engine):
+            self.model.synchronize()
+        return read(self)
+
+    strategy.lightning_module_state_dict = lightning_module_state_dict
+
+
+def check_number_of_ranks(module: ModuleType) -> None:
+    """Make `Trainer.fit` compare its ranks with the launcher's."""
+    trainer: Any = module.Trainer
+    run = trainer.fit
+
+    @functools.wraps(run)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_world("lightning", self.world_size)
+        return run(self, *args, **kwargs)
+
+    trainer.fit = fit
