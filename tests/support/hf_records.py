@@ -9,7 +9,7 @@ from typing import Any
 _losses: list[float] = []
 _logged: dict[str, list[float]] = {}
 
-KEYS = ("eval_loss", "grad_norm", "learning_rate", "reward", "rewards/margins")
+KEYS = ("loss", "eval_loss", "grad_norm", "reward", "rewards/margins")
 """Values of the Trainer's logs that are compared besides the losses."""
 
 

@@ -17,6 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.support import hf_records
 
 LIBRARIES = (
@@ -93,6 +95,8 @@ def rank_main(request: dict[str, Any], rank: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(request["port"]), **request["environment"]}
     os.chdir(request["folder"])
+    # Where DDP's own parts end after the group, a rank may wait for one that has ended.
+    torch.distributed.destroy_process_group = torch.distributed.barrier
     script = Path(request["script"])
     sys.argv = [str(script), *request["arguments"]]
     sys.path.insert(0, str(script.parent))

@@ -1,0 +1,59 @@
+"""Comparison of a training script in the engine's tiers with itself under DDP."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.hf_cases import IN_ALL_TIERS, STEPS, TIERS, Assets, Case, write_config
+from tests.support.hf_scripts import Losses, difference, run_script
+
+TOLERANCE = 1e-5
+ALL = "ZEROTRAIN_HF"
+"""Variable that is `all` where every script runs in every tier (`make test-hf`)."""
+
+
+def tiers_of(name: str, case: Case) -> list[str]:
+    """Return the tiers in which a case runs here."""
+    everything = os.environ.get(ALL) == "all" or name in IN_ALL_TIERS
+    return list(TIERS) if everything else [case.tier]
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """Assets and folders of runs."""
+
+    folder: Path
+    assets: Assets
+    differences: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, folder: Path) -> Bench:
+        """Write the assets into a folder."""
+        return cls(folder=folder, assets=Assets(folder=folder / "assets").make())
+
+    def run(self, name: str, case: Case, tier: str | None, *more: str, ranks: int = 2) -> list[Losses]:
+        """Run a case in a tier, or under DDP for None."""
+        folder = self.folder / re.sub(r"\W+", "_", f"{name} {tier} {ranks}")
+        arguments = [*self.assets.arguments(case.arguments), *more]
+        if tier is not None:
+            config = write_config(folder, tier, optimizer="optimizer" in name)
+            arguments += ["--deepspeed", str(config)]
+        return run_script(case.path, folder, *arguments, ranks=ranks)
+
+    def compare(self, name: str, case: Case, tiers: Sequence[str]) -> None:
+        """Assert that a case's losses in each tier are those under DDP, and that tiers which sum gradients in
+        the same order agree to the bit."""
+        reference = self.run(name, case, None)
+        assert all(len(rank.losses) >= STEPS for rank in reference)
+        found = {tier: self.run(name, case, tier) for tier in tiers}
+        for tier, runs in found.items():
+            self.differences[name, tier] = difference(runs, reference)
+            print(f"HF | {name} | {tier} | {self.differences[name, tier]:.1e} |")
+        assert all(self.differences[name, tier] <= TOLERANCE for tier in tiers), self.differences
+        # Stage 1 adds a rank's micro-batches before it reduces, the others afterwards.
+        alike = [runs for tier, runs in found.items() if tier != "1"]
+        assert all([rank.losses for rank in runs] == [rank.losses for rank in alike[0]] for runs in alike)
