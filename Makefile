@@ -20,7 +20,7 @@ ARGS ?=
 # process with everything.
 WORKERS ?= 4
 
-.PHONY: help demo check test test-all gpu-check lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
+.PHONY: help demo check test test-all test-hf gpu-check lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -65,6 +65,9 @@ test: venv ## the tests, but for slow ones and those that need tools
 
 test-all: venv ## every test, as CI does
 	$(PYTEST) $(ARGS)
+
+test-hf: venv ## every script of Hugging Face's libraries and Lightning in every tier, beside DDP
+	ZEROTRAIN_HF=all $(PYTEST) tests/huggingface $(ARGS)
 
 gpu-check: venv ## the engine on an NVIDIA GPU: steps, memory, kernels, tests (CI runs what needs none)
 	$(PY) -m tests.gpu $(ARGS)
