@@ -1,4 +1,4 @@
-"""The table of other libraries' symbols: rows are applied after an import, and a missing symbol is explained."""
+"""The table of other libraries' symbols: rows apply after an import; a missing one is explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installed libraries have the symbols of the table, and a rank in a world of its own ends before it trains."""
+"""Installed libraries have the symbols of the table; a rank in a world of its own ends before it trains."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def save_tokenizer(folder: Path) -> Any:
 
 
 def save_models(folder: Path) -> None:
-    """Save a causal model, a classifier and a reward model with the tokenizer in folders of their names."""
+    """Save causal models, a classifier and a reward model with the tokenizer in folders of their names."""
     import torch
     import transformers
 
@@ -51,6 +51,7 @@ def save_models(folder: Path) -> None:
     config = transformers.LlamaConfig(**sizes)
     kinds: dict[str, Any] = {
         "causal": transformers.LlamaForCausalLM(config),
+        "teacher": transformers.LlamaForCausalLM(config),
         "classifier": transformers.LlamaForSequenceClassification(
             transformers.LlamaConfig(**sizes, num_labels=2)
         ),

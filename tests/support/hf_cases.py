@@ -120,7 +120,7 @@ OTHERS_CASES: Mapping[str, Case] = {
     "rloo": _trl("rloo", "dc69ad03f5993634", "2", *REWARDED, *GENERATED),
     "kto": _trl("kto", "a0ec1892190afef4", "3", "--dataset_name", "{data}/unpaired", "--max_length", "64"),
     "distillation": _trl(
-        *("distillation", "66d9d86442182a2d", "3", "--teacher_model_name_or_path", "{models}/causal"),
+        *("distillation", "66d9d86442182a2d", "3", "--teacher_model_name_or_path", "{models}/teacher"),
         *("--dataset_name", "{data}/prompts", "--max_completion_length", "16"),
     ),
 }
