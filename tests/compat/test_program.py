@@ -83,7 +83,7 @@ def test_a_library_that_sees_another_world_ends_the_rank_before_its_first_step(f
     (folder / "accelerate").mkdir()
     (folder / "accelerate" / "__init__.py").touch()
     (folder / "accelerate" / "state.py").write_text(
-        "class PartialState:\n    _shared_state = {'num_processes': 1}"
+        "class PartialState:\n    _shared_state = {'num_processes': 1}\n    def _prepare_backend(self): ..."
     )
     (folder / "script.py").write_text(
         "import accelerate.state, deepspeed, torch\n"

@@ -14,7 +14,7 @@ from tests.support.jobs import make_job
 from zerotrain.cli.main import app
 from zerotrain.contract.config import ConfigError, load, resolve
 from zerotrain.contract.config.keys import Status
-from zerotrain.contract.config.postponed import document, postponed_keys
+from zerotrain.contract.config.postponed import postponed_keys
 from zerotrain.contract.config.table import KEYS
 from zerotrain.operator.api.validation import refusals
 from zerotrain.runtime import initialize

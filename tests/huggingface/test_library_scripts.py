@@ -37,7 +37,7 @@ def test_a_script_of_trl_trains_as_under_ddp(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_accelerates_own_checks_pass(tmp_path: Path, name: str) -> None:
-    """Its scripts are configured by the environment, as `accelerate launch` sets it."""
+    """Run Accelerate's scripts, which the environment configures as `accelerate launch` sets it."""
     environment = {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_DEEPSPEED_ZERO_STAGE": CHECKS[name].tier,

@@ -1,7 +1,8 @@
-"""What the scripts train on: tiny models of random weights with a tokenizer in folders, and JSONL files."""
+"""Tiny models of random weights with a tokenizer, and JSONL files, for the scripts."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,!?012345678
 
 def save_tokenizer(folder: Path) -> Any:
     """Save a tokenizer of single characters with a chat template."""
-    import transformers
     from tokenizers import Tokenizer, decoders, models
 
+    transformers: Any = importlib.import_module("transformers")
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     vocabulary = {text: number for number, text in enumerate([*special, *CHARACTERS])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
@@ -34,8 +35,8 @@ def save_tokenizer(folder: Path) -> Any:
 def save_models(folder: Path) -> None:
     """Save causal models, a classifier and a reward model with the tokenizer in folders of their names."""
     import torch
-    import transformers
 
+    transformers: Any = importlib.import_module("transformers")
     sizes: dict[str, Any] = {
         "vocab_size": 96,
         "hidden_size": 32,

@@ -23,7 +23,7 @@ class ScriptFailed(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What one rank recorded."""
+    """Values that one rank recorded."""
 
     losses: list[float]
     logged: dict[str, list[float]]

@@ -30,7 +30,7 @@ class Surface:
     """Versions of the library with which the row was tested: from, and up to which."""
 
     why: str
-    """What goes wrong without the row."""
+    """Effect of leaving the row out."""
 
     mend: str | None = None
     """Function below `mends` that changes the module, as `module.function`; None = the symbol is only relied

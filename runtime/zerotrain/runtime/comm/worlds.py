@@ -26,6 +26,13 @@ def check_worlds() -> None:
         raise LaunchError(_text("Accelerate", seen, joined))
 
 
+def check_seen(who: str, seen: int) -> None:
+    """Raise LaunchError unless a library counts as many ranks as the launcher started."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if seen != started:
+        raise LaunchError(_text(who, seen, started))
+
+
 def _accelerates() -> int | None:
     """Return the number of processes of Accelerate's state; None if it has none here."""
     module = sys.modules.get("accelerate.state")

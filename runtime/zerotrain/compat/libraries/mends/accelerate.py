@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerotrain.compat.libraries.mends.worlds import check_world
+from zerotrain.runtime.comm.worlds import check_seen
 from zerotrain.runtime.engine import Engine
 
 
@@ -39,7 +39,7 @@ def check_number_of_ranks(module: ModuleType) -> None:
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        check_world("accelerate", self.num_processes)
+        check_seen("Accelerate", self.num_processes)
 
     state.__init__ = init
 

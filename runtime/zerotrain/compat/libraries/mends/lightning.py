@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zerotrain.compat.libraries.mends.worlds import check_world
+from zerotrain.runtime.comm.worlds import check_seen
 from zerotrain.runtime.engine import Engine
 
 NAME = "zerotrain"
@@ -167,7 +167,7 @@ def check_number_of_ranks(module: ModuleType) -> None:
 
     @functools.wraps(run)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_world("lightning", self.world_size)
+        check_seen("Lightning", self.world_size)
         return run(self, *args, **kwargs)
 
     trainer.fit = fit
