@@ -159,3 +159,25 @@ def test_momentum_cycles_only_where_there_is_one() -> None:
     with pytest.raises(ValueError, match="momentum"):
         rates.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20)
     optimizer.engine.close()
+
+
+def test_a_script_may_take_the_schedule_over() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine, *_ = zt.initialize(
+        model=model,
+        optimizer=optimizer,
+        config={"train_batch_size": 1},
+        lr_scheduler=rates.LambdaLR(optimizer, lambda step: 0.5**step),
+    )
+    schedule, engine.lr_scheduler = engine.lr_scheduler, None
+    assert engine.lr_scheduler is None
+    assert schedule is not None
+    for rate in (1.0, 0.5):
+        for _ in range(2):
+            engine.backward(engine(torch.ones(1, 2)).sum())
+            engine.step()
+            assert engine.get_lr() == [rate]
+        schedule.step()
+    with pytest.raises(ValueError, match="pass a schedule to initialize"):
+        engine.lr_scheduler = schedule  # type: ignore[assignment]
