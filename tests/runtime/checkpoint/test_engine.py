@@ -55,12 +55,14 @@ def test_first_save_claims_the_folder_and_a_load_does_not(
         world_size=1,
         node_rank=0,
         config_path=tmp_path / "c.json",
+        checkpoint_dir=tmp_path / "job",
     )
     for name, value in spec.to_env().items():
         monkeypatch.setenv(name, value)
     engine = checkpoint_engines.make_engine(world_size=1)
     engine.load_checkpoint(tmp_path)
     assert read_fence(tmp_path) is None
+    assert read_fence(tmp_path / "job") == Owner(attempt=2, job_uid="uid-7")
     engine.save_checkpoint(tmp_path, "first")
     assert read_fence(tmp_path) == Owner(attempt=2, job_uid="uid-7")
     take_over(tmp_path, Owner(attempt=3, job_uid="uid-7"))

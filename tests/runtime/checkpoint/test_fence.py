@@ -146,3 +146,18 @@ def test_lock_keeps_two_committers_apart_and_is_bounded(tmp_path: Path) -> None:
             assert not also_held
     with folder_lock(tmp_path, wait_seconds=0.0) as held:
         assert held
+
+
+def test_the_fence_of_the_jobs_folder_counts_wherever_an_attempt_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that saves each step into a folder of its own, as other trainers do."""
+    job, output = tmp_path / "job", tmp_path / "output"
+    for owner in (FIRST, SECOND):
+        checkpoint.open_attempt(job, owner)
+    monkeypatch.setattr("zerotrain.runtime.checkpoint.writer.job_folder", lambda: job)
+    save(output / "checkpoint-400", SECOND, 400)
+    with pytest.raises(CheckpointFenced, match=f"{job} belongs to attempt 2"):
+        save(output / "checkpoint-600", FIRST, 600)
+    assert load(output / "checkpoint-400").step == 400
+    assert load(output / "checkpoint-600").path is None

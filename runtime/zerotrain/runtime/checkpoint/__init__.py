@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zerotrain.runtime.checkpoint.writer import (
         SaveOptions,
         begin,
+        job_folder,
         open_attempt,
         owner_from_environment,
         save,
@@ -55,6 +56,7 @@ _HOME = {
         "SaveOptions",
         "begin",
         "check_storable",
+        "job_folder",
         "open_attempt",
         "owner_from_environment",
         "save",
@@ -82,6 +84,7 @@ __all__ = [
     "Staging",
     "begin",
     "check_storable",
+    "job_folder",
     "load",
     "open_attempt",
     "owner_from_environment",

@@ -3,6 +3,9 @@
 A new attempt writes `fence.json` before it loads anything. Every commit re-reads it under the lock, so that a
 pod of an older attempt that is still running on a lost node can finish writing but never commit. Another job
 (other uid) that is pointed at the folder takes it over in the same way.
+
+A program may save into any folder, another one in each save. So a commit anywhere also needs the fence of the
+job's own folder, where the launch environment names one.
 """
 
 from __future__ import annotations
@@ -68,6 +71,22 @@ def check_owner(directory: Path, owner: Owner) -> None:
         return
     if current.job_uid != owner.job_uid or current.attempt > owner.attempt:
         raise CheckpointFenced.found(directory, mine=str(owner), fence=str(current))
+
+
+@contextlib.contextmanager
+def owned(directory: Path, owner: Owner, *, job_folder: Path | None = None) -> Iterator[None]:
+    """Hold the locks of the folder and of the job's own while something is committed.
+
+    Raises CheckpointFenced unless `owner` may commit in both.
+    """
+    # The job's folder first, in every process.
+    places = [directory] if job_folder in (None, directory) else [job_folder, directory]
+    with contextlib.ExitStack() as locks:
+        for place in places:
+            if place is not None and place.is_dir():
+                locks.enter_context(folder_lock(place))
+                check_owner(place, owner)
+        yield
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain.contract.strict_json import read_json
 from zerotrain.runtime.checkpoint.errors import CheckpointError
-from zerotrain.runtime.checkpoint.fence import Owner, check_owner, folder_lock
+from zerotrain.runtime.checkpoint.fence import Owner, owned
 from zerotrain.runtime.checkpoint.files import (
     fsync_folder,
     json_bytes,
@@ -57,6 +57,8 @@ class StepFolder:
     """Number of earlier saves of this process: keeps files of a failed save apart from this one's."""
     is_latest: bool = True
     """Whether `latest` will name the checkpoint, and a load without a tag may take it."""
+    job_folder: Path | None = None
+    """The job's own checkpoint folder, whose fence counts as well; None = there is none."""
 
     @property
     def final(self) -> Path:
@@ -97,8 +99,7 @@ class StepFolder:
         CheckpointError, OSError."""
         files = tuple(self._written_file(rank) for rank in range(self.world_size))
         manifest = json_bytes(manifest_of(files).to_json())
-        with folder_lock(self.directory):
-            check_owner(self.directory, self.owner)
+        with owned(self.directory, self.owner, job_folder=self.job_folder):
             keep = {entry.name for entry in files}
             for entry in self.temporary.iterdir():
                 if entry.name not in keep:

@@ -60,6 +60,7 @@ class SaveOptions:
             world_size=world_size,
             serial=self.serial,
             is_latest=self.save_latest,
+            job_folder=job_folder(),
         )
 
 
@@ -87,6 +88,15 @@ def owner_from_environment(environ: Mapping[str, str] | None = None) -> Owner:
     except LaunchError:
         return Owner(attempt=1)
     return Owner(attempt=spec.attempt, job_uid=spec.job_uid)
+
+
+def job_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the checkpoint folder that the launch environment names; None where there is none."""
+    try:
+        folder = LaunchSpec.from_env(os.environ if environ is None else environ).checkpoint_dir
+    except LaunchError:
+        return None
+    return None if folder is None else folder.absolute()
 
 
 def save(

@@ -142,8 +142,18 @@ class EngineCheckpoints:
         """Make this attempt the folder's owner; see `Engine.claim_checkpoints`. Collective."""
         from zerotrain.runtime.checkpoint import open_attempt
 
+        self.claim_job()
         folder = Path(directory).absolute()
         if folder not in self._claimed:
+            open_attempt(folder, group=self._ranks)
+            self._claimed.add(folder)
+
+    def claim_job(self) -> None:
+        """Make this attempt the owner of the job's own folder, wherever it saves. Collective."""
+        from zerotrain.runtime.checkpoint import job_folder, open_attempt
+
+        folder = job_folder()
+        if folder is not None and folder not in self._claimed:
             open_attempt(folder, group=self._ranks)
             self._claimed.add(folder)
 
@@ -279,6 +289,7 @@ class EngineCheckpoints:
             else:
                 self._core.meet_and_settle("load_checkpoint")
             state = self.state()
+            self.claim_job()  # an older attempt commits nothing newer than what this one goes on from
         self.wait()
         began, path = monotonic(), Path(load_dir).absolute()
         with (
