@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from zerotrain.compat import CompatError, deepspeed
+from zerotrain.compat.job.reporting import reported
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch_command import LOCAL_RANK, MODULE, OF_A_RANK, REPLACE
 
@@ -40,10 +41,11 @@ def main(arguments: Sequence[str]) -> None:
         _refuse(str(error))
     sys.argv = program
     try:
-        if is_module:
-            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
-        else:
-            _run_script(program[0])
+        with reported():
+            if is_module:
+                runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+            else:
+                _run_script(program[0])
     except Exception as error:
         _exit_with_code_of(error)
         raise

@@ -138,6 +138,8 @@ class Progress:
     """Tokens per second of the whole job, over the last log interval."""
     step_seconds: float | None = None
     """Mean over the last log interval."""
+    evaluated: int = 0
+    """Forward passes of evaluations so far in this attempt, each of which shows that a pause goes on."""
     step_at: float = 0.0
     """Time at which `step` last changed; 0 before the first step."""
     heartbeat_at: float = 0.0

@@ -12,6 +12,7 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.evaluation import for_evaluation, trains_on_ranks
+from zerotrain.runtime.facade.observer import announce
 from zerotrain.runtime.notices import log_gradient_access, log_kernels, log_notices
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule
@@ -64,7 +65,9 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
     comm = join_ranks(asked.mpu)
     try:
         with outside_inference_mode():
-            return _take_over(model, source, asked, comm)
+            made = _take_over(model, source, asked, comm)
+            announce(made[0])
+            return made
     except BaseException as error:
         comm.note_error(error)
         comm.close()

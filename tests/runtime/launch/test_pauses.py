@@ -79,3 +79,31 @@ def test_work_before_going_back_is_no_part_of_the_next_step() -> None:
     ):
         tracker.progress_arrived(record(phase, step), at)
     assert tracker.motion(123.0).longest_step_seconds == 3.0
+
+
+HOUR_S, PASS_S = 3600.0, 20.0
+
+
+def evaluate(tracker: MotionTracker, *, since: float, seconds: float) -> float:
+    """Let passes of an evaluation arrive for so long; return the longest time that the rank seemed idle."""
+    idle, num_passes = 0.0, int(seconds / PASS_S)
+    for number in range(1, num_passes + 1):
+        now = since + number * PASS_S
+        idle = max(idle, tracker.motion(now).idle_seconds)
+        told = Progress(rank=0, attempt=1, phase=Phase.CHECKPOINT, step=5, evaluated=number)
+        tracker.progress_arrived(told, now)
+    return idle
+
+
+def test_an_hour_of_evaluation_is_no_hang_and_a_rank_that_stops_in_it_is() -> None:
+    tracker = MotionTracker(0.0)
+    for phase, step, at in ((Phase.FIRST_STEP, 0, 1.0), (Phase.STEP, 4, 3.0), (Phase.STEP, 5, 4.0)):
+        tracker.progress_arrived(record(phase, step), at)
+    tracker.progress_arrived(record(Phase.CHECKPOINT, 5), 5.0)
+    limit_s = HangLimits().of(Phase.CHECKPOINT, pace_of(Phase.CHECKPOINT, [tracker.motion(5.0)]))
+    assert limit_s < HOUR_S, "or the test proves nothing"
+    assert evaluate(tracker, since=5.0, seconds=HOUR_S) <= PASS_S
+    stopped = tracker.motion(5.0 + HOUR_S + limit_s + 1)
+    assert stopped.idle_seconds > HangLimits().of(Phase.CHECKPOINT, pace_of(Phase.CHECKPOINT, [stopped]))
+    tracker.progress_arrived(record(Phase.STEP, 6), 5.0 + HOUR_S)
+    assert tracker.motion(5.0 + HOUR_S).longest_step_seconds == pytest.approx(1.0)

@@ -1,20 +1,28 @@
 """Interface of the observer that an engine notifies of events within its calls; by default one that does
-nothing."""
+nothing. Whoever made no engine itself learns of new ones by `on_new_engine`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from zerotrain.runtime.checkpoint import LoadResult, SaveResult
+    from zerotrain.runtime.engine import Engine
 
 
 class EngineObserver:
     """Does nothing; a reporter overrides the methods of the events that it needs.
 
-    Called on every rank, in the thread that calls the engine. Overrides must neither raise nor communicate.
+    Called on every rank, in the thread that calls the engine. Overrides must neither raise nor communicate,
+    except `called`, which may end the process on all ranks.
     """
+
+    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Handle a call of the engine, before its forward pass."""
 
     def closing(self) -> None:
         """Handle the engine's closing; all work is complete, and the engine may be read for the last time."""
@@ -22,6 +30,13 @@ class EngineObserver:
     def training_pass(self) -> None:
         """Handle the beginning of a step, with a forward pass in training mode or with a backward pass; may
         be called twice for a step. An evaluation does not count."""
+
+    def evaluation_pass(self) -> None:
+        """Handle the beginning of a forward pass without gradients or in evaluation mode. Of a model that is
+        trained in that mode, `training_pass` follows with its backward pass."""
+
+    def loss(self, loss: torch.Tensor, *, weight: float) -> None:
+        """Handle the loss of a backward pass, which counts in its step with this weight."""
 
     def saving(self) -> AbstractContextManager[None]:
         """Return a context for a pause of training: a save, or the wait for one in the background."""
@@ -41,3 +56,16 @@ class EngineObserver:
 
 
 NO_OBSERVER = EngineObserver()
+
+_watchers: list[Callable[[Engine], None]] = []
+
+
+def on_new_engine(watcher: Callable[[Engine], None]) -> None:
+    """Call `watcher(engine)` for every engine that `initialize` makes from now on, on each rank."""
+    _watchers.append(watcher)
+
+
+def announce(engine: Engine) -> None:
+    """Tell those who asked for it that an engine is made. Raises their errors."""
+    for watcher in _watchers:
+        watcher(engine)

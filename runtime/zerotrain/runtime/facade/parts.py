@@ -114,6 +114,7 @@ class EngineParts:
             on_weights_written=optimizer.take_weights,
             on_entry=lambda *call: self.entries.enter(*call),
             before_pass=lambda: self.loop.before_pass(),
+            on_evaluation=lambda: self.state.observer.evaluation_pass(),
             check_places=lambda: self.relayout.check_places(),
             takes_gradients=lambda: self.relayout.note_backward(),
             on_own_backward=lambda: self.loop.check_scaled(),

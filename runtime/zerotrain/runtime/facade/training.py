@@ -51,6 +51,7 @@ class TrainingLoop:
     def forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the model's forward pass."""
         self.core.check_open("a forward pass")
+        self.state.observer.called(args, kwargs)
         began = self.clock.now()
         self.core.ledger.enter("forward")
         self.feeding.look_at_batch(args, kwargs)
@@ -101,6 +102,8 @@ class TrainingLoop:
         self.core.finish_backward()
         self._settle_device()
         self.clock.add("backward", since=began)
+        weight = 1.0 / self.state.accumulation_steps if is_divided else 1.0
+        self.state.observer.loss(loss.detach(), weight=weight)
         return loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ class MotionTracker:
         self._longest_step: float | None = None
         self._longest_checkpoint: float | None = None
         self._seen = 0
+        self._evaluated = 0
         self._before: tuple[Phase, float] | None = None
         """Phase and seconds of the part of the step before a pause or a checkpoint in the middle of it."""
 
@@ -43,7 +44,13 @@ class MotionTracker:
     def progress_arrived(self, progress: Progress, now: float) -> None:
         """Record a progress record of the rank; a repeated one is a heartbeat."""
         self._last_message_at = now
+        evaluates = progress.evaluated != self._evaluated
+        self._evaluated = progress.evaluated
         if (progress.phase, progress.step) == (self._phase, self._step):
+            if evaluates and self._phase not in _TRAINING:
+                # A pause is as long as its longest part: a rank that stops within it is noticed.
+                self._learn(now - self._moved_at, 0)
+                self._moved_at = now
             return
         seconds, steps = now - self._moved_at, progress.step - self._step
         if self._phase in _TRAINING and progress.phase is Phase.CHECKPOINT and steps == 0:

@@ -19,6 +19,9 @@ from zerotrain.runtime.train.report import Reporter, passed_over
 STARTING = (Phase.INIT, Phase.RENDEZVOUS)
 """Phases before the first pass."""
 
+PAUSED = (*STARTING, Phase.CHECKPOINT)
+"""Phases in which no step is made."""
+
 
 class EngineEvents(EngineObserver):
     """Observer of one engine for one reporter; used by the training thread."""
@@ -63,6 +66,11 @@ class EngineEvents(EngineObserver):
         """Report that the start is over and the first step begins, which may include compilation."""
         if self._reporter.progress.phase is Phase.INIT:
             self._reporter.phase(Phase.FIRST_STEP)
+
+    def evaluation_pass(self) -> None:
+        """Report a sign of life within a pause, which may be long."""
+        if self._reporter.progress.phase in PAUSED:
+            self._reporter.evaluated()
 
     @contextmanager
     def saving(self) -> Iterator[None]:

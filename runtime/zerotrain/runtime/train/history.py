@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from zerotrain.contract.history import (
+    HISTORY_DIR,
     MAX_EVENTS,
     MAX_FILES,
     MAX_POINTS,
@@ -28,6 +29,7 @@ from zerotrain.contract.history import (
     halved,
     to_line,
 )
+from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Progress
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.step import StepResult
@@ -145,6 +147,45 @@ class HistoryFile:
         # One write: lines of two writers, or of one that was killed, are never mixed within a line.
         with self._path.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())
+
+
+def open_history(
+    launch: LaunchSpec,
+    engine: Engine,
+    *,
+    total_steps: int,
+    resumed_from: int | None,
+    batch: str,
+    say: Callable[[str], None],
+) -> HistoryWriter | None:
+    """Return the writer for this attempt on rank 0; None on every other rank. Call it after the resume, so
+    that the record contains it. `batch`: the samples of a step, for people."""
+    place = launch.checkpoint_dir or launch.run_dir
+    # Without a launcher the scratch folder does not exist, and this function must not make it.
+    if engine.rank != 0 or (launch.checkpoint_dir is None and not place.is_dir()):
+        return None
+    status = engine.memory_status()
+    record = AttemptRecord(
+        attempt=launch.attempt,
+        job=launch.job,
+        job_uid=launch.job_uid,
+        time=time.time(),
+        world_size=launch.world_size,
+        total_steps=total_steps,
+        resumed_from=resumed_from,
+        facts={
+            "ZeRO stage": str(engine.config.zero.stage),
+            "precision": engine.config.precision.compute_dtype,
+            "device": engine.device.type,
+            "collectives": engine.comm.transport,
+            "batch": batch,
+        },
+        planned={
+            "engine": status.planned_peak_bytes + status.planned_host_bytes,
+            "spill": status.planned_disk_bytes,
+        },
+    )
+    return HistoryWriter(place / HISTORY_DIR, record, say=say)
 
 
 def event(

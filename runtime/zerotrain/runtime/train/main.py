@@ -7,19 +7,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.history import HISTORY_DIR, AttemptRecord
 from zerotrain.contract.progress import Phase
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train import measuring, rendezvous
 from zerotrain.runtime.train.checkpointing import Checkpoints
 from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.exits import exit_code_of, is_the_users
-from zerotrain.runtime.train.history import HistoryWriter, event
+from zerotrain.runtime.train.history import event, open_history
 from zerotrain.runtime.train.loop import TrainingLoop
 from zerotrain.runtime.train.replay import reached_step
 from zerotrain.runtime.train.report import Reporter
@@ -83,48 +82,22 @@ def train(environ: Mapping[str, str], channel: RankChannel, run: Run) -> ExitCod
     return code
 
 
-def _open_history(
-    session: Session, checkpoints: Checkpoints, *, say: Callable[[str], None]
-) -> HistoryWriter | None:
-    """Return the writer for this attempt on rank 0; None on every other rank. Call it after the resume, so
-    that the record contains it."""
-    launch = session.settings.launch
-    place = launch.checkpoint_dir or launch.run_dir
-    # Without a launcher the scratch folder does not exist, and this function must not make it.
-    if session.settings.rank.rank != 0 or (launch.checkpoint_dir is None and not place.is_dir()):
-        return None
-    config = session.settings.config
-    status = session.engine.memory_status()
-    record = AttemptRecord(
-        attempt=launch.attempt,
-        job=launch.job,
-        job_uid=launch.job_uid,
-        time=time.time(),
-        world_size=launch.world_size,
-        total_steps=session.settings.spec.steps,
-        resumed_from=checkpoints.resumed_from,
-        facts={
-            "ZeRO stage": str(config.zero.stage),
-            "precision": config.precision.compute_dtype,
-            "device": session.engine.device.type,
-            "collectives": session.engine.comm.transport,
-            "batch": f"{config.batch.train_batch_size} x {session.model.context} tokens",
-        },
-        planned={
-            "engine": status.planned_peak_bytes + status.planned_host_bytes,
-            "spill": status.planned_disk_bytes,
-        },
-    )
-    writer = HistoryWriter(place / HISTORY_DIR, record, say=say)
-    for item in checkpoints.rejected:
-        writer.add(event("rejected", step=record.resumed_from or 0, text=f"{item.path}: {item.reason}"))
-    return writer
-
-
 @contextlib.contextmanager
 def keeping_history(session: Session, checkpoints: Checkpoints, reporter: Reporter) -> Iterator[None]:
     """Write a history of every step within, and at the end how the run ended."""
-    reporter.history = history = _open_history(session, checkpoints, say=reporter.say)
+    settings, engine = session.settings, session.engine
+    reporter.history = history = open_history(
+        settings.launch,
+        engine,
+        total_steps=settings.spec.steps,
+        resumed_from=checkpoints.resumed_from,
+        batch=f"{settings.config.batch.train_batch_size} x {session.model.context} tokens",
+        say=reporter.say,
+    )
+    if history is not None:
+        for item in checkpoints.rejected:
+            step = checkpoints.resumed_from or 0
+            history.add(event("rejected", step=step, text=f"{item.path}: {item.reason}"))
     ended = "stopped in order"
     try:
         yield

@@ -59,6 +59,7 @@ class ProgressReporter:
 
     _open: ClassVar[ProgressReporter | None] = None
     """The open reporter of this process."""
+    events_class: ClassVar[type[EngineEvents]] = EngineEvents
 
     def __init__(self, *, total_steps: int | None = None) -> None:
         """`total_steps` of the whole run, those of earlier attempts included; None = not known.
@@ -72,12 +73,9 @@ class ProgressReporter:
                 f"{total_steps!r}"
             )
         if ProgressReporter._open is not None:
-            raise RuntimeError(
-                "this process has a ProgressReporter already, and one rank tells one story: make it once, or "
-                "close() the first one"
-            )
+            ProgressReporter._open.withdraw()
         self._reporter = reporter = _started(total_steps)
-        self._events = None if reporter is None else EngineEvents(reporter)
+        self._events = None if reporter is None else self.events_class(reporter)
         self._meter = None if self._events is None else StepMeter(self._events)
         self._registry = CollectorRegistry() if reporter is None else reporter.metrics.registry
         self._stop: StopRequest | None = None
@@ -210,6 +208,13 @@ class ProgressReporter:
         if self._reporter is not None:
             self._reporter.done()
         self._end()
+
+    def withdraw(self) -> None:
+        """Give way to another reporter. Raises RuntimeError: only one that the program did not make does."""
+        raise RuntimeError(
+            "this process has a ProgressReporter already, and one rank tells one story: make it once, or "
+            "close() the first one"
+        )
 
     def _end(self) -> None:
         """End the reports, and allow another reporter."""

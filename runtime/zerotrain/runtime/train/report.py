@@ -24,6 +24,9 @@ METRICS_INTERVAL_S = 5.0
 """Seconds between two snapshots to the launcher, each of which costs a millisecond; scrapes are less
 frequent."""
 
+EVALUATED_INTERVAL_S = 1.0
+"""Seconds between two records of an evaluation."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
@@ -84,6 +87,7 @@ class Reporter:
     engine: Engine | None = None
     """Set once the engine exists."""
     _metrics_at: float = 0.0
+    _num_evaluated: int = 0
     _own_times: OwnTimes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +129,12 @@ class Reporter:
         """Publish the planned number of steps."""
         self.metrics.set("zerotrain_total_steps", steps)
         self._publish(total_steps=steps)
+
+    def evaluated(self) -> None:
+        """Publish that an evaluation goes on, now and then: a record for every pass would be many."""
+        self._num_evaluated += 1
+        if time.time() - self.progress.heartbeat_at >= EVALUATED_INTERVAL_S:
+            self._publish(evaluated=self._num_evaluated)
 
     def ready(self, engine: Engine) -> None:
         """Publish the facts that are known once the engine exists."""

@@ -70,6 +70,8 @@ class EngineCallbacks:
     """Called with the arguments of the outermost forward call; returns those to use."""
     before_pass: Callable[[], None] = _ignore
     """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
+    on_evaluation: Callable[[], None] = _ignore
+    """Called when a forward pass without gradients or in evaluation mode begins."""
     check_places: Callable[[], None] = _ignore
     """Called before weights are saved, loaded or exported; raises where a parameter was replaced or moved."""
     takes_gradients: Callable[[], bool] = lambda: True

@@ -165,5 +165,7 @@ class Passes:
             if not is_training:
                 self._expected = [(each, each.expected_windows) for each in core.boundaries.values()]
             self.expects_backward = True
+        if not is_training:
+            core.callbacks.on_evaluation()
         self.order = self.trained if is_training else self._evaluated
         self.order.begin()

@@ -1,0 +1,136 @@
+"""Events of an engine whose program reports nothing itself: losses, tokens and pauses from the passes alone.
+
+[Note: pauses] An evaluation begins with a pass without gradients or in evaluation mode, and ends with the
+next training pass. Some of these passes belong to a step: a reference model's, generated answers, a teacher.
+So a pause begins only when they have gone on for a while, and if every step has one, its time is part of the
+steps. The limit of a checkpoint applies in a pause, from its last pass on: an evaluation of hours is no hang,
+and a rank that stops within it is one (docs/operator/hangs.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from zerotrain.runtime.checkpoint import LoadResult, SaveResult
+from zerotrain.runtime.train.engine_events import EngineEvents
+from zerotrain.runtime.train.report import Reporter
+
+PAUSE_AFTER_SECONDS = 1.0
+"""Time from the first pass of an evaluation from which on it is a pause."""
+
+TOKEN_ARGUMENTS = ("input_ids", "decoder_input_ids", "labels")
+"""Arguments of a model with one element for each token; the first that is given counts."""
+
+
+class AutomaticEvents(EngineEvents):
+    """Observer of one engine that also measures its steps and finds its pauses."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__(reporter)
+        self.loads_from: Path | None = None
+        """Folder whose load comes next; None = show the engine's own."""
+        self.has_saved_to_stop = False
+        """Whether a durable checkpoint was made since all ranks were to stop."""
+        self._hides_saves = False
+        self._loss: torch.Tensor | None = None
+        """Sum of the losses of the step in progress."""
+        self._tokens = 0
+        self._pause: Callable[[], AbstractContextManager[None]] | None = None
+        self._before_call: Callable[[], None] | None = None
+        self._running = ExitStack()
+        """The pause in progress."""
+        self._began: float | None = None
+        """Beginning of the pause."""
+        self._evaluates_since: float | None = None
+        """Time of the first pass of an evaluation."""
+        self._had_pause = self._has_pause = False
+        """Whether the previous step had a pause, and whether this one has."""
+
+    def attach(
+        self, pause: Callable[[], AbstractContextManager[None]], before_call: Callable[[], None]
+    ) -> None:
+        """Set what begins a pause, and what is called before each call of the engine for training."""
+        self._pause, self._before_call = pause, before_call
+
+    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count the tokens of a batch, if it trains; end a process that has stopped."""
+        engine = self._reporter.engine
+        if engine is None or not (torch.is_grad_enabled() and engine.module.training):
+            return
+        if self._before_call is not None:
+            self._before_call()
+        for name in TOKEN_ARGUMENTS:
+            if isinstance(tokens := kwargs.get(name), torch.Tensor):
+                self._tokens += tokens.numel()
+                break
+
+    def loss(self, loss: torch.Tensor, *, weight: float) -> None:
+        """Add a part of the step's loss, without waiting for the device."""
+        part = loss.reshape(()).to(torch.float64) * weight
+        self._loss = part if self._loss is None else self._loss + part
+
+    def take_step(self) -> tuple[torch.Tensor | float, int]:
+        """Return loss and tokens of the step that ended, NaN and 0 where they are not known."""
+        self._end_pause()
+        self._had_pause, self._has_pause = self._has_pause, False
+        loss, tokens = nan if self._loss is None else self._loss, self._tokens
+        self._loss, self._tokens = None, 0
+        return loss, tokens
+
+    def training_pass(self) -> None:
+        """End a pause; training goes on."""
+        self._end_pause()
+        super().training_pass()
+
+    def evaluation_pass(self) -> None:
+        """Begin a pause when an evaluation has lasted for a while; see [Note: pauses]."""
+        if not self._depth:
+            now = perf_counter()
+            self._evaluates_since = self._evaluates_since or now
+            if self._pause is not None and now - self._evaluates_since >= PAUSE_AFTER_SECONDS:
+                self._began = now
+                self._running.enter_context(self._pause())
+        super().evaluation_pass()
+
+    def _end_pause(self) -> None:
+        self._evaluates_since = None
+        began, self._began = self._began, None
+        if began is None:
+            return
+        self._running.close()
+        self._has_pause = True
+        if self._had_pause:
+            self.paused_seconds -= perf_counter() - began
+
+    @contextmanager
+    def hiding_saves(self) -> Iterator[None]:
+        """Report no save of the engine within: it is one part of a checkpoint."""
+        before, self._hides_saves = self._hides_saves, True
+        try:
+            yield
+        finally:
+            self._hides_saves = before
+
+    def saved(self, result: SaveResult, *, is_latest: bool) -> None:
+        """Report the checkpoint, unless it is one part of another."""
+        if self._hides_saves:
+            return
+        super().saved(result, is_latest=is_latest)
+        engine = self._reporter.engine
+        if is_latest and engine is not None and engine.stop_agreed:
+            self.has_saved_to_stop = True
+
+    def loaded(self, result: LoadResult, *, seconds: float, module_only: bool) -> None:
+        """Report the load under the name of the folder that the program resumes from."""
+        if self.loads_from is not None and result.path is not None:
+            result = replace(result, path=self.loads_from)
+        self.loads_from = None
+        super().loaded(result, seconds=seconds, module_only=module_only)

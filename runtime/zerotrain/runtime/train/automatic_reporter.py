@@ -1,0 +1,164 @@
+"""Reports of a program that trains with the engine and knows of no launcher.
+
+The first engine that trains opens a reporter for it. From there on the engine's own events tell steps, losses
+and tokens, and where training pauses for an evaluation. A program without such an engine reports nothing and
+is not judged. `zerotrain.compat` calls `watch_engine` for the scripts that it runs; a program that makes a
+`ProgressReporter` takes the reports over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.progress import RejectedCheckpoint
+from zerotrain.runtime.checkpoint import SaveResult, job_folder
+from zerotrain.runtime.facade.observer import NO_OBSERVER
+from zerotrain.runtime.train.automatic_events import AutomaticEvents
+from zerotrain.runtime.train.engine_events import EngineEvents
+from zerotrain.runtime.train.history import event, open_history
+from zerotrain.runtime.train.progress_reporter import ProgressReporter
+from zerotrain.runtime.train.replay import reached_step
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.engine import Engine
+    from zerotrain.runtime.step import StepResult
+
+
+class AutomaticReporter(ProgressReporter):
+    """Reporter that the program did not make; its steps are those of the engine that it follows."""
+
+    events_class: ClassVar[type[EngineEvents]] = AutomaticEvents
+
+    @staticmethod
+    def current() -> AutomaticReporter | None:
+        """Return the open one of this process, if any."""
+        reporter = ProgressReporter._open
+        return reporter if isinstance(reporter, AutomaticReporter) else None
+
+    @property
+    def stop_agreed(self) -> bool:
+        """Whether all ranks are to stop after the step that ended last."""
+        engine = None if self._engine is None else self._engine()
+        return engine is not None and engine.stop_agreed
+
+    def follow(self, engine: Engine) -> None:
+        """Report this engine's steps, unless those of another one are still reported."""
+        followed = None if self._engine is None else self._engine()
+        if followed is not None and not followed.core.is_closed:
+            return
+        self._engine = None
+        self.watch(engine)
+        if self._events is not None:
+            self._own_events.attach(self.pause, self._end_after_save)
+            engine.register_step_hook(self._stepped)
+
+    def plan(self, total_steps: int) -> None:
+        """Report the number of steps of the whole run, once it is known."""
+        if self._reporter is not None and total_steps > 0:
+            self._reporter.set_plan(steps=total_steps)
+
+    @contextmanager
+    def saving_more(self) -> Iterator[None]:
+        """Mark a save in which the engine's checkpoint is one part. It is a pause, and only `saved` reports
+        the whole."""
+        with self.pause(), self._own_events.hiding_saves():
+            yield
+
+    def saved(self, result: SaveResult) -> None:
+        """Report a checkpoint of the program's library, which is durable."""
+        if self._reporter is not None:
+            self._reporter.saved(result)
+
+    def resuming(self, folder: Path | None, rejected: tuple[RejectedCheckpoint, ...]) -> None:
+        """Report the checkpoints that were passed over; the next load is shown as one of `folder`."""
+        self._own_events.loads_from = folder
+        if self._reporter is not None and rejected:
+            self._reporter.rejected(rejected)
+
+    def finish_stopped(self) -> None:
+        """End the process with YIELDED: the checkpoint is durable. Collective."""
+        engine = None if self._engine is None else self._engine()
+        if engine is not None:
+            engine.close()
+        self.close()
+        raise SystemExit(int(ExitCode.YIELDED))
+
+    def withdraw(self) -> None:
+        """End these reports: the program makes its own."""
+        engine = None if self._engine is None else self._engine()
+        if engine is not None:
+            engine.observer = NO_OBSERVER
+        self._engine = None
+        self._close_history("another reporter")
+        self._end()
+
+    def close(self) -> None:
+        """Report the end, as every reporter does, and write the last of the history."""
+        if not self._is_closed:
+            self._close_history("stopped in order")
+        super().close()
+
+    @property
+    def _own_events(self) -> AutomaticEvents:
+        return cast(AutomaticEvents, self._events)
+
+    def _stepped(self, result: StepResult) -> None:
+        """Report a step; a hook of the engine."""
+        engine = None if self._engine is None else self._engine()
+        if engine is None or self._reporter is None or self._meter is None:
+            return
+        if self._reporter.history is None and engine.rank == 0 and not self._reporter.progress.step_at:
+            self._open_history(engine)
+        loss, tokens = self._own_events.take_step()
+        self._meter.add(loss, tokens=tokens * engine.world_size, data_seconds=None)
+        self._reporter.step(self._meter.report(engine, result), engine=engine)
+
+    def _end_after_save(self) -> None:
+        """End the process before its next training pass, if it has saved since all ranks were to stop."""
+        if self.stop_agreed and self._own_events.has_saved_to_stop:
+            self.finish_stopped()
+
+    def _open_history(self, engine: Engine) -> None:
+        reporter = self._reporter
+        assert reporter is not None
+        launch = reporter.launch
+        if launch.checkpoint_dir is not None:
+            reporter.reached = reached_step(launch.checkpoint_dir, job_uid=launch.job_uid)
+        reporter.history = open_history(
+            launch,
+            engine,
+            total_steps=reporter.progress.total_steps,
+            resumed_from=reporter.progress.resumed_from,
+            batch=f"{engine.config.batch.train_batch_size} samples",
+            say=lambda text: print(text, flush=True),
+        )
+
+    def _close_history(self, ended: str) -> None:
+        if self._reporter is not None and self._reporter.history is not None:
+            history, self._reporter.history = self._reporter.history, None
+            history.add(event("ended", step=self._reporter.progress.step, text=ended))
+            history.close()
+
+
+def watch_engine(engine: Engine) -> None:
+    """Report this engine's training from now on, if the program reports nothing itself. Collective: the job's
+    folder becomes this attempt's."""
+    if engine.is_evaluation_only:
+        return
+    if (folder := job_folder()) is not None:
+        engine.claim_checkpoints(folder)
+    if ProgressReporter._open is None and threading.current_thread() is threading.main_thread():
+        AutomaticReporter().stop_on_sigterm()
+    if (reporter := AutomaticReporter.current()) is not None:
+        reporter.follow(engine)
+
+
+def program_ended(error: BaseException | None) -> None:
+    """Report how the program ended, if its training was reported."""
+    if (reporter := AutomaticReporter.current()) is not None:
+        reporter.__exit__(None if error is None else type(error), error, None)
