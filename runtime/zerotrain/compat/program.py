@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from zerotrain.compat import CompatError, deepspeed
+from zerotrain.compat.job.place import start_in_job
 from zerotrain.compat.job.reporting import reported
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch_command import LOCAL_RANK, MODULE, OF_A_RANK, REPLACE
@@ -39,13 +40,22 @@ def main(arguments: Sequence[str]) -> None:
         deepspeed(replace=REPLACE in options)
     except CompatError as error:
         _refuse(str(error))
+    script = os.path.abspath(program[0])
+    if start_in_job() and not is_module:
+        program[0] = script
     sys.argv = program
+    _run(program[0], is_module=is_module)
+
+
+def _run(program: str, *, is_module: bool) -> None:
     try:
         with reported():
             if is_module:
-                runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
             else:
-                _run_script(program[0])
+                _run_script(program)
+    except CompatError as error:
+        _refuse(str(error))
     except Exception as error:
         _exit_with_code_of(error)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerotrain.compat.libraries.surface import Surface
+from zerotrain.compat.libraries.table_of_jobs import IN_A_JOB
 
 ACCELERATE = "1.15"
 TRANSFORMERS = "5.24"
@@ -135,4 +136,5 @@ SURFACES: tuple[Surface, ...] = (
         why="a rank that sees another number of ranks must not train",
         mend="lightning.check_number_of_ranks",
     ),
+    *IN_A_JOB,
 )

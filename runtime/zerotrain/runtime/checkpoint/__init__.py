@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zerotrain.runtime.checkpoint.writer import (
         SaveOptions,
         begin,
+        claim_job,
         job_folder,
         open_attempt,
         owner_from_environment,
@@ -56,6 +57,7 @@ _HOME = {
         "SaveOptions",
         "begin",
         "check_storable",
+        "claim_job",
         "job_folder",
         "open_attempt",
         "owner_from_environment",
@@ -84,6 +86,7 @@ __all__ = [
     "Staging",
     "begin",
     "check_storable",
+    "claim_job",
     "job_folder",
     "load",
     "open_attempt",

@@ -81,6 +81,23 @@ def open_attempt(directory: Path | str, owner: Owner | None = None, group: RankG
     agree(group, directory, Outcome.of(claim, directory) if group.rank == 0 else Outcome())
 
 
+def claim_job(group: RankGroup | None = None) -> None:
+    """Make this attempt the owner of the job's own folder, wherever it saves. Collective; nothing is removed.
+
+    Does nothing where the launch environment names no folder. Raises CheckpointNotWritable, or
+    CheckpointFenced when a newer attempt owns it.
+    """
+    directory, group, owner = job_folder(), group or default_group(), owner_from_environment()
+    if directory is None:
+        return
+
+    def claim() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        take_over(directory, owner)
+
+    agree(group, directory, Outcome.of(claim, directory) if group.rank == 0 else Outcome())
+
+
 def owner_from_environment(environ: Mapping[str, str] | None = None) -> Owner:
     """Return the attempt that the launch environment names; attempt 1 of no job where there is none."""
     try:

@@ -54,6 +54,8 @@ class EngineCheckpoints:
         self._pipeline, self._clock, self._feeding = pipeline, clock, feeding
         self._claimed: set[Path] = set()
         """Folders that this attempt owns."""
+        self._owns_job = False
+        """Whether it owns the job's own folder, or there is none."""
         self._saving: BackgroundSave | None = None
         """The save that runs in the background; the same one on every rank."""
         self._num_saves = 0
@@ -150,12 +152,11 @@ class EngineCheckpoints:
 
     def claim_job(self) -> None:
         """Make this attempt the owner of the job's own folder, wherever it saves. Collective."""
-        from zerotrain.runtime.checkpoint import job_folder, open_attempt
+        from zerotrain.runtime.checkpoint import claim_job
 
-        folder = job_folder()
-        if folder is not None and folder not in self._claimed:
-            open_attempt(folder, group=self._ranks)
-            self._claimed.add(folder)
+        if not self._owns_job:
+            claim_job(self._ranks)
+            self._owns_job = True
 
     def save(
         self,

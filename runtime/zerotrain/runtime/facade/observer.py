@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import torch
 
     from zerotrain.runtime.checkpoint import LoadResult, SaveResult
-    from zerotrain.runtime.engine import Engine
 
 
 class EngineObserver:
@@ -57,15 +56,15 @@ class EngineObserver:
 
 NO_OBSERVER = EngineObserver()
 
-_watchers: list[Callable[[Engine], None]] = []
+_watchers: list[Callable[[Any], None]] = []
 
 
-def on_new_engine(watcher: Callable[[Engine], None]) -> None:
+def on_new_engine(watcher: Callable[[Any], None]) -> None:
     """Call `watcher(engine)` for every engine that `initialize` makes from now on, on each rank."""
     _watchers.append(watcher)
 
 
-def announce(engine: Engine) -> None:
+def announce(engine: Any) -> None:
     """Tell those who asked for it that an engine is made. Raises their errors."""
     for watcher in _watchers:
         watcher(engine)

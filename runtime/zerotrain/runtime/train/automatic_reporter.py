@@ -11,12 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import RejectedCheckpoint
-from zerotrain.runtime.checkpoint import SaveResult, job_folder
+from zerotrain.runtime.checkpoint import SaveResult, claim_job
+from zerotrain.runtime.checkpoint.group import ranks_of
 from zerotrain.runtime.facade.observer import NO_OBSERVER
 from zerotrain.runtime.train.automatic_events import AutomaticEvents
 from zerotrain.runtime.train.engine_events import EngineEvents
@@ -27,6 +29,20 @@ from zerotrain.runtime.train.replay import reached_step
 if TYPE_CHECKING:
     from zerotrain.runtime.engine import Engine
     from zerotrain.runtime.step import StepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """What a program's library resumes from."""
+
+    folder: Path | None
+    """The checkpoint, of which the engine loads a part; None = there is none."""
+    rejected: tuple[RejectedCheckpoint, ...] = ()
+    """Newer ones that are damaged."""
+
+
+_resumes: list[Resume] = []
+"""A choice that no engine has been told of yet."""
 
 
 class AutomaticReporter(ProgressReporter):
@@ -56,6 +72,8 @@ class AutomaticReporter(ProgressReporter):
         if self._events is not None:
             self._own_events.attach(self.pause, self._end_after_save)
             engine.register_step_hook(self._stepped)
+            while _resumes:
+                self._resume(_resumes.pop())
 
     def plan(self, total_steps: int) -> None:
         """Report the number of steps of the whole run, once it is known."""
@@ -74,11 +92,11 @@ class AutomaticReporter(ProgressReporter):
         if self._reporter is not None:
             self._reporter.saved(result)
 
-    def resuming(self, folder: Path | None, rejected: tuple[RejectedCheckpoint, ...]) -> None:
-        """Report the checkpoints that were passed over; the next load is shown as one of `folder`."""
-        self._own_events.loads_from = folder
-        if self._reporter is not None and rejected:
-            self._reporter.rejected(rejected)
+    def _resume(self, chosen: Resume) -> None:
+        """Report the checkpoints that were passed over, and the next load as that of the chosen one."""
+        self._own_events.loads_from = chosen.folder
+        if self._reporter is not None and chosen.rejected:
+            self._reporter.rejected(chosen.rejected)
 
     def finish_stopped(self) -> None:
         """End the process with YIELDED: the checkpoint is durable. Collective."""
@@ -145,13 +163,17 @@ class AutomaticReporter(ProgressReporter):
             history.close()
 
 
+def resume_from(chosen: Resume) -> None:
+    """Report a choice with the next load of an engine that this process makes."""
+    _resumes[:] = [chosen]
+
+
 def watch_engine(engine: Engine) -> None:
     """Report this engine's training from now on, if the program reports nothing itself. Collective: the job's
     folder becomes this attempt's."""
     if engine.is_evaluation_only:
         return
-    if (folder := job_folder()) is not None:
-        engine.claim_checkpoints(folder)
+    claim_job(ranks_of(engine.comm))
     if ProgressReporter._open is None and threading.current_thread() is threading.main_thread():
         AutomaticReporter().stop_on_sigterm()
     if (reporter := AutomaticReporter.current()) is not None:

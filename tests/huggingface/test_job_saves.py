@@ -1,0 +1,86 @@
+"""Trainer checkpoints of a job: whole or not there, whenever a rank is killed and whoever else still
+writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.hf_scripts import Losses, ScriptFailed, run_script
+from zerotrain.contract.launch import LaunchSpec
+
+pytestmark = pytest.mark.ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "job_trainer.py"
+
+
+def attempt(
+    tmp_path: Path,
+    number: int,
+    *,
+    ranks: int = 2,
+    environment: Mapping[str, str] | None = None,
+    **arguments: object,
+) -> list[Losses]:
+    """Run one attempt of a job in its folder; return what each rank recorded. Raises ScriptFailed."""
+    job = tmp_path / "job"
+    (job / "script").mkdir(parents=True, exist_ok=True)
+    spec = LaunchSpec(
+        job="demo",
+        job_uid="uid-1",
+        attempt=number,
+        master_addr="127.0.0.1",
+        world_size=ranks,
+        ranks_per_worker=ranks,
+        node_rank=0,
+        config_path=tmp_path / "none.json",
+        checkpoint_dir=job,
+        run_dir=tmp_path / "run",
+    )
+    own = {name: value for name, value in spec.to_env().items() if name != "MASTER_PORT"}
+    given = {"save_steps": 2, **arguments}
+    return run_script(
+        SCRIPT,
+        job / "script",
+        "--arguments",
+        json.dumps(given),
+        ranks=ranks,
+        environment={**own, **(environment or {})},
+    )
+
+
+def names(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "job" / "script" / "out").iterdir())
+
+
+def test_at_every_point_of_a_save_another_attempt_finds_a_whole_checkpoint(tmp_path: Path) -> None:
+    log = tmp_path / "points"
+    attempt(tmp_path, 1, ranks=1, environment={"INSPECT": str(log)}, save_total_limit=1)
+    points = [json.loads(line) for line in log.read_text().splitlines()]
+    touched = [name for name, _ in points]
+    for name in ("model.safetensors", "rng_state.pth", "trainer_state.json", "COMMIT", "zerotrain.json"):
+        assert touched.count(name) >= 3, f"each of three saves writes {name}"
+    chosen = [found for _, found in points]
+    first = chosen.index("checkpoint-2")
+    assert chosen == sorted(chosen, key=lambda found: found or ""), "it never goes back"
+    assert None not in chosen[first:]
+    assert names(tmp_path) == ["checkpoint-6"]
+
+
+POINTS = ("0:4:model.safetensors", "1:4:rng_state_1.pth", "0:4:zerotrain.json", "0:4:checkpoint-4")
+
+
+def test_a_killed_attempt_is_followed_by_one_with_the_same_losses(tmp_path: Path) -> None:
+    whole = attempt(tmp_path / "whole", 1)
+    assert len(whole[0].losses) == 6
+    for number, point in enumerate(POINTS):
+        folder = tmp_path / str(number)
+        with pytest.raises(ScriptFailed):
+            attempt(folder, 1, environment={"KILL_POINT": point})
+        assert names(folder) == ["checkpoint-2"]
+        again = attempt(folder, 2)
+        assert [rank.losses for rank in again] == [rank.losses[2:] for rank in whole], point
+        assert names(folder) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]

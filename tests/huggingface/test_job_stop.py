@@ -1,0 +1,58 @@
+"""A Trainer script in a job stops with a whole checkpoint and goes on from it, without a line of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.launch.test_http import TOKEN, token_file
+from tests.support.launcher import eventually, launched
+from tests.support.ports import free_port
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.worker_http import bearer, yield_body
+
+pytestmark = pytest.mark.ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "job_trainer.py"
+
+
+def attempt(tmp_path: Path, number: int, *, steps: int, **arguments: object) -> Any:
+    """Run an attempt under the launcher, as a job with `zerotrain launch` does."""
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    given = json.dumps({"save_steps": 1_000_000, **arguments})
+    return launched(
+        folder,
+        "",
+        command=["zerotrain", "launch", str(SCRIPT), "--steps", str(steps), "--arguments", given],
+        attempt=number,
+        master_port=free_port(),
+        checkpoint_dir=tmp_path / "job",
+        token_path=token_file(folder),
+    )
+
+
+def test_a_stop_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "job" / "script" / "out"
+    with attempt(tmp_path, 1, steps=100_000, eval_strategy="epoch", save_only_model=True) as launcher:
+        launcher.wait_for_ranks()
+        progress = launcher.report()["ranks"][0]
+        assert (progress["total_steps"], progress["phase"]) == (100_000, "step")
+        assert progress["loss"] > 0
+        assert progress["tokens_per_second"] > 0
+        assert launcher.request("/yield", body=yield_body(1), headers=bearer(TOKEN))[0] == 202
+        code, output = launcher.finish()
+        assert code == ExitCode.YIELDED, output
+        ended = launcher.termination
+        assert ended.checkpoint is not None
+        assert ended.checkpoint.path == str(out / f"checkpoint-{ended.step}")
+
+    with attempt(tmp_path, 2, steps=ended.step + 2) as launcher:
+        eventually(lambda: launcher.report()["ranks"][1]["resumed_from"] == ended.step, what="it resumes")
+        assert launcher.report()["ranks"][0]["checkpoint"]["path"] == ended.checkpoint.path
+        code, output = launcher.finish()
+        assert code == ExitCode.DONE, output
+        assert launcher.termination.step == ended.step + 2
