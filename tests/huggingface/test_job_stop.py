@@ -16,18 +16,17 @@ from zerotrain.contract.worker_http import bearer, yield_body
 
 pytestmark = pytest.mark.ranks
 
-SCRIPT = Path(__file__).parent / "scripts" / "job_trainer.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def attempt(tmp_path: Path, number: int, *, steps: int, **arguments: object) -> Any:
+def attempt(tmp_path: Path, number: int, script: str, *arguments: str) -> Any:
     """Run an attempt under the launcher, as a job with `zerotrain launch` does."""
     folder = tmp_path / str(number)
     folder.mkdir()
-    given = json.dumps({"save_steps": 1_000_000, **arguments})
     return launched(
         folder,
         "",
-        command=["zerotrain", "launch", str(SCRIPT), "--steps", str(steps), "--arguments", given],
+        command=["zerotrain", "launch", str(SCRIPTS / script), *arguments],
         attempt=number,
         master_port=free_port(),
         checkpoint_dir=tmp_path / "job",
@@ -35,9 +34,15 @@ def attempt(tmp_path: Path, number: int, *, steps: int, **arguments: object) -> 
     )
 
 
+def trainer(tmp_path: Path, number: int, *, steps: int, **arguments: object) -> Any:
+    """Run an attempt of a Trainer script that saves nothing by itself."""
+    given = json.dumps({"save_steps": 1_000_000, **arguments})
+    return attempt(tmp_path, number, "job_trainer.py", "--steps", str(steps), "--arguments", given)
+
+
 def test_a_stop_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "job" / "script" / "out"
-    with attempt(tmp_path, 1, steps=100_000, eval_strategy="epoch", save_only_model=True) as launcher:
+    with trainer(tmp_path, 1, steps=100_000, eval_strategy="epoch", save_only_model=True) as launcher:
         launcher.wait_for_ranks()
         progress = launcher.report()["ranks"][0]
         assert (progress["total_steps"], progress["phase"]) == (100_000, "step")
@@ -50,9 +55,28 @@ def test_a_stop_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
         assert ended.checkpoint is not None
         assert ended.checkpoint.path == str(out / f"checkpoint-{ended.step}")
 
-    with attempt(tmp_path, 2, steps=ended.step + 2) as launcher:
+    with trainer(tmp_path, 2, steps=ended.step + 2) as launcher:
         eventually(lambda: launcher.report()["ranks"][1]["resumed_from"] == ended.step, what="it resumes")
         assert launcher.report()["ranks"][0]["checkpoint"]["path"] == ended.checkpoint.path
         code, output = launcher.finish()
         assert code == ExitCode.DONE, output
         assert launcher.termination.step == ended.step + 2
+
+
+def test_a_loop_over_accelerate_ends_after_its_next_save_and_goes_on_from_it(tmp_path: Path) -> None:
+    states = tmp_path / "job" / "script" / "states"
+    with attempt(tmp_path, 1, "job_loop.py", "100000") as launcher:
+        launcher.wait_for_ranks()
+        assert launcher.request("/yield", body=yield_body(1), headers=bearer(TOKEN))[0] == 202
+        code, output = launcher.finish()
+        assert code == ExitCode.YIELDED, output
+        ended = launcher.termination
+        assert ended.checkpoint is not None
+        assert ended.checkpoint.path == str(states / str(ended.step))
+        assert ended.step % 5 == 0
+
+    with attempt(tmp_path, 2, "job_loop.py", str(ended.step + 2)) as launcher:
+        eventually(lambda: launcher.report()["ranks"][0]["resumed_from"] == ended.step, what="it resumes")
+        assert launcher.report()["ranks"][0]["checkpoint"]["path"] == ended.checkpoint.path
+        code, output = launcher.finish()
+        assert code == ExitCode.DONE, output

@@ -90,8 +90,8 @@ def evaluate(tracker: MotionTracker, *, since: float, seconds: float) -> float:
     for number in range(1, num_passes + 1):
         now = since + number * PASS_S
         idle = max(idle, tracker.motion(now).idle_seconds)
-        told = Progress(rank=0, attempt=1, phase=Phase.CHECKPOINT, step=5, evaluated=number)
-        tracker.progress_arrived(told, now)
+        passed = Progress(rank=0, attempt=1, phase=Phase.CHECKPOINT, step=5, evaluated=number)
+        tracker.progress_arrived(passed, now)
     return idle
 
 

@@ -32,17 +32,20 @@ def complete_json(process: Callable[..., None], config: Any, *args: Any, **given
 
 
 def check_output(output_dir: str | os.PathLike[str]) -> None:
-    """Raise CompatError for a folder that a rank of a job cannot write."""
+    """Create the output folder. Raises CompatError if a rank of a job cannot write it."""
     if job_folder() is None:
         return
-    place = Path(output_dir).expanduser().absolute()
-    existing = next(path for path in (place, *place.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise CompatError(
-            f"output_dir {str(output_dir)!r} cannot be written in this job ({existing} is read-only); give a "
-            "relative path, which is then on the job's checkpoint volume, or one on a volume that "
-            "podTemplate mounts"
-        )
+    place, reason = Path(output_dir).expanduser(), "it is read-only"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if os.access(place, os.W_OK | os.X_OK):
+            return
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}"
+    raise CompatError(
+        f"output_dir {str(output_dir)!r} cannot be written in this job ({reason}); give a relative path, "
+        "which is then on the job's checkpoint volume, or one on a volume that podTemplate mounts"
+    )
 
 
 def followed(steps: int, where: str) -> int:

@@ -29,6 +29,7 @@ from zerotrain.compat.job.records import (
     write_record,
 )
 from zerotrain.contract.launch import RankEnv
+from zerotrain.contract.strict_json import own_json
 from zerotrain.runtime.checkpoint import Owner, claim_job, job_folder, owner_from_environment
 from zerotrain.runtime.checkpoint.fence import owned
 from zerotrain.runtime.checkpoint.files import fsync_folder, remove_any, remove_tree
@@ -169,7 +170,7 @@ class OutputFolder:
         """Return the newest whole checkpoint to resume from, after its files were compared with their
         digests, which the ranks share among them. Collective."""
         mine = self.resumable(of_job_only=of_job_only) if group.rank == 0 else []
-        names = json.loads(group.broadcast_text(json.dumps([item.path.name for item in mine]), source=0))
+        names = own_json(group.broadcast_text(json.dumps([item.path.name for item in mine]), source=0))
         damaged: list[tuple[Path, str]] = []
         for path in (self.path / name for name in names):
             problem = first_problem(group, self._problem(path, group))

@@ -34,7 +34,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What was saved, by whom, and the files by their path in the folder."""
+    """Step and owner of a saved folder, and its files by their path in it."""
 
     step: int
     attempt: int

@@ -13,7 +13,8 @@ from zerotrain.compat.job.folders import OutputFolder
 from zerotrain.contract.progress import RejectedCheckpoint
 from zerotrain.runtime.checkpoint.group import default_group
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.train.automatic_reporter import AutomaticReporter, Resume, resume_from
+from zerotrain.runtime.train.automatic_events import Resume
+from zerotrain.runtime.train.automatic_reporter import AutomaticReporter, resume_from
 
 Method = Callable[..., Any]
 

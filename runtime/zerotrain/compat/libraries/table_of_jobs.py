@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerotrain.compat.libraries.surface import Surface
 
+ACCELERATE = "1.15"
 TRANSFORMERS = "5.24"
 
 IN_A_JOB: tuple[Surface, ...] = (
@@ -61,5 +62,19 @@ IN_A_JOB: tuple[Surface, ...] = (
         versions=TRANSFORMERS,
         why="the JSON and the arguments would name different accumulation steps",
         mend="jobs.follow_in_json",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.save_state",
+        versions=ACCELERATE,
+        why="a killed job would leave half a checkpoint under the name of a whole one",
+        mend="jobs.keep_states_whole",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.load_state",
+        versions=ACCELERATE,
+        why="a resume would be reported under another name than the script's",
+        mend="jobs.report_loads",
     ),
 )

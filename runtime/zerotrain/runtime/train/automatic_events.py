@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.contract.progress import RejectedCheckpoint
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.report import Reporter
@@ -30,21 +31,31 @@ TOKEN_ARGUMENTS = ("input_ids", "decoder_input_ids", "labels")
 """Arguments of a model with one element for each token; the first that is given counts."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Choice of a program's library from what to resume."""
+
+    folder: Path | None
+    """The checkpoint, of which the engine loads a part; None = there is none."""
+    rejected: tuple[RejectedCheckpoint, ...] = ()
+    """Newer ones that are damaged."""
+
+
 class AutomaticEvents(EngineEvents):
     """Observer of one engine that also measures its steps and finds its pauses."""
 
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(reporter)
-        self.loads_from: Path | None = None
+        self._loads_from: Path | None = None
         """Folder whose load comes next; None = show the engine's own."""
-        self.has_saved_to_stop = False
+        self._has_saved_to_stop = False
         """Whether a durable checkpoint was made since all ranks were to stop."""
         self._hides_saves = False
         self._loss: torch.Tensor | None = None
         """Sum of the losses of the step in progress."""
         self._tokens = 0
         self._pause: Callable[[], AbstractContextManager[None]] | None = None
-        self._before_call: Callable[[], None] | None = None
+        self._finish: Callable[[], None] | None = None
         self._running = ExitStack()
         """The pause in progress."""
         self._began: float | None = None
@@ -54,19 +65,23 @@ class AutomaticEvents(EngineEvents):
         self._had_pause = self._has_pause = False
         """Whether the previous step had a pause, and whether this one has."""
 
-    def attach(
-        self, pause: Callable[[], AbstractContextManager[None]], before_call: Callable[[], None]
-    ) -> None:
-        """Set what begins a pause, and what is called before each call of the engine for training."""
-        self._pause, self._before_call = pause, before_call
+    def attach(self, pause: Callable[[], AbstractContextManager[None]], finish: Callable[[], None]) -> None:
+        """Set what begins a pause, and what ends a process that has stopped."""
+        self._pause, self._finish = pause, finish
+
+    def resume(self, chosen: Resume) -> None:
+        """Report the checkpoints that were passed over, and the next load as that of the chosen one."""
+        self._loads_from = chosen.folder
+        if chosen.rejected:
+            self._reporter.rejected(chosen.rejected)
 
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Count the tokens of a batch, if it trains; end a process that has stopped."""
         engine = self._reporter.engine
         if engine is None or not (torch.is_grad_enabled() and engine.module.training):
             return
-        if self._before_call is not None:
-            self._before_call()
+        if self._has_saved_to_stop and self._finish is not None:
+            self._finish()
         for name in TOKEN_ARGUMENTS:
             if isinstance(tokens := kwargs.get(name), torch.Tensor):
                 self._tokens += tokens.numel()
@@ -126,11 +141,11 @@ class AutomaticEvents(EngineEvents):
         super().saved(result, is_latest=is_latest)
         engine = self._reporter.engine
         if is_latest and engine is not None and engine.stop_agreed:
-            self.has_saved_to_stop = True
+            self._has_saved_to_stop = True
 
     def loaded(self, result: LoadResult, *, seconds: float, module_only: bool) -> None:
         """Report the load under the name of the folder that the program resumes from."""
-        if self.loads_from is not None and result.path is not None:
-            result = replace(result, path=self.loads_from)
-        self.loads_from = None
+        if self._loads_from is not None and result.path is not None:
+            result = replace(result, path=self._loads_from)
+        self._loads_from = None
         super().loaded(result, seconds=seconds, module_only=module_only)

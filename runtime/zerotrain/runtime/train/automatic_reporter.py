@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, ClassVar
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.progress import RejectedCheckpoint
 from zerotrain.runtime.checkpoint import SaveResult, claim_job
 from zerotrain.runtime.checkpoint.group import ranks_of
 from zerotrain.runtime.facade.observer import NO_OBSERVER
-from zerotrain.runtime.train.automatic_events import AutomaticEvents
+from zerotrain.runtime.train.automatic_events import AutomaticEvents, Resume
 from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.history import event, open_history
 from zerotrain.runtime.train.progress_reporter import ProgressReporter
@@ -29,16 +26,7 @@ from zerotrain.runtime.train.replay import reached_step
 if TYPE_CHECKING:
     from zerotrain.runtime.engine import Engine
     from zerotrain.runtime.step import StepResult
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resume:
-    """What a program's library resumes from."""
-
-    folder: Path | None
-    """The checkpoint, of which the engine loads a part; None = there is none."""
-    rejected: tuple[RejectedCheckpoint, ...] = ()
-    """Newer ones that are damaged."""
+    from zerotrain.runtime.train.report import Reporter
 
 
 _resumes: list[Resume] = []
@@ -69,11 +57,11 @@ class AutomaticReporter(ProgressReporter):
             return
         self._engine = None
         self.watch(engine)
-        if self._events is not None:
-            self._own_events.attach(self.pause, self._end_after_save)
+        if isinstance(self._events, AutomaticEvents):
+            self._events.attach(self.pause, self.finish_stopped)
             engine.register_step_hook(self._stepped)
             while _resumes:
-                self._resume(_resumes.pop())
+                self._events.resume(_resumes.pop())
 
     def plan(self, total_steps: int) -> None:
         """Report the number of steps of the whole run, once it is known."""
@@ -84,19 +72,14 @@ class AutomaticReporter(ProgressReporter):
     def saving_more(self) -> Iterator[None]:
         """Mark a save in which the engine's checkpoint is one part. It is a pause, and only `saved` reports
         the whole."""
-        with self.pause(), self._own_events.hiding_saves():
+        events = self._events
+        with self.pause(), events.hiding_saves() if isinstance(events, AutomaticEvents) else nullcontext():
             yield
 
     def saved(self, result: SaveResult) -> None:
         """Report a checkpoint of the program's library, which is durable."""
-        if self._reporter is not None:
-            self._reporter.saved(result)
-
-    def _resume(self, chosen: Resume) -> None:
-        """Report the checkpoints that were passed over, and the next load as that of the chosen one."""
-        self._own_events.loads_from = chosen.folder
-        if self._reporter is not None and chosen.rejected:
-            self._reporter.rejected(chosen.rejected)
+        if self._reporter is not None and self._events is not None:
+            self._events.saved(result, is_latest=True)
 
     def finish_stopped(self) -> None:
         """End the process with YIELDED: the checkpoint is durable. Collective."""
@@ -112,60 +95,56 @@ class AutomaticReporter(ProgressReporter):
         if engine is not None:
             engine.observer = NO_OBSERVER
         self._engine = None
-        self._close_history("another reporter")
+        _close_history(self._reporter, "another reporter")
         self._end()
 
-    def close(self) -> None:
-        """Report the end, as every reporter does, and write the last of the history."""
-        if not self._is_closed:
-            self._close_history("stopped in order")
-        super().close()
-
-    @property
-    def _own_events(self) -> AutomaticEvents:
-        return cast(AutomaticEvents, self._events)
+    def _end(self) -> None:
+        """End the reports and the history."""
+        _close_history(self._reporter, "stopped in order" if self._is_closed else "failed")
+        super()._end()
 
     def _stepped(self, result: StepResult) -> None:
         """Report a step; a hook of the engine."""
         engine = None if self._engine is None else self._engine()
         if engine is None or self._reporter is None or self._meter is None:
             return
+        assert isinstance(self._events, AutomaticEvents)
         if self._reporter.history is None and engine.rank == 0 and not self._reporter.progress.step_at:
-            self._open_history(engine)
-        loss, tokens = self._own_events.take_step()
+            _open_history(self._reporter, engine)
+        loss, tokens = self._events.take_step()
         self._meter.add(loss, tokens=tokens * engine.world_size, data_seconds=None)
         self._reporter.step(self._meter.report(engine, result), engine=engine)
 
-    def _end_after_save(self) -> None:
-        """End the process before its next training pass, if it has saved since all ranks were to stop."""
-        if self.stop_agreed and self._own_events.has_saved_to_stop:
-            self.finish_stopped()
 
-    def _open_history(self, engine: Engine) -> None:
-        reporter = self._reporter
-        assert reporter is not None
-        launch = reporter.launch
-        if launch.checkpoint_dir is not None:
-            reporter.reached = reached_step(launch.checkpoint_dir, job_uid=launch.job_uid)
-        reporter.history = open_history(
-            launch,
-            engine,
-            total_steps=reporter.progress.total_steps,
-            resumed_from=reporter.progress.resumed_from,
-            batch=f"{engine.config.batch.train_batch_size} samples",
-            say=lambda text: print(text, flush=True),
-        )
+def _open_history(reporter: Reporter, engine: Engine) -> None:
+    """Begin the history of this attempt, after its resume."""
+    launch = reporter.launch
+    if launch.checkpoint_dir is not None:
+        reporter.reached = reached_step(launch.checkpoint_dir, job_uid=launch.job_uid)
+    reporter.history = open_history(
+        launch,
+        engine,
+        total_steps=reporter.progress.total_steps,
+        resumed_from=reporter.progress.resumed_from,
+        batch=f"{engine.config.batch.train_batch_size} samples",
+        say=lambda text: print(text, flush=True),
+    )
 
-    def _close_history(self, ended: str) -> None:
-        if self._reporter is not None and self._reporter.history is not None:
-            history, self._reporter.history = self._reporter.history, None
-            history.add(event("ended", step=self._reporter.progress.step, text=ended))
-            history.close()
+
+def _close_history(reporter: Reporter | None, ended: str) -> None:
+    if reporter is not None and reporter.history is not None:
+        history, reporter.history = reporter.history, None
+        history.add(event("ended", step=reporter.progress.step, text=ended))
+        history.close()
 
 
 def resume_from(chosen: Resume) -> None:
-    """Report a choice with the next load of an engine that this process makes."""
-    _resumes[:] = [chosen]
+    """Report a choice with the next load of the engine, made or to be made."""
+    reporter = AutomaticReporter.current()
+    if reporter is not None and isinstance(reporter._events, AutomaticEvents):
+        reporter._events.resume(chosen)
+    else:
+        _resumes[:] = [chosen]
 
 
 def watch_engine(engine: Engine) -> None:

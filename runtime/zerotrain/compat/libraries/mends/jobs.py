@@ -38,6 +38,16 @@ def keep_last_checkpoint(module: ModuleType) -> None:
     _replace(module, "sort_checkpoints", "trainer", "kept_at_end")
 
 
+def keep_states_whole(module: ModuleType) -> None:
+    """Make what Accelerate's `save_state` writes whole or absent, and report it."""
+    _replace(module.Accelerator, "save_state", "accelerate", "save_state")
+
+
+def report_loads(module: ModuleType) -> None:
+    """Make `load_state` of Accelerate report the folder that it loads."""
+    _replace(module.Accelerator, "load_state", "accelerate", "load_state")
+
+
 def check_arguments(module: ModuleType) -> None:
     """Make `TrainingArguments` refuse an output folder that cannot be written, and keep the global batch."""
     _replace(module.TrainingArguments, "__post_init__", "arguments", "complete")
