@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hf_scripts import Losses, ScriptFailed, run_script
+from zerotrain.compat.job.place import SIZE_FILE
 from zerotrain.contract.launch import LaunchSpec
 
 pytestmark = pytest.mark.ranks
@@ -40,6 +41,8 @@ def attempt(
         checkpoint_dir=job,
         run_dir=tmp_path / "run",
     )
+    if number == 1:
+        (job / SIZE_FILE).write_text(json.dumps({"job_uid": "uid-1", "world_size": ranks}))
     own = {name: value for name, value in spec.to_env().items() if name != "MASTER_PORT"}
     given = {"save_steps": 2, **arguments}
     return run_script(
@@ -70,9 +73,21 @@ def test_at_every_point_of_a_save_another_attempt_finds_a_whole_checkpoint(tmp_p
     assert names(tmp_path) == ["checkpoint-6"]
 
 
+def test_another_number_of_ranks_sees_the_same_samples_in_each_step(tmp_path: Path) -> None:
+    whole = attempt(tmp_path / "whole", 1)
+    with pytest.raises(ScriptFailed):
+        attempt(tmp_path, 1, environment={"KILL_POINT": "0:4:model.safetensors"})
+    (alone,) = attempt(tmp_path, 2, ranks=1)
+    assert len(alone.losses) == 2 * 4, "four steps of two micro-batches"
+    for step in range(4):
+        expected = sum(rank.losses[2 + step] for rank in whole) / 2
+        assert sum(alone.losses[2 * step : 2 * step + 2]) == pytest.approx(expected, abs=1e-5)
+
+
 POINTS = ("0:4:model.safetensors", "1:4:rng_state_1.pth", "0:4:zerotrain.json", "0:4:checkpoint-4")
 
 
+@pytest.mark.slow(cheaper="tests/compat/test_folders.py::test_a_late_writer_completes_nothing")
 def test_a_killed_attempt_is_followed_by_one_with_the_same_losses(tmp_path: Path) -> None:
     whole = attempt(tmp_path / "whole", 1)
     assert len(whole[0].losses) == 6

@@ -89,6 +89,11 @@ def test_a_program_that_may_never_report_keeps_the_engines_own_watchdog() -> Non
     assert comm_env({**COMMAND, "spec.hangPolicy": policy}).watchdog_seconds > 600.0
 
 
+def test_a_script_of_zerotrain_launch_reports_by_itself() -> None:
+    found = comm_env({"spec.command": ["zerotrain", "launch", "train.py"]})
+    assert found.watchdog_seconds > 600.0
+
+
 @pytest.mark.parametrize("bound", ["0", "90"])
 def test_a_bound_that_the_user_gave_stands(bound: str) -> None:
     found = comm_env({"spec.podTemplate.env": [{"name": "ZEROTRAIN_WATCHDOG_SECONDS", "value": bound}]})

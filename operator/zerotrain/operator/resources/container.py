@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from zerotrain.contract.launch import TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec, grace_of_ranks
+from zerotrain.contract.launch_command import begins_with_launch
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
 from zerotrain.contract.variables import is_reserved, settings_in
 from zerotrain.contract.worker_http import READY_PATH
@@ -86,11 +87,12 @@ def hang_backstop_s(job: ZeroTrainingJob) -> float | None:
     """Return HANG_BACKSTOP_S if the operator judges hangs; None leaves the ranks to the engine's own
     timeouts.
 
-    The built-in trainer always reports its progress. Whether a user program does is not known in advance, and
-    for one that does not, the engine's watchdog is the only protection. So a user program needs a hangPolicy,
-    which may be empty.
+    The built-in trainer always reports its progress, and so does a script of `zerotrain launch` that uses the
+    engine. Whether another user program does is not known in advance, and for one that does not, the engine's
+    watchdog is the only protection. So such a program needs a hangPolicy, which may be empty.
     """
-    return None if job.spec.command and job.spec.hang_policy is None else HANG_BACKSTOP_S
+    reports = not job.spec.command or begins_with_launch(job.spec.command)
+    return HANG_BACKSTOP_S if reports or job.spec.hang_policy is not None else None
 
 
 def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) -> LaunchSpec:
