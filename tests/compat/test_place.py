@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,11 +117,13 @@ def test_the_json_follows_with_its_own_value(
     for ranks in (4, 2):
         enter(tmp_path, monkeypatch, ranks=ranks)
         start_in_job()
+    arguments = SimpleNamespace(gradient_accumulation_steps=followed(2, "it"))
     seen = []
-    for steps in (2, "auto"):
+    for steps in (2, "auto", 4):  # the script's own file, and the operator's, which follows already
         config = Config(steps)
-        complete_json(lambda config: seen.append(dict(config.config)), config)
+        complete_json(lambda config, _: seen.append(dict(config.config)), config, arguments)
     assert seen == [
         {"gradient_accumulation_steps": 4, "train_batch_size": 8},
         {"gradient_accumulation_steps": "auto", "train_batch_size": 8},
+        {"gradient_accumulation_steps": 4, "train_batch_size": 8},
     ]

@@ -23,9 +23,13 @@ FOLDER = REPOSITORY / "deploy" / "examples"
 FILES = sorted(FOLDER.glob("*.yaml"))
 JOBS = [path for path in FILES if "kind: ZeroTrainingJob" in path.read_text()]
 
+SCRIPTS = ("hf-trainer.yaml", "sft-lora.yaml", "dpo.yaml", "own-accelerate.yaml")
+"""Scripts of others, which `zerotrain launch` runs."""
+
 NOT_PLANNED = {
     "deepspeed-config.yaml": "only the workers read",
     "own-script.yaml": "the program is the user's own",
+    **dict.fromkeys(SCRIPTS, "the program is the user's own"),
 }
 """Jobs that the operator starts without a verdict, and the reason that it gives."""
 

@@ -296,6 +296,35 @@ def test_an_own_program_stops_with_a_checkpoint_that_the_status_names(
     reader.kubectl("delete", "-f", str(file), "--wait=false")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf-trainer",
+        *(pytest.param(name, marks=ON_REQUEST) for name in ("sft-lora", "dpo", "own-accelerate")),
+    ],
+)
+def test_a_script_of_others_survives_a_kill(reader: Cluster, name: str) -> None:
+    """Its pod is killed after the first checkpoint, and the job goes on from it."""
+    files = ("-f", str(EXAMPLES / f"{name}.yaml"))
+    reader.kubectl("apply", *files)
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = reader.get("ztj", name).get("status", {})
+        return found
+
+    def saved() -> int:
+        return int((status().get("checkpoint", {}).get("last") or {}).get("step", 0))
+
+    wait_until(lambda: saved() > 0, "a checkpoint", timeout_s=480, every_s=0.5)
+    path = status()["checkpoint"]["last"]["path"]
+    assert path.startswith(f"/checkpoints/{name}/script/")
+    pod = reader.get("pods", "-l", f"zerotrain.dev/job={name}")["items"][1]["metadata"]["name"]
+    reader.kubectl("delete", "pod", pod, "--force", "--grace-period=0")
+    wait_until(lambda: status()["phase"] == "Completed", "the job to complete", timeout_s=480, every_s=0.5)
+    assert status()["checkpoint"]["resumedFromStep"] > 0
+    reader.kubectl("delete", *files, "--wait=false")
+
+
 def test_the_page_cleans_up(shell: Shell, page: dict[str, Block]) -> None:
     shell.run(page["clean"])
 

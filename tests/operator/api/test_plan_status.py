@@ -30,7 +30,10 @@ EXAMPLES = {
     for path in sorted(FOLDER.glob("*.yaml"))
     if "kind: ZeroTrainingJob" in path.read_text()
 }
-UNPLANNED = {"own-script.yaml", "deepspeed-config.yaml"}
+UNPLANNED = {
+    *("own-script.yaml", "deepspeed-config.yaml"),
+    *("hf-trainer.yaml", "sft-lora.yaml", "dpo.yaml", "own-accelerate.yaml"),
+}
 H100 = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
 
 

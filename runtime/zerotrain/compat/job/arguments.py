@@ -24,11 +24,17 @@ def complete(post_init: Callable[[Any], None], arguments: Any) -> None:
     post_init(arguments)
 
 
-def complete_json(process: Callable[..., None], config: Any, *args: Any, **given: Any) -> None:
-    """Let the accumulation of a DeepSpeed JSON follow the number of ranks, and complete it."""
-    if type(steps := config.config.get(KEY)) is int:
+def complete_json(
+    process: Callable[..., None], config: Any, arguments: Any, *args: Any, **given: Any
+) -> None:
+    """Let the accumulation of a DeepSpeed JSON follow the number of ranks, and complete it.
+
+    The arguments do so already, and the operator's own file, too.
+    """
+    steps = config.config.get(KEY)
+    if type(steps) is int and steps != getattr(arguments, KEY):
         config.config[KEY] = followed(steps, "the DeepSpeed JSON")
-    process(config, *args, **given)
+    process(config, arguments, *args, **given)
 
 
 def check_output(output_dir: str | os.PathLike[str]) -> None:
