@@ -12,12 +12,16 @@ from zerotrain.compat.refusal import CompatError
 from zerotrain.runtime.checkpoint import job_folder
 
 KEY = "gradient_accumulation_steps"
+NO_POSTS = "DISABLE_KUBEFLOW_INTEGRATION"
+"""Variable that keeps transformers from posting what the engine reports itself."""
 
 
 def complete(post_init: Callable[[Any], None], arguments: Any) -> None:
     """Check the output folder, let the accumulation follow the number of ranks, and complete the arguments as
     transformers does. Raises CompatError."""
     check_output(arguments.output_dir or "trainer_output")
+    if arguments.deepspeed:
+        os.environ[NO_POSTS] = "TRUE"
     steps = getattr(arguments, KEY)
     if type(steps) is int:
         setattr(arguments, KEY, followed(steps, "TrainingArguments"))

@@ -35,6 +35,7 @@ from zerotrain.contract.worker_http import (
     yield_attempt,
 )
 from zerotrain.runtime.launch.http_slots import Slots
+from zerotrain.runtime.launch.library_status import LIBRARY_HEADER, MAX_STATUS_BYTES, STATUS_PATH
 from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.rank_table import RankTable
 
@@ -62,6 +63,8 @@ class WorkerApi:
     read_history: Callable[[], bytes]
     """Returns JSON lines, empty where this worker has none; reads from the checkpoint volume, so it may
     block."""
+    status_token: str | None = None
+    """Token with which a script's library posts its progress; None = it may not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,11 +210,15 @@ class _Handler(BaseHTTPRequestHandler):
                 )
 
     def do_POST(self) -> None:
-        if urlsplit(self.path).path != YIELD_PATH:
-            self._send(_problem(HTTPStatus.NOT_FOUND, f"POST knows {YIELD_PATH} alone"))
-            return
         # The client is authenticated before the body is read.
-        self._send(self._refuse_stranger() or self._yield())
+        match urlsplit(self.path).path:
+            case str(path) if path == YIELD_PATH:
+                self._send(self._refuse_stranger() or self._yield())
+            case str(path) if path == STATUS_PATH and self.server.api.status_token is not None:
+                token, header = self.server.api.status_token, self.headers.get(LIBRARY_HEADER)
+                self._send(_refuse_token(token, header) or self._library_status())
+            case _:
+                self._send(_problem(HTTPStatus.NOT_FOUND, f"POST knows {YIELD_PATH} alone"))
 
     def _refuse_stranger(self) -> Answer | None:
         return _refuse_token(self.server.api.token, self.headers.get(TOKEN_HEADER))
@@ -227,15 +234,32 @@ class _Handler(BaseHTTPRequestHandler):
         refusal = None if self.server.api.token is None else self._refuse_stranger()
         return refusal or _stacks(self.server.api)
 
-    def _yield(self) -> Answer:
+    def _body(self, max_bytes: int) -> bytes | Answer:
+        """Return the body, or the refusal of one without a length or beyond the limit."""
         try:
             length = int(self.headers.get("Content-Length", ""))
         except ValueError:
             return _problem(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
-        if not 0 < length <= MAX_BODY_BYTES:
-            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has 1 to {MAX_BODY_BYTES} bytes")
+        if not 0 < length <= max_bytes:
+            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has 1 to {max_bytes} bytes")
+        return self.rfile.read(length)
+
+    def _library_status(self) -> Answer:
+        body = self._body(MAX_STATUS_BYTES)
+        if isinstance(body, Answer):
+            return body
         try:
-            attempt = yield_attempt(self.rfile.read(length))
+            self.server.api.rank_table.library_progressed(body)
+        except ValueError as error:
+            return _problem(HTTPStatus.BAD_REQUEST, str(error))
+        return Answer(status=HTTPStatus.OK, body=b"{}")
+
+    def _yield(self) -> Answer:
+        body = self._body(MAX_BODY_BYTES)
+        if isinstance(body, Answer):
+            return body
+        try:
+            attempt = yield_attempt(body)
         except ValueError as error:
             return _problem(HTTPStatus.BAD_REQUEST, str(error))
         api = self.server.api

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
@@ -19,6 +19,7 @@ from zerotrain.contract.progress import Termination
 from zerotrain.runtime.launch import reaper, termination
 from zerotrain.runtime.launch.channel_server import ChannelServer
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
+from zerotrain.runtime.launch.library_status import receiver_environment
 from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.rank_table import RankTable
 from zerotrain.runtime.launch.refusal import refuse
@@ -66,6 +67,7 @@ def main(
         token=token,
         socket_path=socket_path,
         limits=limits or Limits.of(spec),
+        runs_script=begins_with_launch(command),
     )
     try:
         message = asyncio.run(worker.run())
@@ -88,6 +90,8 @@ class _Worker:
     token: str | None
     socket_path: Path
     limits: Limits
+    runs_script: bool
+    """Whether the ranks run a script of `zerotrain launch`."""
 
     async def run(self) -> Termination:
         """Open the channel and the HTTP server, run the ranks, close everything."""
@@ -96,10 +100,14 @@ class _Worker:
         channel = ChannelServer(self.rank_table, on_failure=supervisor.rank_announced_failure)
         await channel.listen(self.socket_path)
         http = WorkerHttpServer(self.spec.http_host, self.spec.http_port, self._api(supervisor))
+        environ = self.environ
+        if self.runs_script:
+            token, variables = receiver_environment(self.spec.run_dir, port=http.port)
+            http.api, environ = replace(http.api, status_token=token), {**environ, **variables}
         http.start()
         _write_http_file(self.spec, http)
         try:
-            message = await self._supervise(supervisor, channel)
+            message = await self._supervise(supervisor, channel, environ)
             # At once: processes that are still to be ended may be in the kernel, and SIGKILL near.
             termination.write(self.spec.termination_log, message)
             return message
@@ -109,9 +117,11 @@ class _Worker:
             await asyncio.to_thread(http.shutdown)
             http.server_close()
 
-    async def _supervise(self, supervisor: Supervisor, channel: ChannelServer) -> Termination:
+    async def _supervise(
+        self, supervisor: Supervisor, channel: ChannelServer, environ: Mapping[str, str]
+    ) -> Termination:
         try:
-            await supervisor.run(self.program, environ=self.environ, socket_path=self.socket_path)
+            await supervisor.run(self.program, environ=environ, socket_path=self.socket_path)
         except RendezvousTimeout as error:
             say(str(error))
             code = int(ExitCode.RENDEZVOUS_TIMEOUT)

@@ -17,6 +17,7 @@ from zerotrain.contract.metrics import LAUNCHER_METRICS, WORKER_METRICS
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.runtime.launch.activity import MotionTracker
+from zerotrain.runtime.launch.library_status import with_status
 from zerotrain.runtime.metrics import Families, MergedCollector, restore
 from zerotrain.runtime.offload.free_memory import free_memory
 
@@ -130,6 +131,14 @@ class RankTable:
             state.update(progress)
             state.motion.progress_arrived(progress, self._monotonic())
         self._message_arrived(rank)
+
+    def library_progressed(self, body: bytes) -> None:
+        """Store what a library posted about a program whose rank 0 never reported; the record stays one that
+        nobody judges. Raises ValueError for a body that is no status."""
+        with self._lock:
+            state = self._ranks.get(0)
+            if state is not None and not state.progress.heartbeat_at:
+                state.progress = with_status(state.progress, body)
 
     def measured(self, rank: int, families: Sequence[Mapping[str, Any]]) -> None:
         """Store a new metrics snapshot of the rank. Raises ValueError when it is invalid."""
