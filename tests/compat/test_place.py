@@ -1,5 +1,4 @@
-"""Where the ranks of a script start in a job, and what keeps the samples of a step on another number of
-ranks."""
+"""A script starts in its job's folder, and a step has the same samples on another number of ranks."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_an_own_program_stops_with_a_checkpoint_that_the_status_names(
     ],
 )
 def test_a_script_of_others_survives_a_kill(reader: Cluster, name: str) -> None:
-    """Its pod is killed after the first checkpoint, and the job goes on from it."""
+    """A pod is killed after the first checkpoint, and the job goes on from it."""
     files = ("-f", str(EXAMPLES / f"{name}.yaml"))
     reader.kubectl("apply", *files)
 

@@ -35,6 +35,7 @@ def one_step(engine):
         engine.step()
 
 
+reference = build()  # of a model that nobody froze
 engine = zt.initialize(model=Words(), config=config(gradient_accumulation_steps=2))[0]
 engine.load_checkpoint(CHECKPOINTS)
 hold("first", ranks=(0, 1))

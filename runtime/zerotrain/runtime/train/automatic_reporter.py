@@ -9,7 +9,8 @@ is not judged. `zerotrain.compat` calls `watch_engine` for the scripts that it r
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
@@ -51,15 +52,19 @@ class AutomaticReporter(ProgressReporter):
         return engine is not None and engine.stop_agreed
 
     def follow(self, engine: Engine) -> None:
-        """Report this engine's steps, unless those of another one are still reported."""
+        """Report this engine's steps, unless another one has made steps and is still open: the engine of a
+        reference model is often made first, and not all of them are frozen."""
         followed = None if self._engine is None else self._engine()
-        if followed is not None and not followed.core.is_closed:
+        if followed is engine or (followed is not None and _is_training(followed)):
             return
+        if followed is not None:
+            followed.observer = NO_OBSERVER
+        if self._hook is not None:
+            self._hook.remove()
         self._engine = None
         self.watch(engine)
         if isinstance(self._events, AutomaticEvents):
             self._events.attach(self.pause, self.finish_stopped)
-            engine.register_step_hook(self._stepped)
             while _resumes:
                 self._events.resume(_resumes.pop())
 
@@ -103,17 +108,25 @@ class AutomaticReporter(ProgressReporter):
         _close_history(self._reporter, "stopped in order" if self._is_closed else "failed")
         super()._end()
 
-    def _stepped(self, result: StepResult) -> None:
-        """Report a step; a hook of the engine."""
-        engine = None if self._engine is None else self._engine()
-        if engine is None or self._reporter is None or self._meter is None:
+    def stepped(self, result: StepResult, engine: Engine) -> None:
+        """Report a step of any engine, if it is the one that is followed; a hook."""
+        self.follow(engine)
+        if self._engine is None or self._engine() is not engine:
             return
+        if self._reporter is None or self._meter is None:
+            return
+        if not self._meter.boundaries:  # it is followed since now
+            self._meter.count(result)
         assert isinstance(self._events, AutomaticEvents)
         if self._reporter.history is None and engine.rank == 0 and not self._reporter.progress.step_at:
             _open_history(self._reporter, engine)
         loss, tokens = self._events.take_step()
         self._meter.add(loss, tokens=tokens * engine.world_size, data_seconds=None)
         self._reporter.step(self._meter.report(engine, result), engine=engine)
+
+
+def _is_training(engine: Engine) -> bool:
+    return engine.last_step is not None and not engine.core.is_closed
 
 
 def _open_history(reporter: Reporter, engine: Engine) -> None:
@@ -157,6 +170,18 @@ def watch_engine(engine: Engine) -> None:
         AutomaticReporter().stop_on_sigterm()
     if (reporter := AutomaticReporter.current()) is not None:
         reporter.follow(engine)
+        engine.register_step_hook(_report_step(weakref.ref(engine)))
+
+
+def _report_step(watched: weakref.ref[Engine]) -> Callable[[StepResult], None]:
+    """Return a step hook for an engine, which does not keep the engine alive."""
+
+    def stepped(result: StepResult) -> None:
+        engine, reporter = watched(), AutomaticReporter.current()
+        if engine is not None and reporter is not None:
+            reporter.stepped(result, engine)
+
+    return stepped
 
 
 def program_ended(error: BaseException | None) -> None:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import torch
 from prometheus_client import CollectorRegistry
+from torch.utils.hooks import RemovableHandle
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec, RankEnv
@@ -81,6 +82,8 @@ class ProgressReporter:
         self._stop: StopRequest | None = None
         self._engine: weakref.ref[Engine] | None = None
         """Weak reference, so that a program that closed its engine can free the memory."""
+        self._hook: RemovableHandle | None = None
+        """Hook that counts the engine's steps."""
         self._is_closed = False
         self._is_paused = False
         self._step_calls = 0
@@ -138,7 +141,7 @@ class ProgressReporter:
             self._stop.set_callback(_asking(self._engine))
         if self._reporter is not None and self._events is not None and self._meter is not None:
             engine.observer = self._events
-            engine.register_step_hook(self._meter.count)
+            self._hook = engine.register_step_hook(self._meter.count)
             self._reporter.ready(engine)
             measuring.probe_spill(self._reporter.metrics, engine)
 
