@@ -63,10 +63,11 @@ def test_at_every_point_of_a_save_another_attempt_finds_a_whole_checkpoint(tmp_p
     log = tmp_path / "points"
     attempt(tmp_path, 1, ranks=1, environment={"INSPECT": str(log)}, save_total_limit=1)
     points = [json.loads(line) for line in log.read_text().splitlines()]
-    touched = [name for name, _ in points]
+    touched = [name for name, _, _ in points]
     for name in ("model.safetensors", "rng_state.pth", "trainer_state.json", "COMMIT", "zerotrain.json"):
         assert touched.count(name) >= 3, f"each of three saves writes {name}"
-    chosen = [found for _, found in points]
+    assert [torn for _, _, torn in points if torn] == []
+    chosen = [found for _, found, _ in points]
     first = chosen.index("checkpoint-2")
     assert chosen == sorted(chosen, key=lambda found: found or ""), "it never goes back"
     assert None not in chosen[first:]

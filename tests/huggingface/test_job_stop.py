@@ -16,6 +16,10 @@ from zerotrain.contract.worker_http import bearer, yield_body
 
 pytestmark = pytest.mark.ranks
 
+SLOW = pytest.mark.slow(
+    cheaper="tests/runtime/own_program/test_automatic.py::"
+    "test_steps_pauses_and_checkpoints_are_reported_and_a_stop_ends_after_the_next_save"
+)
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -40,6 +44,7 @@ def trainer(tmp_path: Path, number: int, *, steps: int, **arguments: object) -> 
     return attempt(tmp_path, number, "job_trainer.py", "--steps", str(steps), "--arguments", given)
 
 
+@SLOW
 def test_a_stop_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "job" / "script" / "out"
     with trainer(tmp_path, 1, steps=100_000, eval_strategy="epoch", save_only_model=True) as launcher:
@@ -63,6 +68,7 @@ def test_a_stop_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
         assert launcher.termination.step == ended.step + 2
 
 
+@SLOW
 def test_a_loop_over_accelerate_ends_after_its_next_save_and_goes_on_from_it(tmp_path: Path) -> None:
     states = tmp_path / "job" / "script" / "states"
     with attempt(tmp_path, 1, "job_loop.py", "100000") as launcher:

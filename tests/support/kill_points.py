@@ -3,7 +3,8 @@ removes.
 
 Set KILL_POINT to `RANK:STEP:NAME` in a rank's environment to have it killed before it touches the file of
 that name in the checkpoint of that step; set INSPECT to a file to have a line written there at every point,
-with the checkpoint that another attempt would resume from if the process were killed now.
+with the checkpoint that another attempt would resume from if the process were killed now, and the folders with
+the name of a checkpoint that are none.
 """
 
 from __future__ import annotations
@@ -65,11 +66,13 @@ def _at(path: str) -> None:
 
 def _inspect(log: Path, path: str) -> None:
     from zerotrain.compat.job.folders import OutputFolder
+    from zerotrain.compat.job.records import read_record
     from zerotrain.runtime.checkpoint.group import SingleRank
 
     folder = OutputFolder.in_job(Path(os.environ["ZEROTRAIN_CHECKPOINT_DIR"]) / "script" / "out")
     assert folder is not None
     choice = folder.choose(SingleRank(), of_job_only=True)
     chosen = None if choice.path is None else choice.path.name
+    torn = [found.name for found in folder.checkpoints() if read_record(found) is None]
     with log.open("a") as file:
-        print(json.dumps([Path(path).name, chosen]), file=file)
+        print(json.dumps([Path(path).name, chosen, torn]), file=file)
