@@ -2,9 +2,9 @@
 removes.
 
 Set KILL_POINT to `RANK:STEP:NAME` in a rank's environment to have it killed before it touches the file of
-that name in the checkpoint of that step; set INSPECT to a file to have a line written there at every point,
-with the checkpoint that another attempt would resume from if the process were killed now, and the folders with
-the name of a checkpoint that are none.
+that name in the checkpoint of that step. Set INSPECT to a file to have a line written there at every point:
+the checkpoint that another attempt would resume from if the process were killed now, and the folders with the
+name of a checkpoint that are none.
 """
 
 from __future__ import annotations
