@@ -20,6 +20,7 @@ from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.worlds import check_worlds
 from zerotrain.runtime.config_check import check_same_config
 from zerotrain.runtime.construct.buffers import BufferRules, check_buffers
+from zerotrain.runtime.construct.pending import is_pending
 from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.data.epochs import EpochLoader, make_loader
 from zerotrain.runtime.matmul_support import warn_of_slow_products
@@ -166,7 +167,8 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {fqn!r} belongs to an engine already; close() that one first, as it would train "
                 "nothing any more"
             )
-    refuse_shared_memory(model)
+    unread = {name for name, parameter in named_parameters(model) if is_pending(parameter)}
+    refuse_shared_memory(model, without=unread)
     origins_of(model)
 
 

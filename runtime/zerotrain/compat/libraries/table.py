@@ -41,10 +41,22 @@ SURFACES: tuple[Surface, ...] = (
     ),
     Surface(
         module="transformers.modeling_utils",
-        symbol="prevent_arange_dtype_change",
+        symbol="PreTrainedModel._load_pretrained_model",
         versions=TRANSFORMERS,
         why="under stage 3 rank 0 would load weights into tensors without memory",
-        mend="transformers.build_whole_models",
+        mend="transformers.read_weights_by_ranges",
+    ),
+    Surface(
+        module="transformers.modeling_utils",
+        symbol="PreTrainedModel._from_config",
+        versions=TRANSFORMERS,
+        why="under stage 3 rank 0 would initialise tensors without memory",
+    ),
+    Surface(
+        module="transformers.integrations.deepspeed",
+        symbol="is_deepspeed_zero3_enabled",
+        versions=TRANSFORMERS,
+        why="models are built as without stage 3",
     ),
     Surface(
         module="trl.models.utils",

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from zerotrain.contract.config import EngineConfig, load
+from zerotrain.runtime.construct.expressions import Result
 from zerotrain.runtime.construct.log import ConstructionLog, NoValues, TensorRef
 from zerotrain.runtime.construct.recorder import HostTensors, Recorder
 from zerotrain.runtime.zero.names import all_modules, holder_of, joined
@@ -27,16 +28,21 @@ class Origin(Protocol):
         """Fill 1-D `target` with elements `[start, start + target.numel())` of the flattened tensor."""
 
 
-class Replayed:
+class Replayed(Result):
     """Values that are replayed from a construction log."""
 
     def __init__(self, log: ConstructionLog, ref: TensorRef) -> None:
-        self._log = log
+        super().__init__(ref.size, ref.dtype)
+        self.log = log
         self._ref = ref
 
-    def read(self, start: int, target: torch.Tensor) -> None:
-        values = self._log.materialise(self._ref).reshape(-1)
-        target.copy_(values[start : start + target.numel()])
+    @property
+    def num_operations(self) -> int:
+        """Number of operations that the values depend on."""
+        return self.log.num_operations(self._ref)
+
+    def _compute(self) -> torch.Tensor:
+        return self.log.materialise(self._ref)
 
 
 _logs: WeakKeyDictionary[nn.Module, ConstructionLog] = WeakKeyDictionary()
@@ -45,18 +51,7 @@ _registered: WeakKeyDictionary[nn.Module, dict[str, TensorRef]] = WeakKeyDiction
 
 _bound: WeakKeyDictionary[nn.Module, Mapping[str, Origin]] = WeakKeyDictionary()
 
-_builds_whole: ContextVar[bool] = ContextVar("builds_whole", default=False)
-
-
-@contextlib.contextmanager
-def whole_models() -> Iterator[None]:
-    """Make `init_context` within do nothing, for a library that fills its models after the context, in ways
-    that are not recorded: rank 0's values count then."""
-    token = _builds_whole.set(True)
-    try:
-        yield
-    finally:
-        _builds_whole.reset(token)
+_is_recording: ContextVar[bool] = ContextVar("is_recording", default=False)
 
 
 @contextlib.contextmanager
@@ -84,10 +79,16 @@ def init_context(
     """
     if config is not None and not isinstance(config, EngineConfig):
         load(config)
-    if not enabled or _builds_whole.get():
+    if not enabled:
         yield
         return
-    log = ConstructionLog(torch.initial_seed() if seed is None else seed)
+    with recording(ConstructionLog(torch.initial_seed() if seed is None else seed)):
+        yield
+
+
+@contextlib.contextmanager
+def recording(log: ConstructionLog) -> Iterator[None]:
+    """Record constructors in a log; their tensors are on the meta device."""
 
     def remember(module: nn.Module, name: str, value: object) -> None:
         _logs[module] = log
@@ -99,12 +100,19 @@ def init_context(
         module_hooks.register_module_buffer_registration_hook(remember),
         module_hooks.register_module_module_registration_hook(remember),
     )
+    token = _is_recording.set(True)
     try:
         with HostTensors(log), Recorder(log):
             yield
     finally:
+        _is_recording.reset(token)
         for hook in hooks:
             hook.remove()
+
+
+def is_recording() -> bool:
+    """Return whether constructors are recorded now."""
+    return _is_recording.get()
 
 
 def bind(model: nn.Module, origins: Mapping[str, Origin]) -> None:

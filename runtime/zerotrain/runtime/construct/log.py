@@ -67,25 +67,35 @@ class _Operation:
     """Index of the operation among the random ones; None if it is not random."""
     gives_values: bool
     """Whether the operation writes values, which `torch.empty` does not."""
+    state: torch.Tensor | None = None
+    """State of the generator before the operation, in a log that keeps them."""
 
 
 class ConstructionLog:
     """All operations inside one `init_context`."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
+        """Make a log. A seed of None keeps the states of torch's generator instead, so that the values are
+        those that the constructor gives without a log."""
         self.seed = seed
         self._operations: list[_Operation] = []
         self._writers: dict[int, list[int]] = {}
         self._num_random = 0
 
-    def record(self, function: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
+    def record(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        outputs: Any,
+        state: torch.Tensor | None = None,
+    ) -> None:
         """Record one operation. `outputs` are its results on the meta device."""
         args, kwargs = tree_map_only(torch.Tensor, _frozen, (args, kwargs))
         inputs = {leaf.key for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, TensorRef)}
         found = tuple(
             TensorRef.of(leaf) for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)
         )
-        is_random = torch.Tag.nondeterministic_seeded in function.tags
         name = function.overloadpacket.__name__
         operation = _Operation(
             function=function,
@@ -93,14 +103,20 @@ class ConstructionLog:
             kwargs=kwargs,
             outputs=found,
             reads=tuple(inputs),
-            seed_index=self._num_random if is_random else None,
+            seed_index=self._num_random if is_random(function) else None,
             gives_values=not name.startswith(("empty", "new_empty")),
+            state=state,
         )
-        self._num_random += is_random
+        self._num_random += is_random(function)
         written = {output.key for output in found} - inputs | set(_mutated(function, args, kwargs))
         for key in written:
             self._writers.setdefault(key, []).append(len(self._operations))
         self._operations.append(operation)
+
+    @property
+    def states(self) -> list[torch.Tensor]:
+        """States of the generator before each random operation; empty in a log with a seed."""
+        return [each.state for each in self._operations if each.state is not None]
 
     def knows(self, tensor: TensorRef) -> bool:
         """Return whether the tensor's memory was allocated in this construction."""
@@ -110,6 +126,10 @@ class ConstructionLog:
         """Return whether any operation gave values to the tensor's memory."""
         writers = self._writers.get(tensor.key, ())
         return any(self._operations[index].gives_values for index in writers)
+
+    def num_operations(self, tensor: TensorRef) -> int:
+        """Return how many operations the tensor's values depend on."""
+        return len(self._needed(tensor.key))
 
     @torch.no_grad()
     def materialise(self, tensor: torch.Tensor | TensorRef) -> torch.Tensor:
@@ -159,13 +179,21 @@ class ConstructionLog:
         text = f"{self.seed} {operation.seed_index}".encode()
         generator = torch.default_generator
         before = generator.get_state()
-        generator.manual_seed(int.from_bytes(sha256(text).digest()[:7], "little"))
+        if operation.state is None:
+            generator.manual_seed(int.from_bytes(sha256(text).digest()[:7], "little"))
+        else:
+            generator.set_state(operation.state)
+        if "generator" in kwargs:
+            kwargs = {**kwargs, "generator": None}
         try:
-            return operation.function(
-                *args, **{**kwargs, **({"generator": None} if "generator" in kwargs else {})}
-            )
+            return operation.function(*args, **kwargs)
         finally:
             generator.set_state(before)
+
+
+def is_random(function: Any) -> bool:
+    """Return whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in function.tags
 
 
 def _frozen(tensor: torch.Tensor) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from zerotrain.runtime.construct.log import ConstructionLog, TensorRef
+from zerotrain.runtime.construct.log import ConstructionLog, TensorRef, is_random
 
 _META = torch.device("meta")
 _HOST = torch.device("cpu")
@@ -46,8 +46,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (NotImplementedError, RuntimeError):
             # Shapes that depend on values (nonzero, unique), or an error of the user: run it on the values.
             return self._now(func, args, kwargs)
-        self._log.record(func, args, _placed(kwargs, _HOST, names), outputs)
+        on_host = _placed(kwargs, _HOST, names)
+        state = self._draw(func, args, on_host) if self._log.seed is None and is_random(func) else None
+        self._log.record(func, args, on_host, outputs, state)
         return outputs
+
+    def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+        """Draw the operation's random numbers, as the constructor does without a record, and drop them.
+        Return the generator's state before."""
+        generator = kwargs.get("generator") or torch.default_generator
+        state: torch.Tensor = generator.get_state()
+        written = {id(each) for each in _written(func, args, kwargs)}
+
+        def real(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) in written:
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_HOST)
+            return self._real(tensor)
+
+        func(*tree_map_only(torch.Tensor, real, args), **tree_map_only(torch.Tensor, real, kwargs))
+        return state
 
     def _now(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         args, kwargs = tree_map_only(torch.Tensor, self._real, (args, kwargs))
@@ -95,12 +112,16 @@ def _gives_tensors(func: Any) -> bool:
 
 
 def _mutates_real(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    return any(not tensor.is_meta for tensor in _written(func, args, kwargs))
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operation writes."""
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            if isinstance(value, torch.Tensor) and not value.is_meta:
-                return True
-    return False
+            if isinstance(value, torch.Tensor):
+                yield value
 
 
 def _placed(kwargs: dict[str, Any], device: torch.device, names: set[str]) -> dict[str, Any]:

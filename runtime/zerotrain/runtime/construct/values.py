@@ -7,14 +7,30 @@ Models come in three kinds, which may be mixed: built normally (rank 0's values 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 import torch
 from torch import nn
 
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.construct.buffers import BufferRules, take_buffers
-from zerotrain.runtime.construct.context import Origin, bound_origins, forget, logs_of, replayed_origin
+from zerotrain.runtime.construct.context import (
+    Origin,
+    Replayed,
+    bound_origins,
+    forget,
+    logs_of,
+    replayed_origin,
+)
 from zerotrain.runtime.construct.log import NoValues
+from zerotrain.runtime.construct.pending import (
+    expression_of,
+    forget_expression,
+    is_pending,
+    postpone,
+    release,
+    settle,
+)
 from zerotrain.runtime.zero.buffer import flat_zeros, return_free_memory
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import LayoutError, UnitLayout
@@ -40,6 +56,8 @@ def origins_of(model: nn.Module) -> dict[str, Origin]:
     empty: list[str] = []
     for name, tensor in tensors:
         origin = by_tensor.get(id(tensor))
+        if origin is None and is_pending(tensor):
+            origin = expression_of(tensor)
         if origin is None and tensor.is_meta:
             try:
                 origin = replayed_origin(model, name, tensor, logs)
@@ -141,11 +159,15 @@ def take_values(model: nn.Module, comm: Comm, rules: BufferRules) -> ModelValues
     memory. Deferred buffers get their values; then all buffers get rank 0's values, in the dtypes of `rules`.
     Every parameter stays the same object. Raises LayoutError as `origins_of`.
     """
+    _agree_on_pending(model, comm)
     origins = origins_of(model)
     _agree_on_seeds(model, comm)
     for name, parameter in named_parameters(model):
-        if parameter.is_meta:
+        if is_pending(parameter):
+            release(parameter, comm.device)
+        elif parameter.is_meta:
             _become_empty(parameter, name, comm.device)
+        forget_expression(parameter)
     _fill_buffers(model, origins, comm.device)
     _move_buffers(model, comm.device)
     given = take_buffers(model, comm, rules)
@@ -161,7 +183,8 @@ def materialize(model: nn.Module, device: torch.device | str = "cpu") -> nn.Modu
     origins = origins_of(model)
     for name, parameter in named_parameters(model):
         origin = origins.get(name)
-        if origin is None:
+        if origin is None or is_pending(parameter):
+            settle(parameter)
             continue
         values = torch.empty(parameter.shape, dtype=parameter.dtype)
         origin.read(0, values.view(-1))
@@ -175,10 +198,48 @@ def materialize(model: nn.Module, device: torch.device | str = "cpu") -> nn.Modu
 
 
 def _agree_on_seeds(model: nn.Module, comm: Comm) -> None:
-    for log in logs_of(model):
-        seed = torch.tensor([log.seed % (1 << 63)], dtype=torch.int64, device=comm.device)
-        comm.broadcast(seed, label="seed")
-        log.seed = int(seed)
+    logs = {id(log): log for log in logs_of(model)}
+    for parameter in model.parameters():
+        expression = expression_of(parameter) if is_pending(parameter) else None
+        if isinstance(expression, Replayed):
+            logs[id(expression.log)] = expression.log
+    for log in logs.values():
+        if log.seed is not None:
+            seed = torch.tensor([log.seed % (1 << 63)], dtype=torch.int64, device=comm.device)
+            comm.broadcast(seed, label="seed")
+            log.seed = int(seed)
+        elif log.states:
+            states = torch.stack(log.states).to(comm.device)
+            comm.broadcast(states, label="states of the random generator")
+            for own, common in zip(log.states, states.cpu(), strict=True):
+                own.copy_(common)
+
+
+def _agree_on_pending(model: nn.Module, comm: Comm) -> None:
+    """Make a parameter pending on every rank if it is on rank 0, else on none: a script may have used or
+    built it on one rank alone, and rank 0's values count."""
+    parameters = [parameter for _, parameter in named_parameters(model)]
+    own = [_construction(each) for each in parameters]
+    digest = float(int(sha256(repr(own).encode()).hexdigest()[:13], 16))  # 52 bits, exact in float64
+    rows = comm.gather_record([digest])
+    if all(row == rows[0] for row in rows):
+        return
+    rows = comm.gather_record(own)
+    for place, parameter in enumerate(parameters):
+        first, *others = (row[place] for row in rows)
+        if first and all(other in (0, first) for other in others):
+            if not is_pending(parameter):
+                postpone(parameter)
+        elif is_pending(parameter):
+            settle(parameter) if comm.rank == 0 else release(parameter, torch.device("cpu"))
+
+
+def _construction(parameter: nn.Parameter) -> float:
+    """Return 0 for values in memory, else a number that is the same on ranks with the same operations."""
+    if not is_pending(parameter):
+        return 0.0
+    expression = expression_of(parameter)
+    return 1.0 + (expression.num_operations if isinstance(expression, Replayed) else 0)
 
 
 def _become_empty(parameter: nn.Parameter, name: str, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from zerotrain.runtime.construct.context import init_context
+from zerotrain.runtime.construct.whole import whole_values
 from zerotrain.runtime.deepspeed.absent import attributes_of
 from zerotrain.runtime.zero.access import full_parameters
 from zerotrain.runtime.zero.running import cores, gather_for_pass, is_running
@@ -48,16 +49,18 @@ def GatheredParameters(
     fwd_module: nn.Module | None = None,
     enabled: bool = True,
 ) -> Iterator[None]:
-    """Enter `zerotrain.runtime.full_parameters`. In forward and backward the parameters are whole until the
-    pass ends, without a context; writing them there (`modifier_rank`) raises RuntimeError. `fwd_module` has
-    no meaning here."""
+    """Enter `zerotrain.runtime.full_parameters`. Before `initialize` parameters that are not read yet get
+    their values, and with `modifier_rank` all ranks take those of that rank. In forward and backward the
+    parameters are whole until the pass ends, without a context; writing them there (`modifier_rank`) raises
+    RuntimeError. `fwd_module` has no meaning here."""
     if isinstance(params, nn.Module):
         params = list(params.parameters())
-    found = [params] if isinstance(params, nn.Parameter) else list(params)
+    given = [params] if isinstance(params, nn.Parameter) else params
+    found = [each for each in given if isinstance(each, nn.Parameter)]  # transformers passes absent biases
     if not enabled or (modifier_rank is None and gather_for_pass(found)):
         yield
         return
-    with full_parameters(found, modifier_rank):
+    with whole_values(found, modifier_rank), full_parameters(found, modifier_rank):
         yield
 
 

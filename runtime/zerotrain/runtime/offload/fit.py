@@ -19,6 +19,7 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.memory import UnitSize
 from zerotrain.contract.memory.nearest import Hardware, Needs, Proposal, nearest, needs_of
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.construct.pending import is_pending
 from zerotrain.runtime.offload.free_memory import disk_free, free_memory
 from zerotrain.runtime.offload.spill import SpillSettings, possible_spill, spill_settings
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, ModelLayout
@@ -174,11 +175,9 @@ def _local_row(model: nn.Module, needs: Needs, place: SpillSettings) -> list[flo
 
 def _taken_over(model: nn.Module) -> int:
     """Return the bytes of host memory of the model's own parameters, which become the engine's."""
-    tensors = {
-        parameter.data_ptr(): parameter.nbytes for parameter in model.parameters() if not parameter.is_meta
-    }
-    on_host = all(parameter.device.type == "cpu" for parameter in model.parameters() if not parameter.is_meta)
-    return sum(tensors.values()) if on_host else 0
+    held = [each for each in model.parameters() if not (each.is_meta or is_pending(each))]
+    tensors = {parameter.data_ptr(): parameter.nbytes for parameter in held}
+    return sum(tensors.values()) if all(each.device.type == "cpu" for each in held) else 0
 
 
 def _check_folders(rows: Sequence[_Row], spill: SpillSettings | None) -> None:

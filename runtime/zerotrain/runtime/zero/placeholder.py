@@ -104,7 +104,7 @@ class ShardedParameter(ShardedLabels, nn.Parameter):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _HARMLESS:
+        if func in HARMLESS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func is torch.Tensor.__repr__:
@@ -155,7 +155,7 @@ class ShardedValues(torch.Tensor):
             return args[0]
         if func is torch.Tensor.__repr__:
             return _text(args[0].fqn, args[0])
-        if func in _HARMLESS:
+        if func in HARMLESS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         names = [each.fqn for each in _found_in((args, kwargs or {}), cls)]
@@ -236,8 +236,7 @@ def _getters(*names: str) -> set[Any]:
     return {getattr(torch.Tensor, name).__get__ for name in names if hasattr(torch.Tensor, name)}
 
 
-# Properties of the tensor that do not need its elements, and its gradient slot.
-_HARMLESS = {
+HARMLESS = {
     *_getters(
         "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "ndim", "names"
     ),
@@ -269,3 +268,4 @@ _HARMLESS = {
     torch.is_complex,
     torch.numel,
 }
+"""Functions that read properties of a tensor and not its elements, and its gradient slot."""

@@ -7,7 +7,7 @@ parameters, and buffers over their memory, would diverge. Buffers may share memo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -67,11 +67,14 @@ class _Region:
         return self.offset < other.stop and other.offset < self.stop
 
 
-def refuse_shared_memory(model: nn.Module) -> None:
-    """Raise LayoutError if two parameters, or a parameter and a buffer, use the same bytes of memory."""
+def refuse_shared_memory(model: nn.Module, *, without: Collection[str] = ()) -> None:
+    """Raise LayoutError if two parameters, or a parameter and a buffer, use the same bytes of memory.
+
+    `without`: names of parameters that have no memory yet.
+    """
     regions: dict[int, list[_Region]] = defaultdict(list)
     for name, parameter in named_parameters(model):
-        if parameter.numel() and not isinstance(parameter, ShardedParameter):
+        if parameter.numel() and name not in without and not isinstance(parameter, ShardedParameter):
             regions[_memory(parameter)].append(_Region.of(name, parameter, is_buffer=False))
     for name, buffer in _plain_buffers(model):
         if (memory := _memory(buffer)) in regions:

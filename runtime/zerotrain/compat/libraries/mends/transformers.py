@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from zerotrain.runtime.construct.context import whole_models
+from zerotrain.runtime.models.from_pretrained import take_over
 
 
 def load_own_checkpoints(module: ModuleType) -> None:
@@ -24,16 +22,6 @@ def load_own_checkpoints(module: ModuleType) -> None:
     module.deepspeed_load_checkpoint = deepspeed_load_checkpoint  # type: ignore[attr-defined]
 
 
-def build_whole_models(module: ModuleType) -> None:
-    """Make `from_pretrained` and `from_config` build whole models on the host under stage 3.
-
-    transformers enters `zero.Init` for the constructor alone, and then loads or initialises on rank 0 what
-    the engine has not recorded. `prevent_arange_dtype_change` is the context around `zero.Init`.
-    """
-
-    @contextmanager
-    def around_init() -> Iterator[None]:
-        with whole_models():
-            yield
-
-    module.prevent_arange_dtype_change = around_init  # type: ignore[attr-defined]
+def read_weights_by_ranges(module: ModuleType) -> None:
+    """Make `from_pretrained` and `from_config` build models without memory under stage 3."""
+    take_over(module)
