@@ -25,7 +25,7 @@ from zerotrain.contract.launch import CommEnv, LaunchError
 from zerotrain.runtime.comm.accounts import Accounts, NodeMap
 from zerotrain.runtime.comm.affinity import bind_to_node_of
 from zerotrain.runtime.comm.memory import Memory, PrivateMemory, unfilled
-from zerotrain.runtime.comm.mismatch import CommError
+from zerotrain.runtime.comm.mismatch import CALL, CommError
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.shared import SharedGroup
 from zerotrain.runtime.comm.sharing import share_memory
@@ -38,6 +38,9 @@ __all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """Timeout of a group if the operator does not set one, see `timeout_of`."""
+
+STORE = "zerotrain"
+"""Prefix of all our keys in the store of the default group."""
 
 BROADCAST_BYTES = 1 << 16
 """Size in bytes from which a gather on gloo is made of broadcasts; below it latency dominates."""
@@ -75,8 +78,8 @@ class Comm(Accounts):
         self.global_ranks = tuple(self._members or range(self.world_size))
         self.group = (group or dist.group.WORLD) if joined else None
         """The torch.distributed process group of the ranks; None for one rank without a group."""
-        self.nodes = NodeMap.of(self.global_ranks, local_world_size=self._agree(options))
-        self._exchanges = self._second_group(timeout) if self.world_size > 1 else None
+        self._exchanges: Any = None
+        self._gathers: Any = None
         self.subgroups: list[Any] = []
         """Process groups of some of the ranks. `SubGroup` adds its group here, so that a failure aborts its
         collectives too, and removes it before leaving the group."""
@@ -84,11 +87,24 @@ class Comm(Accounts):
         self.meet = Meetings(
             self,
             timeout=timeout,
-            store_name=f"zerotrain/{self._serial}/{self.global_ranks[0]}/meetings",
+            store_name=f"{STORE}/{self._serial}/{self.global_ranks[0]}/meetings",
         )
         """`meet(name, flag=False)`: wait until every rank has called the engine's method of that name; return
         whether any passed the flag."""
         self._watchdog = self._make_watchdog(options.watchdog_seconds)
+        try:
+            local_world_size, is_first = self._agree(options)
+        except BaseException as error:
+            if self._watchdog is not None:
+                self._watchdog.note_error(error)
+                self._watchdog.close()
+            raise
+        self.nodes = NodeMap.of(self.global_ranks, local_world_size=local_world_size)
+        self._exchanges = self._second_group(timeout) if self.world_size > 1 else None
+        if self.world_size > 1 and not is_first and self._members is None and device.type == "cpu":
+            # In one group with another engine, a rank that uses the engines in another order would receive
+            # that one's values.
+            self.group = self._gathers = dist.new_group(timeout=timeout)
         self._shared, self.transport_reason = self._share(options.transport, timeout)
         self.memory: Memory = PrivateMemory(device) if self._shared is None else self._shared.memory
         """Allocator of the buffers for collectives."""
@@ -195,26 +211,32 @@ class Comm(Accounts):
             self._watchdog.close()
         if self._shared is not None:
             self._shared.close()
-        if self._exchanges is not None and self._members is None and dist.is_initialized():
-            dist.destroy_process_group(self._exchanges)
-            self._exchanges = None
+        for made in (self._exchanges, self._gathers):
+            if made is not None and self._members is None and dist.is_initialized():
+                dist.destroy_process_group(made)
+        self._exchanges = self._gathers = None
         _OPEN.discard(self._serial)
 
     def _name(self, op: str, label: str) -> str:
         return f"{op} for {label!r} on rank {self.rank}"
 
-    def _agree(self, options: CommEnv) -> int:
-        """Return the number of ranks per node, or 0 if it differs between ranks.
+    def _agree(self, options: CommEnv) -> tuple[int, bool]:
+        """Return the number of ranks per node, or 0 if it differs between ranks, and whether no rank has
+        another open engine.
 
         What follows is collective, so no rank may decide alone. Raises CommError, on every rank, if they are
         configured for different transports.
         """
         if self.world_size == 1:
-            return options.local_world_size
-        mine = torch.tensor([options.local_world_size, _TRANSPORTS.index(options.transport)])
+            return options.local_world_size, True
+        mine = torch.tensor([options.local_world_size, _TRANSPORTS.index(options.transport), len(_OPEN)])
         rows = [torch.empty_like(mine, device=self.device) for _ in range(self.world_size)]
-        dist.all_gather(rows, mine.to(self.device), group=self.group)
-        sizes, transports = zip(*(row.tolist() for row in rows), strict=True)
+        # In the store first: ranks that train another engine would read the gather below as their own
+        # collective. Not for long, as only the gather notices at once that a process has gone.
+        self.meet("initialize", patience=_FIRST_PATIENCE)
+        work = dist.all_gather(rows, mine.to(self.device), group=self.group, async_op=True)
+        self.watch(work, f"{CALL}initialize").wait()
+        sizes, transports, opened = zip(*(row.tolist() for row in rows), strict=True)
         if len(set(transports)) > 1:
             found = "; ".join(
                 f"{name} on ranks {[rank for rank, asked in enumerate(transports) if asked == index]}"
@@ -222,7 +244,7 @@ class Comm(Accounts):
                 if index in transports
             )
             raise CommError(f"ZEROTRAIN_TRANSPORT must be the same on every rank; got {found}")
-        return options.local_world_size if len(set(sizes)) == 1 else 0
+        return options.local_world_size if len(set(sizes)) == 1 else 0, not any(opened)
 
     def _second_group(self, timeout: timedelta) -> Any:
         """Return a second group of the same ranks, for exchanges of gradients."""
@@ -245,13 +267,16 @@ class Comm(Accounts):
         if self.world_size == 1 or bound_seconds == 0:
             return None
         first = self._members[0] if self._members else 0
-        store = own_store(f"zerotrain/{self._serial}/{first}")
+        shared = own_store(STORE)
+        store = dist.PrefixStore(f"{self._serial}/{first}", shared)
         abort = self._abort if self.device.type == "cuda" else None
         return Watchdog(
             store,
             rank=self.rank,
             world_size=self.world_size,
             bound_seconds=bound_seconds,
+            ranks=self.global_ranks,
+            processes=shared,
             device=self.device,
             on_failure=abort,
         )
@@ -284,6 +309,10 @@ class Comm(Accounts):
 
 
 _TRANSPORTS = ("auto", "shared", "gloo")
+
+_FIRST_PATIENCE = timedelta(seconds=4)
+"""Time that a rank waits in the store for the others to call `initialize`, before it waits for them in a
+collective: enough for the watchdog to find ranks that wait elsewhere."""
 
 _OPEN: set[int] = set()
 """Serial numbers of the objects that are not closed."""

@@ -4,7 +4,7 @@ of all ranks, called by `watchdog.py`."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zerotrain.contract.strict_json import strict_json
@@ -15,6 +15,9 @@ save_checkpoint`."""
 
 ENDED = "ended"
 """Value of `Progress.end` if only the end of the rank is known."""
+
+STORE_GONE = "the process that hosts the store of the group, which is rank 0 unless a launcher hosts it"
+"""The rank that has ended where the store cannot be reached any more."""
 
 STUCK_BOUNDS = 2.0
 """Multiple of the bound after which a collective that every rank has entered is reported. By then even the
@@ -42,6 +45,8 @@ class Progress:
     """Last error that a call of the engine raised; the program may have handled it."""
     batches: tuple[int, int, bool] | None = None
     """Epoch of the engine's own loader, its batches so far and whether it has ended; None without one."""
+    thread: int = 0
+    """Thread that started the last collective; 0 before the first."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -52,12 +57,13 @@ class Progress:
                 self.end,
                 self.error,
                 self.batches,
+                self.thread,
             ]
         )
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
-        started, recent, waiting_for, end, error, batches = strict_json(text)
+        started, recent, waiting_for, end, error, batches, thread = strict_json(text)
         return cls(
             started=started,
             recent=dict(recent),
@@ -65,6 +71,7 @@ class Progress:
             end=end,
             error=error,
             batches=None if batches is None else tuple(batches),
+            thread=thread,
         )
 
     @property
@@ -78,14 +85,21 @@ NOTHING = Progress(started=0)
 
 
 def diagnose(
-    mine: Progress, others: Mapping[int, Progress], *, rank: int, waited: float, bound: float
+    mine: Progress,
+    others: Mapping[int, Progress],
+    *,
+    rank: int,
+    waited: float,
+    bound: float,
+    elsewhere: str | None = None,
 ) -> str | None:
-    """Return what is wrong with the collective that this rank waits for; None if it may still succeed."""
+    """Return what is wrong with the collective that this rank waits for; None if it may still succeed.
+    `elsewhere` is what `waits_elsewhere` found."""
     number = mine.waiting_for
     if number is None:
         return None
     intro = f"{_name(mine, number)} on rank {rank} has waited {waited:.0f} s"
-    if (known := certain_failure(mine, others, rank=rank)) is not None:
+    if (known := certain_failure(mine, others, rank=rank) or elsewhere) is not None:
         return f"{intro} and cannot end: {known}"
     if waited < bound:
         return None
@@ -126,6 +140,46 @@ def certain_failure(mine: Progress, others: Mapping[int, Progress], *, rank: int
         if theirs.waiting_for is None and (text := _fewer_batches((rank, mine), (peer, theirs))):
             return text
     return None
+
+
+def waits_elsewhere(
+    mine: Progress,
+    others: Mapping[int, Progress],
+    *,
+    rank: int,
+    here: Progress,
+    there: Mapping[int, Progress],
+) -> str | None:
+    """Return why the collective that this rank waits for can never succeed: a rank that is missing from it
+    waits for this one in another engine; None if there is no such rank.
+
+    `here` and `there` are the progress of this rank and the others in that engine. Engines that different
+    threads use are left alone: one thread may wait while another goes on.
+    """
+    number = mine.waiting_for
+    if number is None or here.thread not in (0, mine.thread):
+        return None
+    for peer, theirs in there.items():
+        awaited, missing = theirs.waiting_for, others.get(peer, NOTHING)
+        if awaited is None or awaited <= here.started or missing.started >= number:
+            continue
+        if missing.thread not in (0, theirs.thread):
+            continue
+        names = (peer, theirs.recent.get(awaited, "a collective")), (rank, mine.recent.get(number, ""))
+        if any(name.startswith(CALL) for _, name in names):
+            return _different(number, names[1], names[0])
+        return (
+            f"rank {peer} waits in another engine, in {names[0][1]}, while rank {rank} started {names[1][1]};"
+            " use the engines of the program in the same order and equally often on every rank"
+        )
+    return None
+
+
+def different_calls(rank: int, names: Sequence[str]) -> str:
+    """Return the error text for ranks that made different calls of the engine; `names` in rank order, without
+    `CALL`."""
+    peer = next(other for other, name in enumerate(names) if name != names[rank])
+    return _different(0, (rank, f"{CALL}{names[rank]}"), (peer, f"{CALL}{names[peer]}"))
 
 
 def _fewer_batches(mine: tuple[int, Progress], theirs: tuple[int, Progress]) -> str | None:

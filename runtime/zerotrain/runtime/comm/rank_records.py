@@ -7,6 +7,7 @@ import json
 import os
 import select
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,16 +20,21 @@ from zerotrain.runtime.comm.mismatch import ENDED, NOTHING, Progress
 class RankRecords:
     """Progress of this rank and of the others, in the store."""
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, every: float) -> None:
-        """Publish this rank's process. `every`: seconds between two writes that are not urgent."""
-        self._store, self._rank, self._world_size, self._every = store, rank, world_size, every
+    def __init__(self, store: Any, processes: Any, *, rank: int, ranks: Sequence[int], every: float) -> None:
+        """Publish this rank's process in the store `processes`, which engines share.
+
+        `ranks`: global ranks of the group; `every`: seconds between two writes that are not urgent.
+        """
+        self._store, self._shared, self._rank, self._ranks, self._every = store, processes, rank, ranks, every
         self._published: Progress | None = None
         self._published_at = 0.0
+        self.last_seen: dict[int, Progress] = {}
+        """Result of `of_others` when it was last called."""
         self._host = host_key().hex()
         self._processes: dict[int, tuple[str, int]] = {}
         """Host and pid of the ranks' processes that were looked up."""
         with suppress(RuntimeError, OSError):
-            store.set(_process_key(rank), json.dumps([self._host, os.getpid()]))
+            announce_process(processes, ranks[rank])
 
     def publish(self, mine: Progress) -> None:
         """Write this rank's progress."""
@@ -49,7 +55,7 @@ class RankRecords:
     def of_others(self) -> dict[int, Progress]:
         """Return the progress of the other ranks. A rank whose process is gone has ended."""
         found = {}
-        for rank in range(self._world_size):
+        for rank in range(len(self._ranks)):
             if rank == self._rank:
                 continue
             theirs = NOTHING
@@ -59,17 +65,24 @@ class RankRecords:
                 theirs = replace(theirs, end=ENDED)
             if theirs is not NOTHING:
                 found[rank] = theirs
+        self.last_seen = found
         return found
 
     def _has_ended(self, rank: int) -> bool:
         """Return whether the rank's process was on this host and is gone."""
         if rank not in self._processes:
-            if not self._store.check([_process_key(rank)]):
+            key = _process_key(self._ranks[rank])
+            if not self._shared.check([key]):
                 return False
-            host, pid = strict_json(self._store.get(_process_key(rank)).decode())
+            host, pid = strict_json(self._shared.get(key).decode())
             self._processes[rank] = str(host), int(pid)
         host, pid = self._processes[rank]
         return host == self._host and _is_gone(pid)
+
+
+def announce_process(processes: Any, global_rank: int) -> None:
+    """Publish this process as the one of a rank, so that others see when it is gone."""
+    processes.set(_process_key(global_rank), json.dumps([host_key().hex(), os.getpid()]))
 
 
 def _is_gone(pid: int) -> bool:

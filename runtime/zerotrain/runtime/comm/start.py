@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from zerotrain.contract.launch import CommEnv
-from zerotrain.runtime.comm.group import CommError, pick_device, timeout_of
+from zerotrain.runtime.comm.group import STORE, CommError, pick_device, timeout_of
+from zerotrain.runtime.comm.rank_records import announce_process
+from zerotrain.runtime.comm.watchdog import own_store
 
 _ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 
@@ -58,3 +60,7 @@ def init_distributed(
     else:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
     dist.init_process_group(backend, timeout=timeout or timeout_of(CommEnv.from_env(os.environ)), **where)
+    if world_size > 1:
+        announce_process(
+            own_store(STORE), dist.get_rank()
+        )  # for ranks that wait in `initialize` for this one

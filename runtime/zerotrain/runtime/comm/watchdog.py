@@ -12,6 +12,8 @@ the next wait raises.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -25,7 +27,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zerotrain.runtime.comm.mismatch import ENDED, CommError, Progress, certain_failure, diagnose
+from zerotrain.runtime.comm.mismatch import (
+    ENDED,
+    STORE_GONE,
+    CommError,
+    Progress,
+    certain_failure,
+    diagnose,
+    waits_elsewhere,
+)
 from zerotrain.runtime.comm.rank_records import RankRecords
 
 KEPT = 64
@@ -61,24 +71,28 @@ class Watchdog:
         rank: int,
         world_size: int,
         bound_seconds: float,
+        ranks: tuple[int, ...] = (),
+        processes: Any = None,
         device: torch.device | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """Start the thread.
 
-        `store` is a c10d store for this watchdog alone; `device` is the rank's. `on_failure` is given if
-        waits do not block the host, and is called in the thread.
+        `store` is a c10d store for this watchdog alone, `processes` the one of `announce_process` (None: the
+        same); `ranks` are the global ranks of the group (empty: all), `device` is the rank's. `on_failure` is
+        given if waits do not block the host, and is called in the thread.
         """
         self._rank = rank
+        self._ranks = ranks or tuple(range(world_size))
         self._world_size = world_size
         self._bound = bound_seconds
         self._device = device
         self._patience = min(bound_seconds * PATIENCE_SHARE, MAX_PATIENCE_S)
         every = min(max(bound_seconds * PATIENCE_SHARE / 2, 0.05), LONGEST_SILENCE_S)
-        self._records = RankRecords(store, rank=rank, world_size=world_size, every=every)
+        self._records = RankRecords(store, processes or store, rank=rank, ranks=self._ranks, every=every)
         self._on_failure = on_failure
         self._recent: deque[tuple[int, str]] = deque(maxlen=KEPT)
-        self._started = 0
+        self._started = self._thread_id = 0
         self._waiting: tuple[int, float] | None = None
         self._on_device: dict[int, tuple[float, Callable[[], bool]]] = {}
         """Collectives that the device may not have passed yet, in order of their numbers: when each was
@@ -92,6 +106,7 @@ class Watchdog:
         self._error = self._end = ""
         self._process = os.getpid()
         _OPEN.add(self)
+        _watch_end_of_child()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zerotrain-watchdog", daemon=True)
         self._thread.start()
@@ -104,6 +119,7 @@ class Watchdog:
     def start(self, what: str, work: Any) -> int:
         """Record that a collective was issued, and return its number."""
         self._started += 1
+        self._thread_id = threading.get_ident()
         self._recent.append((self._started, what))
         if not self.is_host:
             self._drop_completed()
@@ -153,7 +169,11 @@ class Watchdog:
     def note_error(self, error: BaseException) -> None:
         """Record an error of an engine call, which the program may still handle. Other ranks report it if
         this rank is missing later."""
-        self._error = _described(error)
+        if not self._end:
+            self._error = _described(error)
+            # At once: the program may end without another chance, by os._exit().
+            with suppress(RuntimeError, OSError, ValueError):
+                self._records.publish(self._progress())
 
     def end(self, what: str) -> None:
         """Publish that this rank takes part in no further collective, and why."""
@@ -177,12 +197,18 @@ class Watchdog:
         """
         deadline = time.monotonic() + seconds
         while True:
-            with suppress(RuntimeError, OSError, ValueError):
-                found = certain_failure(self._progress(), self._records.of_others(), rank=self._rank)
-                if found is not None:
-                    return found
-            if time.monotonic() >= deadline:
-                return None
+            unknown, others = None, self._records.last_seen
+            try:
+                others = self._records.of_others()
+            except dist.DistNetworkError:
+                unknown = f"another rank ended or left: {STORE_GONE}"
+            except (RuntimeError, OSError, ValueError):
+                pass
+            found = certain_failure(self._progress(), others, rank=self._rank)
+            if found is not None:
+                return found
+            if unknown is not None or time.monotonic() >= deadline:
+                return unknown
             time.sleep(0.1)
 
     def _run(self) -> None:
@@ -212,12 +238,32 @@ class Watchdog:
             return
         self._compared_at = now
         others = self._records.of_others()
-        failure = diagnose(mine, others, rank=self._rank, waited=waited, bound=self._bound)
+        failure = diagnose(
+            mine,
+            others,
+            rank=self._rank,
+            waited=waited,
+            bound=self._bound,
+            elsewhere=self._waits_elsewhere(mine, others),
+        )
         if failure is not None and self._waiting == waiting:
             self._failure = failure
             if self._on_failure is not None:
                 print(failure, file=sys.stderr, flush=True)
                 self._on_failure(failure)
+
+    def _waits_elsewhere(self, mine: Progress, others: dict[int, Progress]) -> str | None:
+        """Return what `waits_elsewhere` finds in the program's other engines of the same ranks."""
+        if not self.is_host:  # the host may still come, whatever the device waits for
+            return None
+        for other in list(_OPEN):
+            if other is self or other._ranks != self._ranks:
+                continue
+            there = other._records.of_others()
+            found = waits_elsewhere(mine, others, rank=self._rank, here=other._progress(), there=there)
+            if found is not None:
+                return found
+        return None
 
     def _progress(self) -> Progress:
         waiting = self._waiting
@@ -228,19 +274,29 @@ class Watchdog:
             end=self._end,
             error=self._error,
             batches=self.batches,
+            thread=self._thread_id,
         )
 
 
-def own_store(prefix: str) -> Any:
-    """Return the default group's store over a connection of its own, so that a blocked main thread blocks
-    nothing."""
-    c10d: Any = dist.distributed_c10d
+def check_group() -> None:
+    """Raise CommError where the script has destroyed the default group."""
     if not dist.is_initialized():
         raise CommError(
             "the process group of the ranks was destroyed (torch.distributed.destroy_process_group()) while "
             "an engine is open; call engine.close() on every rank before"
         )
+
+
+def own_store(prefix: str) -> Any:
+    """Return the default group's store over a connection of its own, so that a blocked main thread blocks
+    nothing. Raises CommError where there is no store any more."""
+    c10d: Any = dist.distributed_c10d
+    check_group()
     store = c10d._get_default_store()
+    try:
+        store.check(["zerotrain"])  # a new connection would be tried for the group's whole timeout
+    except dist.DistNetworkError as error:
+        raise CommError(f"another rank ended or left: {STORE_GONE}") from error
     with suppress(RuntimeError, AttributeError):  # some kinds of stores, and older torch, cannot clone
         store = store.clone()
     return c10d.PrefixStore(prefix, store)
@@ -267,6 +323,25 @@ def _publish_exit() -> None:
     for watchdog in list(_OPEN):
         watchdog.end(ENDED)
 
+
+def _watch_end_of_child() -> None:
+    """Publish the end of a process that `multiprocessing` started: it runs neither `sys.excepthook` nor
+    `atexit`."""
+    if multiprocessing.parent_process() is not None and os.getpid() not in _WATCHED_CHILDREN:
+        _WATCHED_CHILDREN.add(os.getpid())
+        multiprocessing.util.Finalize(None, _publish_end_of_child, exitpriority=0)
+
+
+def _publish_end_of_child() -> None:
+    error = sys.exc_info()[1]  # the child's, which is being raised here
+    if isinstance(error, SystemExit):
+        error = error.__context__  # torch.multiprocessing.spawn handles the error by sys.exit()
+    for watchdog in list(_OPEN):
+        watchdog.end(ENDED if error is None else f"raised {_described(error)}")
+
+
+_WATCHED_CHILDREN: set[int] = set()
+"""This process, if it has registered `_publish_end_of_child`, and processes that it was forked from."""
 
 _hook_before = sys.excepthook
 sys.excepthook = _publish_exception

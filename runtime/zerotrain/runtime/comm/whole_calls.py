@@ -2,19 +2,22 @@
 
 Otherwise a rank that saves a checkpoint alone would send the sizes of its files to ranks that expect weights.
 The watchdog watches this wait like those for collectives, so both sides get an error that says which rank
-called what.
+called what. Ranks that meet under different names get that error at once.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.comm.accounts import Accounts
-from zerotrain.runtime.comm.mismatch import CALL, CommError
-from zerotrain.runtime.comm.watchdog import own_store
+from zerotrain.runtime.comm.mismatch import CALL, STORE_GONE, CommError, different_calls
+from zerotrain.runtime.comm.watchdog import check_group, own_store
 from zerotrain.runtime.comm.work import Ready
 
 _FLAG = 1 << 32
@@ -23,30 +26,48 @@ _LOOK_AFTER = timedelta(milliseconds=200)
 """Time that a wait in the store lasts before the watchdog is checked; then the wait starts again."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A call of the engine on one rank."""
+
+    number: int
+    """Number of the meeting."""
+    rank: int
+    what: str
+    flag: bool
+
+
 class Meeting(Ready):
     """Handle whose wait ends when every rank has arrived."""
 
     def __init__(
         self,
         store: Any,
+        called: Call,
         *,
-        number: int,
         world_size: int,
         timeout: timedelta,
         check: Callable[[], None],
-        flag: bool,
+        patience: timedelta | None = None,
     ) -> None:
-        """Announce this rank, and its flag. `check` is called repeatedly during a wait, and may raise."""
+        """Announce this rank's call. `check` is called repeatedly during a wait, and may raise; the wait ends
+        without the others after `patience`, if given."""
         super().__init__(self._until_all)
-        self._store = store
-        self._all = f"zerotrain-meeting/{number}/all"
-        self._timeout, self._check = timeout, check
-        num_flags, num_arrived = divmod(store.add(f"zerotrain-meeting/{number}", 1 + _FLAG * flag), _FLAG)
+        self._store, self._called = store, called
+        self._timeout, self._check, self._patience = timeout, check, patience
+        key = f"zerotrain-meeting/{called.number}"
+        self._all = f"{key}/all"
+        store.set(f"{key}/{called.rank}", called.what)
+        num_flags, num_arrived = divmod(store.add(key, 1 + _FLAG * called.flag), _FLAG)
         self.any_flag: bool = num_flags > 0
         """Whether any rank has the flag; of all ranks once the meeting is over."""
-        self._is_over: bool = num_arrived == world_size
-        if self._is_over:
-            store.set(self._all, str(int(self.any_flag)))
+        if num_arrived == world_size:
+            names = [
+                name.decode() for name in store.multi_get([f"{key}/{rank}" for rank in range(world_size)])
+            ]
+            is_same = len(set(names)) == 1
+            store.set(self._all, str(int(self.any_flag)) if is_same else json.dumps(names))
+        self._is_over = False
 
     def is_completed(self) -> bool:
         """Return whether every rank is known to have arrived."""
@@ -54,21 +75,28 @@ class Meeting(Ready):
 
     def _until_all(self) -> None:
         """Block until every rank has arrived. Raises CommError."""
-        deadline = time.monotonic() + self._timeout.total_seconds()
+        began = time.monotonic()
+        deadline = began + self._timeout.total_seconds()
         while not self._is_over:
             asked = time.monotonic()
             try:
                 self._store.wait([self._all], _LOOK_AFTER)
-                self.any_flag = bool(self._store.get(self._all) == b"1")
-                self._is_over = True
+                found = strict_json(self._store.get(self._all).decode())
             except RuntimeError as error:
                 self._check()
+                if self._patience is not None and time.monotonic() > began + self._patience.total_seconds():
+                    return
                 if time.monotonic() > deadline:
                     raise CommError(
                         f"the other ranks did not make this call within {self._timeout.total_seconds():.0f} s"
                     ) from None
                 if time.monotonic() - asked < _LOOK_AFTER.total_seconds() / 2:
-                    raise CommError("the store is unreachable: the rank that hosts it has ended") from error
+                    raise CommError(f"another rank ended or left: {STORE_GONE}") from error
+                continue
+            self._is_over = True
+            if isinstance(found, list):
+                raise CommError(different_calls(self._called.rank, found))
+            self.any_flag = found == 1
 
 
 class Meetings:
@@ -81,9 +109,9 @@ class Meetings:
         self._store: Any = None
         self._met = 0
 
-    def __call__(self, what: str, *, flag: bool = False) -> bool:
-        """Wait until every rank has called the engine's method `what`; return whether any of them passed the
-        flag. Raises CommError.
+    def __call__(self, what: str, *, flag: bool = False, patience: timedelta | None = None) -> bool:
+        """Wait until every rank has called the engine's method `what`, or for `patience`; return whether any
+        of them passed the flag. Raises CommError.
 
         Called before data is sent, so that a rank that called it alone, and the ranks that did something
         else, all get an error.
@@ -91,16 +119,17 @@ class Meetings:
         comm = self._comm
         if comm.world_size == 1:
             return flag
+        check_group()
         if self._store is None:
             self._store = own_store(self._store_name)
         self._met += 1
         meeting = Meeting(
             self._store,
-            number=self._met,
+            Call(number=self._met, rank=comm.rank, what=what, flag=flag),
             world_size=comm.world_size,
             timeout=self._timeout,
             check=comm.check,
-            flag=flag,
+            patience=patience,
         )
         comm.watch(meeting, f"{CALL}{what}").wait()
         return meeting.any_flag
