@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.runtime.facade.test_deepspeed_names import engine_with, train
 from tests.support.free_form import config
 from tests.support.tiny_models import TinyGPT, token_batches
 from zerotrain.contract.config import load, resolve
+from zerotrain.runtime import deepspeed
 from zerotrain.runtime.deepspeed import OnDevice, utils
 from zerotrain.runtime.deepspeed.checkpoint.utils import clone_tensors_for_torch_save
 from zerotrain.runtime.deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
@@ -317,3 +319,33 @@ def test_notices_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         engine.close()
     lines = [line for line in caplog.messages if line.startswith("zero_optimization.reduce_bucket_size: ")]
     assert len(lines) == 1
+
+
+def test_the_accelerator_answers_what_scripts_ask() -> None:
+    device = deepspeed.get_accelerator()
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        assert getattr(device, name)() >= 0
+        assert getattr(device, name)(0) >= 0
+    assert device.total_memory() > 0
+    device.reset_peak_memory_stats()
+    device.empty_cache()
+    device.synchronize(0)
+    device.range_push("step")
+    device.range_pop()
+    device.manual_seed_all(3)
+    state = device.get_rng_state()
+    first = torch.rand(1, device=device.device_name())
+    device.set_rng_state(state)
+    assert torch.equal(torch.rand(1, device=device.device_name()), first)
+    assert device.on_accelerator(first)
+    assert device.pin_memory(torch.ones(1)).tolist() == [1.0]
+    assert torch.bfloat16 in device.supported_dtypes()
+    with pytest.raises(AttributeError, match=r"no 'Event'; .*docs/deepspeed\.md"):
+        device.Event  # noqa: B018
+
+
+def test_seeds_are_set_for_every_generator() -> None:
+    deepspeed.runtime.utils.set_random_seed(5)
+    first = random.random(), float(np.random.rand()), float(torch.rand(()))
+    deepspeed.runtime.utils.set_random_seed(5)
+    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == first

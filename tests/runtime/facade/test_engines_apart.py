@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import multiprocessing, nn
+from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.device import TRANSPORTS
@@ -222,10 +223,11 @@ ENDS = {
 def test_the_end_of_a_process_of_multiprocessing(way: str) -> None:
     context = multiprocessing.get_context("forkserver")
     results = context.Queue()
-    started = multiprocessing.start_processes(
-        caught_main, (way, free_port(), results), nprocs=2, join=False, start_method="forkserver"
-    )
-    for process in started.processes:
+    port = free_port()
+    ranks = [context.Process(target=caught_main, args=(rank, way, port, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
         process.join(timeout=120)
     assert ENDS[way] in results.get(timeout=5)
 

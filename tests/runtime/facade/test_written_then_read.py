@@ -20,7 +20,7 @@ from tests.runtime.facade.test_outside_writes import Net, engine_at, masters, tr
 from tests.support.free_form import config
 from tests.support.ranks import run_ranks
 from tests.support.training import world
-from zerotrain.runtime.comm.whole_calls import Meeting
+from zerotrain.runtime.comm.whole_calls import Call, Meeting
 from zerotrain.runtime.engine import Engine
 
 STAGES = (0, 1, 2)
@@ -33,13 +33,14 @@ def test_a_meeting_says_whether_any_rank_has_the_flag(flags: tuple[bool, bool]) 
     store = torch._C._distributed_c10d.HashStore()
     found: list[bool] = []
 
-    def arrive(flag: bool) -> None:
+    def arrive(rank: int, flag: bool) -> None:
         bounds: dict[str, Any] = {"timeout": timedelta(seconds=20), "check": lambda: None}
-        meeting = Meeting(store, number=1, world_size=2, flag=flag, **bounds)
+        call = Call(number=1, rank=rank, what="save_checkpoint", flag=flag)
+        meeting = Meeting(store, call, world_size=2, **bounds)
         meeting.wait()
         found.append(meeting.any_flag)
 
-    threads = [threading.Thread(target=arrive, args=(flag,)) for flag in flags]
+    threads = [threading.Thread(target=arrive, args=each) for each in enumerate(flags)]
     for thread in threads:
         thread.start()
     for thread in threads:

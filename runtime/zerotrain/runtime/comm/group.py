@@ -14,12 +14,14 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from zerotrain.contract.launch import CommEnv, LaunchError
 from zerotrain.runtime.comm.accounts import Accounts, NodeMap
@@ -92,19 +94,11 @@ class Comm(Accounts):
         """`meet(name, flag=False)`: wait until every rank has called the engine's method of that name; return
         whether any passed the flag."""
         self._watchdog = self._make_watchdog(options.watchdog_seconds)
-        try:
+        with _closed_by_errors(self._watchdog):
             local_world_size, is_first = self._agree(options)
-        except BaseException as error:
-            if self._watchdog is not None:
-                self._watchdog.note_error(error)
-                self._watchdog.close()
-            raise
         self.nodes = NodeMap.of(self.global_ranks, local_world_size=local_world_size)
-        self._exchanges = self._second_group(timeout) if self.world_size > 1 else None
-        if self.world_size > 1 and not is_first and self._members is None and device.type == "cpu":
-            # In one group with another engine, a rank that uses the engines in another order would receive
-            # that one's values.
-            self.group = self._gathers = dist.new_group(timeout=timeout)
+        if self.world_size > 1:
+            self._make_groups(timeout, is_first=is_first)
         self._shared, self.transport_reason = self._share(options.transport, timeout)
         self.memory: Memory = PrivateMemory(device) if self._shared is None else self._shared.memory
         """Allocator of the buffers for collectives."""
@@ -225,7 +219,7 @@ class Comm(Accounts):
         another open engine.
 
         What follows is collective, so no rank may decide alone. Raises CommError, on every rank, if they are
-        configured for different transports.
+        configured for different transports, and where a rank does not come.
         """
         if self.world_size == 1:
             return options.local_world_size, True
@@ -246,29 +240,33 @@ class Comm(Accounts):
             raise CommError(f"ZEROTRAIN_TRANSPORT must be the same on every rank; got {found}")
         return options.local_world_size if len(set(sizes)) == 1 else 0, not any(opened)
 
-    def _second_group(self, timeout: timedelta) -> Any:
-        """Return a second group of the same ranks, for exchanges of gradients."""
+    def _make_groups(self, timeout: timedelta, *, is_first: bool) -> None:
+        """Make the groups of this engine: a second one of the same ranks, for exchanges of gradients, and one
+        for gathers if another engine is open."""
+        options = _options(dist.get_backend(), timeout)
         if self._members is None:
-            return dist.new_group(timeout=timeout, pg_options=_options(dist.get_backend(), timeout))
+            self._exchanges = dist.new_group(timeout=timeout, pg_options=options)
+            if not is_first and self.device.type == "cpu":
+                # In one group with another engine, a rank that uses the engines in another order would
+                # receive that one's values. On a GPU, a communicator would take too much memory for that.
+                self.group = self._gathers = dist.new_group(timeout=timeout)
+            return
         key = tuple(self._members)
         if key not in _SECOND_GROUPS:
             # Only the members call this. torch derives the name of such a group from the groups that exist,
             # so a group made after another was destroyed would find the old one's addresses. The group is
             # therefore kept.
             _SECOND_GROUPS[key] = dist.new_group(
-                self._members,
-                timeout=timeout,
-                use_local_synchronization=True,
-                pg_options=_options(dist.get_backend(), timeout),
+                self._members, timeout=timeout, use_local_synchronization=True, pg_options=options
             )
-        return _SECOND_GROUPS[key]
+        self._exchanges = _SECOND_GROUPS[key]
 
     def _make_watchdog(self, bound_seconds: float) -> Watchdog | None:
         if self.world_size == 1 or bound_seconds == 0:
             return None
         first = self._members[0] if self._members else 0
         shared = own_store(STORE)
-        store = dist.PrefixStore(f"{self._serial}/{first}", shared)
+        store = PrefixStore(f"{self._serial}/{first}", shared)
         abort = self._abort if self.device.type == "cuda" else None
         return Watchdog(
             store,
@@ -361,6 +359,18 @@ def _options(backend: str, timeout: timedelta) -> Any:
     options.is_high_priority_stream = True
     options._timeout = timeout  # torch warns of another one than the group's
     return options
+
+
+@contextmanager
+def _closed_by_errors(watchdog: Watchdog | None) -> Iterator[None]:
+    """Close the watchdog where the block raises."""
+    try:
+        yield
+    except BaseException as error:
+        if watchdog is not None:
+            watchdog.note_error(error)
+            watchdog.close()
+        raise
 
 
 def _nothing() -> None:

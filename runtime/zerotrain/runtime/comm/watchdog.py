@@ -341,7 +341,7 @@ def _publish_end_of_child() -> None:
 
 
 _WATCHED_CHILDREN: set[int] = set()
-"""This process, if it has registered `_publish_end_of_child`, and processes that it was forked from."""
+"""Processes that have registered `_publish_end_of_child`: this one, and those that it was forked from."""
 
 _hook_before = sys.excepthook
 sys.excepthook = _publish_exception

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -9,7 +10,12 @@ import torch.distributed as dist
 from zerotrain.runtime.comm.start import init_distributed
 from zerotrain.runtime.deepspeed.absent import text_for
 
-__all__ = ["init_distributed"]
+__all__ = ["get_local_rank", "init_distributed"]
+
+
+def get_local_rank() -> int:
+    """Return the number of this rank on its host, which the launcher sets."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,15 @@
 """`deepspeed.runtime`: only the names that scripts import from it."""
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
-from zerotrain.runtime.deepspeed.runtime import engine, lr_schedules, utils, zero
+from zerotrain.runtime.deepspeed.runtime import (
+    activation_checkpointing,
+    dataloader,
+    engine,
+    lr_schedules,
+    utils,
+    zero,
+)
 
-__all__ = ["engine", "lr_schedules", "utils", "zero"]
+__all__ = ["activation_checkpointing", "dataloader", "engine", "lr_schedules", "utils", "zero"]
 
 __getattr__ = attributes_of(__name__)
