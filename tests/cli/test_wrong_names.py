@@ -21,6 +21,7 @@ NONE = "none"
 
 GIVEN = {
     "run": ("./none",),
+    "launch": ("./none",),
     "plan": ("./none",),
     "submit": ("./none",),
     "report": ("./none",),
