@@ -149,7 +149,7 @@ def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
     for engine in ENGINES:
         file = make([tmp_path], 512 * BLOCK, engine, queue_depth=2, request_bytes=BLOCK)
         written = noise(512)
-        file.write(0, written)
+        file.wait(file.write(0, written))
         back = aligned_buffer(512 * BLOCK).zero_()
         file.read(0, back)
         file.close()
