@@ -48,6 +48,17 @@ def test_a_meeting_says_whether_any_rank_has_the_flag(flags: tuple[bool, bool]) 
     assert found == [any(flags)] * 2
 
 
+@pytest.mark.unit
+def test_a_meeting_with_patience_is_over_without_the_others() -> None:
+    store = torch._C._distributed_c10d.HashStore()
+    call = Call(number=1, rank=0, what="initialize", flag=False)
+    bounds: dict[str, Any] = {"timeout": timedelta(seconds=20), "check": lambda: None}
+    meeting = Meeting(store, call, world_size=2, patience=timedelta(0), **bounds)
+    assert not meeting.is_completed()
+    meeting.wait()
+    assert meeting.is_completed()
+
+
 @contextmanager
 def shared_folder(engine: Engine) -> Iterator[Path]:
     """Yield a new folder, the same on every rank."""

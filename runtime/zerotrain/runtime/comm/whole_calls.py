@@ -70,7 +70,7 @@ class Meeting(Ready):
         self._is_over = False
 
     def is_completed(self) -> bool:
-        """Return whether every rank is known to have arrived."""
+        """Return whether the wait is over."""
         return self._is_over
 
     def _until_all(self) -> None:
@@ -85,6 +85,7 @@ class Meeting(Ready):
             except RuntimeError as error:
                 self._check()
                 if self._patience is not None and time.monotonic() > began + self._patience.total_seconds():
+                    self._is_over = True  # for the watchdog, which would wait for it on a device
                     return
                 if time.monotonic() > deadline:
                     raise CommError(
