@@ -14,7 +14,8 @@ pytestmark = pytest.mark.ranks
 SCRIPT = """
 import importlib.util, os, signal, sys, time
 origin = importlib.util.find_spec("deepspeed").origin
-print("script", os.environ["RANK"], sys.argv[1:], origin, os.getppid(), flush=True)
+# One write: `print` makes several, which those of another rank may part.
+os.write(1, f"script {os.environ['RANK']} {sys.argv[1:]} {origin} {os.getppid()}\\n".encode())
 if "fail" in sys.argv:
     sys.exit(7 if os.environ["RANK"] == "1" else 0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))

@@ -121,7 +121,7 @@ def test_states_beside_a_gpu_are_not_locked(driver: Driver) -> None:
     """A stand-in for a unit on a GPU: only what a device copies is locked, and states are not."""
     unit: Any = SimpleNamespace(
         layout=SimpleNamespace(trainable=True),
-        placement=SimpleNamespace(states_sharded=True),
+        placement=SimpleNamespace(states_sharded=True, state_dtype=torch.float32),
         comm=SimpleNamespace(device=torch.device("cuda")),
         start=0,
         stop=SIZE,

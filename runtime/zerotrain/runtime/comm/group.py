@@ -226,8 +226,10 @@ class Comm(Accounts):
         mine = torch.tensor([options.local_world_size, _TRANSPORTS.index(options.transport), len(_OPEN)])
         rows = [torch.empty_like(mine, device=self.device) for _ in range(self.world_size)]
         # In the store first: ranks that train another engine would read the gather below as their own
-        # collective. Not for long, as only the gather notices at once that a process has gone.
-        self.meet("initialize", patience=_FIRST_PATIENCE)
+        # collective. Not for long, as only the gather notices at once that a process has gone. Where the
+        # watchdog is switched off, no rank looks for others.
+        if self._watchdog is not None:
+            self.meet("initialize", patience=_FIRST_PATIENCE)
         work = dist.all_gather(rows, mine.to(self.device), group=self.group, async_op=True)
         self.watch(work, f"{CALL}initialize").wait()
         sizes, transports, opened = zip(*(row.tolist() for row in rows), strict=True)

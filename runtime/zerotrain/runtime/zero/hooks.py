@@ -127,6 +127,8 @@ class BoundaryHooks:
         self._core = core
         self._boundary = boundary
         self._is_root = is_root
+        self._handled: list[BaseException | None] = []
+        """For each running call, the error that the program handled when it began."""
 
     def attach(self) -> list[RemovableHandle]:
         """Register the hooks: the first pre-forward and the last forward hook of those that exist now."""
@@ -144,6 +146,7 @@ class BoundaryHooks:
         )
 
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._handled.append(sys.exc_info()[1])
         if transformed := is_transformed() is not None:
             _refuse_transforms(self._boundary)
         with outside_transforms():
@@ -155,6 +158,8 @@ class BoundaryHooks:
         return window.inputs.replace(args, kwargs, None if transformed else partial(_close_after, window))
 
     def _after(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        handled = self._handled.pop() if self._handled else None
+        has_raised = sys.exc_info()[1] is not handled
         output = self._keep_off_weights(output)
         window = self._boundary.calls.pop() if self._boundary.calls else None
         num_hooked = 0
@@ -164,7 +169,7 @@ class BoundaryHooks:
                 tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
                 num_hooked += 1
         with outside_transforms():
-            self._core.after_forward(self._boundary, window if num_hooked else None)
+            self._core.after_forward(self._boundary, window if num_hooked else None, has_raised=has_raised)
         return output
 
     def _stored_tensors(self) -> Iterator[torch.Tensor]:

@@ -148,9 +148,9 @@ class ShardedModel:
         boundary.calls.append(window)
         return window
 
-    def after_forward(self, boundary: Boundary, window: Window | None) -> None:
+    def after_forward(self, boundary: Boundary, window: Window | None, *, has_raised: bool = False) -> None:
         """Free the units unless backward needs them at once; `window` None = no gradient can come back
-        here."""
+        here. A call that raised starts no gather: it may have raised on this rank alone."""
         if in_graph_task():
             return
         if window is not None:
@@ -164,7 +164,7 @@ class ShardedModel:
             is_unclear = window is None and torch.is_grad_enabled() and unit.layout.trainable
             if not is_unclear and not keep:
                 self.live.free([unit])
-        if self.updates:
+        if self.updates and not has_raised:
             # Not before this boundary's own forward, which is running on a device by now.
             self.live.prefetch(islice(order.upcoming(), 1), waits=True)
         if boundary is self.passes.entry and not boundary.calls:
