@@ -128,7 +128,7 @@ class BoundaryHooks:
         self._boundary = boundary
         self._is_root = is_root
         self._handled: list[BaseException | None] = []
-        """For each running call, the error that the program handled when it began."""
+        """Errors that the program handled when the running calls began, one for each call."""
 
     def attach(self) -> list[RemovableHandle]:
         """Register the hooks: the first pre-forward and the last forward hook of those that exist now."""
