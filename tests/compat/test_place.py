@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from zerotrain.compat.job.arguments import check_output, complete_json, followed
+from zerotrain.compat.job.arguments import check_output, complete_json, steps_for_ranks
 from zerotrain.compat.job.place import first_size, link_files, start_in_job
 from zerotrain.compat.refusal import CompatError
 from zerotrain.contract.launch import LaunchSpec
@@ -90,20 +90,20 @@ def test_accumulation_keeps_the_samples_of_a_step(
     tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert first_size() is None
-    assert followed(4, "it") == 4
+    assert steps_for_ranks(4, "it") == 4
     enter(tmp_path, monkeypatch, ranks=4)
     start_in_job()
-    assert followed(3, "it") == 3
+    assert steps_for_ranks(3, "it") == 3
     for ranks, steps in ((2, 6), (12, 1), (1, 12), (6, 2)):
         enter(tmp_path, monkeypatch, ranks=ranks, attempt=2)
         start_in_job()
-        assert (first_size(), followed(3, "it")) == (4, steps)
+        assert (first_size(), steps_for_ranks(3, "it")) == (4, steps)
     enter(tmp_path, monkeypatch, ranks=5, attempt=3)
     with pytest.raises(CompatError, match="do not divide among 5; run it on 1, 2, 3, 4, 6, 12 ranks"):
-        followed(3, "it")
+        steps_for_ranks(3, "it")
     enter(tmp_path, monkeypatch, ranks=5, job_uid="uid-2")
     start_in_job()
-    assert (first_size(), followed(3, "it")) == (5, 3)
+    assert (first_size(), steps_for_ranks(3, "it")) == (5, 3)
 
 
 def test_the_json_follows_with_its_own_value(
@@ -116,7 +116,7 @@ def test_the_json_follows_with_its_own_value(
     for ranks in (4, 2):
         enter(tmp_path, monkeypatch, ranks=ranks)
         start_in_job()
-    arguments = SimpleNamespace(gradient_accumulation_steps=followed(2, "it"))
+    arguments = SimpleNamespace(gradient_accumulation_steps=steps_for_ranks(2, "it"))
     seen = []
     for steps in (2, "auto", 4):  # the script's own file, and the operator's, which follows already
         config = Config(steps)

@@ -89,7 +89,7 @@ POINTS = ("0:4:model.safetensors", "1:4:rng_state_1.pth", "0:4:zerotrain.json", 
 
 
 @pytest.mark.slow(cheaper="tests/compat/test_folders.py::test_a_late_writer_completes_nothing")
-def test_a_killed_attempt_is_followed_by_one_with_the_same_losses(tmp_path: Path) -> None:
+def test_losses_after_a_kill_are_those_of_a_run_without(tmp_path: Path) -> None:
     whole = attempt(tmp_path / "whole", 1)
     assert len(whole[0].losses) == 6
     for number, point in enumerate(POINTS):

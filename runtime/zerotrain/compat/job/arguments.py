@@ -24,7 +24,7 @@ def complete(post_init: Callable[[Any], None], arguments: Any) -> None:
         os.environ[NO_POSTS] = "TRUE"
     steps = getattr(arguments, KEY)
     if type(steps) is int:
-        setattr(arguments, KEY, followed(steps, "TrainingArguments"))
+        setattr(arguments, KEY, steps_for_ranks(steps, "TrainingArguments"))
     post_init(arguments)
 
 
@@ -37,7 +37,7 @@ def complete_json(
     """
     steps = config.config.get(KEY)
     if type(steps) is int and steps != getattr(arguments, KEY):
-        config.config[KEY] = followed(steps, "the DeepSpeed JSON")
+        config.config[KEY] = steps_for_ranks(steps, "the DeepSpeed JSON")
     process(config, arguments, *args, **given)
 
 
@@ -58,7 +58,7 @@ def check_output(output_dir: str | os.PathLike[str]) -> None:
     )
 
 
-def followed(steps: int, where: str) -> int:
+def steps_for_ranks(steps: int, where: str) -> int:
     """Return the accumulation steps that keep the samples of an optimizer step, on as many ranks as there are
     now. Raises CompatError where they do not divide."""
     began, now = first_size(), int(os.environ.get("WORLD_SIZE", "1"))

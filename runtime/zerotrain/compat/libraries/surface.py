@@ -11,6 +11,12 @@ DOCUMENT = "docs/huggingface.md"
 
 MENDS = "zerotrain.compat.libraries.mends"
 
+ACCELERATE = "1.15"
+TRANSFORMERS = "5.24"
+TRL = "1.16"
+LIGHTNING = "2.6"
+"""Tested versions."""
+
 
 class MissingSurface(ImportError):
     """A library in a version that lacks a symbol on which zerotrain relies."""

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from zerotrain.compat.libraries.surface import Surface
+from zerotrain.compat.libraries.surface import ACCELERATE, LIGHTNING, TRANSFORMERS, TRL, Surface
 from zerotrain.compat.libraries.table_of_jobs import IN_A_JOB
-
-ACCELERATE = "1.15"
-TRANSFORMERS = "5.24"
-TRL = "1.16"
-LIGHTNING = "2.6"
 
 SURFACES: tuple[Surface, ...] = (
     Surface(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.compat.libraries.surface import Surface
-
-ACCELERATE = "1.15"
-TRANSFORMERS = "5.24"
+from zerotrain.compat.libraries.surface import ACCELERATE, TRANSFORMERS, Surface
 
 IN_A_JOB: tuple[Surface, ...] = (
     Surface(

@@ -176,7 +176,7 @@ class Cut(Expression):
         return self._inner.whole().narrow(*self._place).clone()
 
 
-class Permuted(Result):
+class Permutation(Result):
     """An expression with its dimensions in another order."""
 
     def __init__(self, inner: Expression, dims: Sequence[int]) -> None:

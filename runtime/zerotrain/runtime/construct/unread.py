@@ -18,7 +18,7 @@ from zerotrain.runtime.construct.expressions import (
     Expression,
     Held,
     Joined,
-    Permuted,
+    Permutation,
     Reshaped,
     computed,
 )
@@ -172,14 +172,14 @@ def _squeezed(tensor: torch.Tensor, *dim: Any) -> Expression:
     return Reshaped(_of(tensor), torch.empty(tensor.shape, device=_META).squeeze(*dim).shape)
 
 
-def _permuted(tensor: torch.Tensor, dims: Sequence[int]) -> Expression:
-    return Permuted(_of(tensor), [dim % tensor.dim() for dim in dims])
+def _permute(tensor: torch.Tensor, dims: Sequence[int]) -> Expression:
+    return Permutation(_of(tensor), [dim % tensor.dim() for dim in dims])
 
 
 def _transposed(tensor: torch.Tensor, dim0: int = 0, dim1: int = 1) -> Expression:
     dims = list(range(tensor.dim()))
     dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
-    return Permuted(_of(tensor), dims) if len(dims) > 1 else _of(tensor)
+    return Permutation(_of(tensor), dims) if len(dims) > 1 else _of(tensor)
 
 
 _RULES: Mapping[str, Callable[..., Expression | Sequence[Expression] | None]] = {
@@ -189,7 +189,7 @@ _RULES: Mapping[str, Callable[..., Expression | Sequence[Expression] | None]] = 
     **dict.fromkeys(("transpose", "t"), _transposed),
     "_to_copy": _cast,
     "cat": _joined,
-    "permute": _permuted,
+    "permute": _permute,
     "select": _selected,
     "slice": _sliced,
     "squeeze": _squeezed,

@@ -178,7 +178,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
 
     def check_groups(self) -> None:
         """Raise GroupError for edits of the groups that the next step could not follow."""
-        self.check_followers()
+        self.check_param_groups()
         check_members(self.param_groups, self._members)
         for group in self.param_groups:
             group_hyper(group)  # while nothing is changed yet

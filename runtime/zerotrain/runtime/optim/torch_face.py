@@ -84,7 +84,7 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
             _refuse_states()
         self._state = states
 
-    def check_followers(self) -> None:
+    def check_param_groups(self) -> None:
         """Raise GroupError where `param_groups` of an optimizer is another list than the engine reads."""
         if any(each.param_groups is not self._groups for each in self.followers):
             raise GroupError(
