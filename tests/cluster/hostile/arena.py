@@ -196,12 +196,15 @@ class Arena:
     def clean(self) -> None:
         """Delete the objects of tenant and neighbour, and the events about them."""
         self.tenant.clean()
-        self.admin.send("DELETE", JOBS.format(self.neighbour))
+        self._delete_all(JOBS.format(self.neighbour))
         for namespace in (self.tenant.namespace, self.neighbour):
             # The garbage collector of a new cluster takes half a minute to discover a new kind of owners.
-            self.admin.send("DELETE", f"{COLLECTIONS['Pod'].format(namespace)}?gracePeriodSeconds=0")
-            self.admin.send("DELETE", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
+            self._delete_all(f"{COLLECTIONS['Pod'].format(namespace)}?gracePeriodSeconds=0")
+            self._delete_all(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
         wait_until(lambda: not self._left(), "the objects of tenant and neighbour to go")
+
+    def _delete_all(self, path: str) -> None:
+        wait_until(lambda: self.admin.delete_all(path), f"{path} to be deleted")
 
     def _left(self) -> list[str]:
         return [

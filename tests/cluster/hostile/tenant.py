@@ -68,6 +68,17 @@ class Client:
             raise RuntimeError(f"GET {path}: {code} {_words(code, text)}")
         return [found.decode() for found in _NAME.findall(text)]
 
+    def delete_all(self, path: str) -> bool:
+        """Delete all objects of a collection and return whether the API server accepted the request.
+
+        A request counts as not accepted if the server drops its connection, as it does when the deletion of
+        many large objects takes over a minute. It can be sent again.
+        """
+        try:
+            return self.send("DELETE", path).accepted
+        except (http.client.HTTPException, OSError):
+            return False
+
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes]:
@@ -138,6 +149,4 @@ class Tenant:
         for kind in kinds:
             path = f"{self.collection(kind)}?gracePeriodSeconds=0"
             # A policy that forbids it stays in the API server's cache for a moment after its deletion.
-            wait_until(
-                lambda path=path: self._client.send("DELETE", path).accepted, f"every {kind} to be deleted"
-            )
+            wait_until(lambda path=path: self._client.delete_all(path), f"every {kind} to be deleted")
