@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -163,6 +164,8 @@ def test_a_real_deepspeed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
+    # What the launcher has imported matters to no rank, as each is a new process.
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
     done = commands.zerotrain("launch", "--ranks", "1", program(tmp_path))
     assert done.code == 64
     assert f"DeepSpeed is installed here ({tmp_path}/deepspeed/__init__.py)" in " ".join(done.err.split())

@@ -134,13 +134,13 @@ def _meeting(nodes: int, node_rank: int | None, master: str | None) -> tuple[str
 
 def _check_program(script: str, *, module: bool, replace: bool) -> None:
     """Raise CliError for what every rank would refuse."""
-    from zerotrain.compat.refusal import CompatError, check
+    from zerotrain.compat.refusal import CompatError, check_none_is_hidden
 
     if not module and not Path(script).is_file():
         raise CliError(
             f"{script} is not a file", code=int(ExitCode.BAD_CONFIG), next_step="give the path of a script"
         )
     try:
-        check(replace=replace)
+        check_none_is_hidden(replace=replace)
     except CompatError as error:
         raise CliError(str(error), next_step=f"remove it, or give {REPLACE}") from error

@@ -13,7 +13,7 @@ this process and the Python processes that it starts are affected; no package of
 from __future__ import annotations
 
 from zerotrain.compat import activation
-from zerotrain.compat.refusal import CompatError, check
+from zerotrain.compat.refusal import CompatError, check_none_is_hidden, check_nothing_has_looked
 
 __all__ = ["CompatError", "deepspeed"]
 
@@ -27,5 +27,6 @@ def deepspeed(*, replace: bool = False) -> None:
     """
     if activation.is_active():
         return
-    check(replace=replace)
+    check_nothing_has_looked()
+    check_none_is_hidden(replace=replace)
     activation.activate()

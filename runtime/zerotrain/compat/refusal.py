@@ -15,15 +15,18 @@ class CompatError(RuntimeError):
     """`import deepspeed` cannot give the engine in this process; the message says what to do."""
 
 
-def check(*, replace: bool) -> None:
-    """Raise CompatError if the alias would come too late, or would hide a real DeepSpeed without
-    `replace`."""
+def check_nothing_has_looked() -> None:
+    """Raise CompatError if the alias would come too late in this process."""
     if imported := [name for name in (NAME, *LOOKED_ALREADY) if name in sys.modules]:
         raise CompatError(
             f"{', '.join(imported)} was imported before zerotrain.compat.deepspeed() and has already looked "
             "for DeepSpeed; move `import zerotrain.compat; zerotrain.compat.deepspeed()` to the top of the "
             "script, or start it with `zerotrain launch` or `python -m zerotrain.compat`, which need no line"
         )
+
+
+def check_none_is_hidden(*, replace: bool) -> None:
+    """Raise CompatError if the alias would hide a real DeepSpeed, unless `replace` says that it may."""
     if not replace and (place := _installed()):
         raise CompatError(
             f"DeepSpeed is installed here ({place}), and `import deepspeed` would give zerotrain's engine "
