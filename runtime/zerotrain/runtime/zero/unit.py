@@ -21,9 +21,9 @@ from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
+from zerotrain.runtime.zero.placeholder import ParameterViews
 from zerotrain.runtime.zero.rounding import round_half_up
 from zerotrain.runtime.zero.shards import HasShard, ParamTier, Placement, ResidentShard
-from zerotrain.runtime.zero.views import ParameterViews
 
 
 class InitialValues(Protocol):
