@@ -15,10 +15,10 @@ import torch
 
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import FlatBuffer
-from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.state import StateStream, TensorStream
+from zerotrain.runtime.zero.zeropp import WeightTraffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

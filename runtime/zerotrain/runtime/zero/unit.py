@@ -18,12 +18,12 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import FlatBuffer, flat_copy
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.hpz import WeightTraffic
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 from zerotrain.runtime.zero.placeholder import ParameterViews
 from zerotrain.runtime.zero.rounding import round_half_up
 from zerotrain.runtime.zero.shards import HasShard, ParamTier, Placement, ResidentShard
+from zerotrain.runtime.zero.zeropp import WeightTraffic
 
 
 class InitialValues(Protocol):
