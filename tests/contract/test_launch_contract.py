@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotrain.contract import channel_token
@@ -187,6 +187,7 @@ def test_progress_round_trips_and_ignores_unknown_keys() -> None:
         Progress.from_json('{"rank": 0}')
 
 
+@settings(max_examples=25)  # texts of this length take milliseconds each to draw
 @given(exception=st.text(max_size=20000), last_line=st.text(max_size=20000))
 def test_termination_messages_fit_what_kubelet_keeps(exception: str, last_line: str) -> None:
     saved = CheckpointProgress(step=20, path="/ckpt/" + "x" * 200, time=5.0)
