@@ -316,7 +316,7 @@ def differences(stage: int) -> dict[str, float]:
     for way in WAYS:
         reference = reference_outcome(Chain, Loss(way), 2)
         outcome = engine_outcome(Chain, Loss(way), stage, None, {})
-        gaps = [abs(a - b) for a, b in zip(outcome.losses, reference.losses, strict=True)]
+        gaps = [abs(a - b) / max(1.0, abs(b)) for a, b in zip(outcome.losses, reference.losses, strict=True)]
         found[way] = max(*gaps, largest_difference(outcome, reference))
     return found
 

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from zerotrain.runtime.zero.attributes import attributes
 from zerotrain.runtime.zero.inputs import Inputs
 from zerotrain.runtime.zero.transforms import (
     is_transformed,
@@ -164,7 +165,7 @@ class BoundaryHooks:
         window = self._boundary.calls.pop() if self._boundary.calls else None
         num_hooked = 0
         if window is not None:
-            output, computed = window.inputs.finish(output)
+            output, computed = window.inputs.finish(output, self._boundary.module)
             for tensor in chain(computed, self._stored_tensors()):
                 tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
                 num_hooked += 1
@@ -176,10 +177,9 @@ class BoundaryHooks:
         """Yield results that modules store in attributes instead of returning them (`self.aux_loss =
         ...`)."""
         if any(unit.placement.params_sharded for unit in self._boundary.units):
-            for module in self._boundary.module.modules():
-                for value in vars(module).values():
-                    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                        yield value
+            for _, _, value in attributes(self._boundary.module, tensors_only=True):
+                if value is not None and value.grad_fn is not None:
+                    yield value
 
     def _keep_off_weights(self, output: Any) -> Any:
         """Copy outputs that are views of weights, because they outlive the unit's live window."""

@@ -4,7 +4,8 @@ node that makes the aliases.
 A module may change what it gets, write into a tensor or add results to a list or dict, and return what it
 got. Its caller sees all that as without the engine, also when the module raised: lists and dicts stay the
 same objects; a tensor that was written or returned takes the history of its alias, and is returned in its
-place, so that what the caller writes into it later counts under every name.
+place, so that what the caller writes into it later counts under every name. An alias that a module keeps in
+an attribute is replaced by the caller's tensor for the same reason.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import combinations
+from sys import getrefcount
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import grad_mode
 
+from zerotrain.runtime.zero.attributes import attributes
 from zerotrain.runtime.zero.trees import MAX_DEPTH, tensors_with_grad
+
+KEPT_DEPTH = MAX_DEPTH - 3
+"""Depth at which the search of an attribute begins: three levels of containers and objects are left."""
 
 Alias = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -27,7 +33,7 @@ Alias = Callable[..., tuple[torch.Tensor, ...]]
 class Inputs:
     """Inputs of one call that is running."""
 
-    __slots__ = ("_aliases", "_containers", "_first_node", "_kept", "_originals")
+    __slots__ = ("_aliases", "_containers", "_first_node", "_kept", "_originals", "_references")
 
     def __init__(self) -> None:
         self._aliases: dict[int, tuple[torch.Tensor, torch.Tensor, int, Any]] = {}
@@ -38,6 +44,8 @@ class Inputs:
         """Outermost lists and dicts."""
         self._originals: dict[int, tuple[Any, Any]] = {}
         """Pairs of what the module gets and what the caller gave, by the `id` of the first."""
+        self._references: list[int] = []
+        """Number of Python references to each alias when the call began."""
         self._first_node = 0
         """Number of the first autograd node of the call."""
 
@@ -58,14 +66,17 @@ class Inputs:
         for tensor, fresh in zip(wanted.values(), alias(*wanted.values()), strict=True):
             self._aliases[id(tensor)] = tensor, fresh, fresh._version, fresh.grad_fn
             self._originals[id(fresh)] = fresh, tensor
-        return (
+        replaced = (
             tuple(self._replaced(value) for value in args),
             {name: self._replaced(value) for name, value in kwargs.items()},
         )
+        self._references = self._count_references()
+        return replaced
 
-    def finish(self, output: Any) -> tuple[Any, list[torch.Tensor]]:
+    def finish(self, output: Any, module: nn.Module) -> tuple[Any, list[torch.Tensor]]:
         """Give the caller its lists, dicts and tensors back; return the output, in which they replace their
-        aliases, and the tensors that the module computed, wherever they are."""
+        aliases, as in attributes of the module, and the tensors that the module computed, wherever they
+        are."""
         computed = list(tensors_with_grad(output))
         returned = self._aliases_in(computed) if self._aliases else ()
         stay = []
@@ -79,6 +90,7 @@ class Inputs:
         if self._originals:
             for container in self._containers:
                 self._restored(container)
+            self._restore_attributes(module)
         for fresh in stay:
             del self._originals[id(fresh)]
         if returned:
@@ -93,6 +105,25 @@ class Inputs:
         for kept in (self._aliases, self._kept, self._containers, self._originals):
             kept.clear()
         return output, computed
+
+    def _count_references(self) -> list[int]:
+        """Return the number of Python references to each alias. Whatever autograd keeps counts as one, which
+        is left out."""
+        return [
+            getrefcount(fresh) - (fresh._use_count() > 1)  # type: ignore[attr-defined]
+            for _, fresh, _, _ in self._aliases.values()
+        ]
+
+    def _restore_attributes(self, module: nn.Module) -> None:
+        """Replace aliases, and views of them, that modules keep in attributes. Lists, dicts and objects in
+        attributes are searched only if somebody keeps an alias."""
+        is_kept = bool(self._containers) or self._count_references() != self._references
+        for tensor, fresh, _, _ in self._aliases.values():
+            if fresh.retains_grad and not tensor.is_leaf:
+                tensor.retain_grad()
+        for owner, name, value in attributes(module, tensors_only=not is_kept):
+            if (before := self._restored(value, KEPT_DEPTH, is_output=True)) is not value:
+                owner[name] = before
 
     def _aliases_in(self, tensors: Iterable[torch.Tensor]) -> Collection[int]:
         """Return the `id` of each tensor whose alias, or a view of it, is among the tensors."""
@@ -151,7 +182,7 @@ class Inputs:
                 for place, child in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
                     if (before := restored(child)) is not child:
                         tree[place] = before
-            elif type(tree) is tuple or hasattr(tree, "_fields"):
+            elif type(tree) is tuple or (isinstance(tree, tuple) and hasattr(tree, "_fields")):
                 children = [restored(child) for child in tree]
                 if any(before is not child for before, child in zip(children, tree, strict=True)):
                     make: Callable[[Any], Any] = getattr(tree, "_make", tuple)
