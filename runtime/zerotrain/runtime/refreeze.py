@@ -13,7 +13,7 @@ trained has zero states, as in torch.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -133,13 +133,23 @@ class Relayout:
 
     def check_places(self) -> None:
         """Raise LayoutError where a parameter is not where the engine trains it."""
-        if (away := self.moved()) and not has_swapped_parameters():
+        if not (away := self.moved()) or has_swapped_parameters():
+            return
+        names = {segment.fqn for unit in self._core.units for segment in unit.layout.segments}
+        if added := [name for name in away if name not in names]:
             raise LayoutError(
-                f"parameters {away[:5]} were replaced or moved after initialize (by an assignment, .to(), "
-                ".cpu() or load_state_dict(assign=True)), but the engine trains the memory that it took "
-                "over; convert and replace before initialize, and write values in place within "
-                "full_parameters(model, write=True)"
+                f"parameters {added[:5]}{_and_more(added)} were added to the model after initialize (by an "
+                "adapter, such as PEFT's add_adapter, or a new layer), so the engine has no optimizer states "
+                "for them. Add them before initialize: save the weights without them, close() this engine, "
+                "add them to a model that loads these weights, and initialize that one. If they are not to "
+                "be trained, set requires_grad_(False) on them (model.set_adapter of a known adapter does)"
             )
+        raise LayoutError(
+            f"parameters {away[:5]}{_and_more(away)} were replaced or moved after initialize (by an "
+            "assignment, .to(), .cpu() or load_state_dict(assign=True)), but the engine trains the memory "
+            "that it took over; convert and replace before initialize, and write values in place within "
+            "full_parameters(model, write=True)"
+        )
 
     def _follow(
         self, parameters: Mapping[str, nn.Parameter], *, keeps: Iterable[nn.Parameter], at_step: bool
@@ -274,6 +284,11 @@ def _members(model: nn.Module) -> list[nn.Parameter]:
             found += module._parameters.values()
             waiting += module._modules.values()
     return [each for each in found if each is not None]
+
+
+def _and_more(names: Sequence[str]) -> str:
+    """Return how many names a message that lists five leaves out."""
+    return f" and {len(names) - 5} more" if len(names) > 5 else ""
 
 
 def _check_rule(rule: UpdateRule | JointRule) -> None:

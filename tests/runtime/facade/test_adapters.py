@@ -20,6 +20,7 @@ from tests.support.hf_folders import model_of, token_ids
 from tests.support.ranks import run_ranks
 from tests.support.training import world
 from tests.support.wrappers import compiled
+from zerotrain.runtime.zero.layout import LayoutError
 from zerotrain.runtime.zero.ledger import MemoryKind
 from zerotrain.runtime.zero.names import unwrapped
 
@@ -315,3 +316,39 @@ def test_keys_of_a_sharded_state_dict_can_be_read_and_values_not() -> None:
     assert texts[:5] == [*keys, "(8, 8)"]
     assert "values on other ranks" in texts[5]
     assert texts[6:] == ["1.bias"]
+
+
+def added_late(stage: int) -> tuple[list[str], bool]:
+    """Add an adapter while an engine trains another; return the errors, and whether training goes on with
+    the first adapter."""
+    import peft
+
+    engine, model = trained("llama", "lora", stage)
+    model.add_adapter("late", peft.LoraConfig(target_modules=["q_proj", "o_proj"], **LORA))
+    model.set_adapter("late")
+    ids = token_ids(batch=1)
+    errors = []
+    for call in (lambda: engine(input_ids=ids, labels=ids), engine.module_state_dict):
+        try:
+            call()
+        except LayoutError as error:
+            errors.append(str(error))
+    model.set_adapter("default")
+    losses = []
+    for _ in range(3):
+        loss = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    engine.close()
+    return errors, losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_adapter_that_is_added_late_is_named_with_the_way_out(stage: int) -> None:
+    for errors, trains in run_ranks(2, added_late, stage):
+        assert len(errors) == 2
+        assert trains
+        for error in errors:
+            assert "late" in error
+            assert "were added to the model after initialize" in error
