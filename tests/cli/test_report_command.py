@@ -28,6 +28,7 @@ TITLES = (
     "Gradient norm",
     "Step time",
     "Throughput",
+    "MFU",
     "Learning rate",
     "Memory against plan",
     "Attempts",

@@ -147,6 +147,7 @@ async def test_markup_of_a_pod_is_shown_and_not_obeyed() -> None:
     ("given", "words"),
     [
         (four(), "12:00:00 Running attempt 2 step 61/100, 0.5 s a step, loss 2.5, 1,234 tokens/s, "),
+        (four(), ", 3.21 TFLOP a step, MFU 41.3%, "),
         (four(), "rank 2 straggler (gpt-2-1)"),
         (snapshot(problem="no worker answers"), "step 60/100, "),
         (snapshot(problem="no worker answers"), ", no worker answers"),

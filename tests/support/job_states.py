@@ -65,6 +65,8 @@ def running_status() -> Json:
             "totalSteps": 100,
             "loss": 2.5,
             "tokensPerSecond": 1234.5,
+            "stepFlops": 3.21e12,
+            "mfu": 0.413,
             "stepSeconds": 0.5,
             "phase": "step",
             "lastStepTime": stamp(2),

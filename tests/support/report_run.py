@@ -31,6 +31,8 @@ def point(step: int, at: float) -> Point:
         learning_rate=1e-3 * min(1.0, step / 20),
         seconds=1.0 + 0.2 * math.sin(step / 5),
         tokens=4096,
+        flops=2e12,
+        peak_flops=5e12,
         phases={"data": 0.02, "forward": 0.25, "backward": 0.45, "reduce": 0.05, "optimizer": 0.1},
         memory={"engine": 900 << 20, "process": 2000 << 20, "spill": 512 << 20},
     )

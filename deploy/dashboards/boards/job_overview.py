@@ -175,6 +175,14 @@ _LEARNING = Row(
             alerts=("ThroughputLow",),
         ),
         Panel(
+            title="MFU",
+            description="""Model FLOPs utilisation, mean of the ranks: operations of the model by formula,
+            without recomputation, as a part of the devices' peak. Empty where no peak is known.""",
+            unit=Unit.RATIO,
+            minimum=0,
+            queries=(Query(expr="avg(zerotrain_mfu_ratio{JOB})", legend="MFU"),),
+        ),
+        Panel(
             title="Learning rate",
             description="""Of the last step: what the scheduler really did, also across restarts.""",
             unit=Unit.SCIENTIFIC,

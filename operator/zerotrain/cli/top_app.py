@@ -18,7 +18,7 @@ from textual.timer import Timer
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
 from zerotrain.client.errors import ClientError, JobNotFoundError
-from zerotrain.client.formatting import counted, since, size, span
+from zerotrain.client.formatting import compute_text, counted, since, size, span
 from zerotrain.client.snapshot import COLUMNS, Mark, RankRow, Snapshot, TierRow, cells
 from zerotrain.contract.text import printable
 
@@ -170,6 +170,7 @@ def _head(snapshot: Snapshot, *, paused: bool) -> Text:
         f"{job.ranks.ready}/{job.ranks.desired} ranks",
         f"loss {job.loss:.4g}" if job.loss is not None else "",
         f"{job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else "",
+        compute_text(job.step_flops, job.mfu),
         f"checkpoint {job.last_checkpoint.step}, {since(job.last_checkpoint.time, snapshot.time)} old"
         if job.last_checkpoint is not None
         else "no checkpoint",

@@ -40,6 +40,13 @@ def size(num_bytes: float) -> str:
     return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
 
 
+def compute_text(step_flops: float | None, mfu: float | None) -> str:
+    """Return the operations of a step and the utilisation as text, such as `3.2 TFLOP a step, MFU 41.3%`;
+    empty where neither is known."""
+    parts = (f"{step_flops / 1e12:.3g} TFLOP a step" if step_flops else "", f"MFU {mfu:.1%}" if mfu else "")
+    return ", ".join(part for part in parts if part)
+
+
 def counted(number: int, noun: str) -> str:
     """Return number and noun, such as `1 worker`, `2 workers`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

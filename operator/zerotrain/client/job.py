@@ -46,6 +46,10 @@ class Job:
     loss: float | None
     tokens_per_second: float | None
     step_seconds: float | None
+    step_flops: float | None
+    """Floating-point operations of the model in one step of all ranks."""
+    mfu: float | None
+    """Model FLOPs utilisation, at most 1; None where the devices' peak is not known."""
     activity: str
     """Activity that rank 0 last reported: init, first_step, step, checkpoint and so on."""
     last_step_time: datetime | None
@@ -96,6 +100,8 @@ class Job:
             loss=progress.loss,
             tokens_per_second=progress.tokens_per_second,
             step_seconds=progress.step_seconds,
+            step_flops=progress.step_flops,
+            mfu=progress.mfu,
             activity=progress.phase,
             last_step_time=progress.last_step_time,
             start_time=status.start_time,
@@ -187,6 +193,7 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         ("step", f"{job.step}" + (f" of {job.total_steps}" if job.total_steps else "")),
         ("loss", f"{job.loss:.4f}" if job.loss is not None else ""),
         ("tokens/s", f"{job.tokens_per_second:,.0f}" if job.tokens_per_second else ""),
+        ("MFU", f"{job.mfu:.1%}" if job.mfu else ""),
         ("attempt", str(job.attempt) if job.attempt else ""),
         ("ranks", f"{job.ranks.ready} of {job.ranks.desired} ready" if job.ranks.desired else ""),
         ("checkpoint", f"step {last.step} in {one_line(last.path, 200)}" if last is not None else ""),

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from zerotrain.client.errors import ClientError, JobNotFoundError
-from zerotrain.client.formatting import since, size, span
+from zerotrain.client.formatting import compute_text, since, size, span
 from zerotrain.client.job import Job
 from zerotrain.client.observed import JobProgress
 from zerotrain.client.plan_text import used_tiers
@@ -238,6 +238,7 @@ def one_line(snapshot: Snapshot) -> str:
         f"{job.step_seconds:.3g} s a step" if job.step_seconds else "",
         f"loss {job.loss:.4g}" if job.loss is not None else "",
         f"{job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else "",
+        compute_text(job.step_flops, job.mfu),
         f"checkpoint {job.last_checkpoint.step}, {since(job.last_checkpoint.time, snapshot.time)} old"
         if job.last_checkpoint is not None
         else "",

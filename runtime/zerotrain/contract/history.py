@@ -79,6 +79,10 @@ class Point:
     seconds: float = 0.0
     tokens: int = 0
     """Tokens of all ranks."""
+    flops: float = 0.0
+    """Floating-point operations of the model on all ranks, by formula; 0 = not known."""
+    peak_flops: float = 0.0
+    """Operations that the devices could do in these seconds at their peak; 0 = not known."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase, of rank 0."""
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -102,6 +106,8 @@ class Point:
             loss_scale=later.loss_scale,
             seconds=self.seconds + later.seconds,
             tokens=self.tokens + later.tokens,
+            flops=self.flops + later.flops,
+            peak_flops=self.peak_flops + later.peak_flops,
             phases=_added(self.phases, later.phases),
             memory=_largest(self.memory, later.memory),
         )

@@ -138,6 +138,11 @@ class Progress:
     """Tokens per second of the whole job, over the last log interval."""
     step_seconds: float | None = None
     """Mean over the last log interval."""
+    step_flops: float | None = None
+    """Floating-point operations of the model in one step of the whole job, by formula; the mean over the last
+    log interval."""
+    mfu: float | None = None
+    """Model FLOPs utilisation over the last log interval: a part of the devices' peak, which is 1."""
     evaluated: int = 0
     """Forward passes of evaluations so far in this attempt, each of which shows that a pause goes on."""
     step_at: float = 0.0

@@ -117,6 +117,7 @@ def facts(report: WorkerReport) -> str:
     parts = [
         f"loss {first.loss:.3f}" if first.loss is not None else "",
         f"{speed:,.0f} tokens/s" if speed else "",
+        f"MFU {first.mfu:.1%}" if first.mfu else "",
         f"checkpoint {report.checkpoint.step}" if report.checkpoint else "",
         f"attempt {report.attempt}",
     ]

@@ -78,6 +78,13 @@ def throughput(attempts: Sequence[AttemptHistory]) -> str | None:
     )
 
 
+def utilisation(attempts: Sequence[AttemptHistory]) -> str | None:
+    """Draw the model FLOPs utilisation; None where the devices' peak is not known."""
+    return _by_step(
+        attempts, "MFU", value=lambda point: point.flops / point.peak_flops if point.peak_flops else None
+    )
+
+
 def step_time(attempts: Sequence[AttemptHistory]) -> str | None:
     """Draw the parts of a step's time on rank 0 as stacked areas."""
     points = [point for curve in curves(attempts) for point in curve.kept if point.seconds > 0]

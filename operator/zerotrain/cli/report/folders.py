@@ -132,11 +132,30 @@ def facts_of(attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]]:
     if steps and useful:
         rows.append(("seconds a step, mean", f"{useful / steps:.4g}"))
         rows.append(("tokens a second, mean", f"{sum(point.tokens for point in points) / useful:,.0f}"))
+        rows += compute_facts(attempts)
         rows.append(("steps done again", f"{lost / (useful + lost):.1%} of the time in steps"))
     nonfinite = sum(point.nonfinite for point in points)
     if nonfinite:
         rows.append(("steps that were not finite", str(nonfinite)))
     return [*rows, *record.facts.items()]
+
+
+def compute_facts(attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]]:
+    """Return the operations of a step and, where the peak of the devices is known, the mean utilisation."""
+    points = [point for point in kept_points(attempts) if point.flops]
+    if not points:
+        return []
+    rows = [
+        (
+            "TFLOP a step, mean",
+            f"{sum(point.flops for point in points) / sum(point.steps for point in points) / 1e12:.4g}",
+        )
+    ]
+    rated = [point for point in points if point.peak_flops]
+    if rated:
+        ratio = sum(point.flops for point in rated) / sum(point.peak_flops for point in rated)
+        rows.append(("MFU, mean", f"{ratio:.1%}"))
+    return rows
 
 
 def checkpoint_rows(folder: Path, history: History) -> tuple[CheckpointRow, ...]:

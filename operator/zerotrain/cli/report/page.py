@@ -68,6 +68,11 @@ def _charts(report: Report) -> list[tuple[str, str, str | None]]:
             charts.step_time(attempts),
         ),
         ("Throughput", "Tokens a second, all ranks together.", charts.throughput(attempts)),
+        (
+            "MFU",
+            "Operations of the model by formula, without recomputation, as a part of the devices' peak.",
+            charts.utilisation(attempts),
+        ),
         ("Learning rate", "Of the first parameter group.", charts.learning_rate(attempts)),
         (
             "Memory against plan",

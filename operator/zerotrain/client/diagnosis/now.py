@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from zerotrain.client.formatting import counted, since, span
+from zerotrain.client.formatting import compute_text, counted, since, span
 from zerotrain.client.job import Job
 from zerotrain.client.observed import Pod
 from zerotrain.operator.api.hangs import HangStatus, StragglerStatus
@@ -96,6 +96,8 @@ def _pace(job: Job, now: datetime) -> Iterator[str]:
         facts.append(f"loss {job.loss:.4g}")
     if job.tokens_per_second:
         facts.append(f"{job.tokens_per_second:,.0f} tokens/s")
+    if computing := compute_text(job.step_flops, job.mfu):
+        facts.append(computing)
     if job.activity:
         facts.append(f"rank 0 is in {job.activity}")
     if job.last_step_time is not None:

@@ -159,6 +159,13 @@ class ProgressStatus(ObservedModel):
     step_seconds: Number | None = None
     """Duration of the last step in seconds."""
 
+    step_flops: Number | None = None
+    """Floating-point operations of the model in one step of all ranks, by formula."""
+
+    mfu: Number | None = None
+    """Model FLOPs utilisation: these operations as a part (up to 1) of what the devices could do in the time;
+    absent where their peak is not known."""
+
     phase: str = ""
     """Activity of rank 0: init, step, checkpoint and so on."""
 

@@ -101,6 +101,8 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
         loss=_finite(progress.loss, digits=5),
         tokens_per_second=_finite(progress.tokens_per_second, digits=1),
         step_seconds=_finite(progress.step_seconds, digits=4),
+        step_flops=_finite(progress.step_flops, digits=0),
+        mfu=_finite(progress.mfu, digits=4),
         phase=str(progress.phase),
         last_heartbeat=_moment(progress.heartbeat_at),
         last_step_time=step_at.replace(microsecond=0) if step_at is not None else None,

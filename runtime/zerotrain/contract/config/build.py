@@ -39,6 +39,7 @@ _TOP_LEVEL = (
     "memory_breakdown",
     "dataloader_drop_last",
     "uneven_inputs",
+    "peak_tflops",
 )
 _OPTIMIZER_FIELDS = ("lr", "betas", "eps", "weight_decay", "bias_correction", "momentum")
 _NATIVE = ("DeepSpeedCPUAdam", "CPUAdam")

@@ -497,6 +497,9 @@ class EngineConfig(WrittenMapping):
     uneven_inputs: Literal["error", "join"] = "error"
     """Reaction to ranks with unequal numbers of batches."""
 
+    peak_tflops: float | None = None
+    """Peak of a rank's device in TFLOP/s, for the MFU; None = the data sheet's, if the device is known."""
+
     notices: tuple[Notice, ...] = ()
     """Keys that were accepted with a different meaning."""
 

@@ -74,6 +74,19 @@ _SECTIONS = (
 )
 
 _OUTRO = """
+## Operations and MFU
+
+`zerotrain_step_flops` follows from the model's sizes and the tokens of a step: 6 operations per weight
+and token (4 where it is frozen), and 3 times those of causal attention in a forward pass, 2 x context x
+layers x heads x size of a head. Recomputed activations, updates and evaluations are not counted; padding
+is. A model of one's own that has no configuration in transformers' words says `attention_width` (layers x
+heads x size of a head), or is counted without attention. Models with experts, and encoders with a
+decoder, have neither metric.
+
+`zerotrain_mfu_ratio` divides by the dense peak of the device's data sheet, in the dtype of the matrix
+products. A device without one (a CPU, a card that `zerotrain plan` does not know) has no MFU unless
+`peak_tflops` in the configuration names its peak.
+
 ## In a program of one's own
 
 A program that trains with the engine has the families of the trainer once it has a `zt.ProgressReporter`

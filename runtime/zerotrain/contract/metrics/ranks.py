@@ -51,6 +51,7 @@ CHECKPOINT_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 _all = Rows(source=Source.RANK)
 _spills = Rows(source=Source.RANK, only="the rank spills")
 _cuda = Rows(source=Source.RANK, only="the rank computes on a GPU")
+_rated = Rows(source=Source.RANK, only="the device's peak is known, or `peak_tflops` names one")
 
 _STEPS = (
     _all.seconds(
@@ -83,6 +84,16 @@ _STEPS = (
     ),
     _all.counter("zerotrain_tokens_total", "Tokens trained on by this rank in this process."),
     _all.counter("zerotrain_samples_total", "Samples trained on by this rank in this process."),
+    _all.gauge(
+        "zerotrain_step_flops",
+        "Floating-point operations of the model in the last step on this rank, by formula: forward and "
+        "backward, without recomputation; 0 where these or the tokens are not known.",
+    ),
+    _rated.gauge(
+        "zerotrain_mfu_ratio",
+        "Model FLOPs utilisation of the last step: zerotrain_step_flops by the step's duration and the "
+        "device's peak in the dtype of its matrix products.",
+    ),
     _all.counter(
         "zerotrain_skipped_steps_total",
         "Steps whose update was left out because of an overflow.",

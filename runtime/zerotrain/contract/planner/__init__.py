@@ -17,9 +17,10 @@ from .demand import (
     Workload,
     demand,
 )
-from .machines import ACCELERATORS, RATE_NAMES, Accelerator, Rates, accelerator, rates_of
+from .flops import ModelFlops
+from .machines import ACCELERATORS, RATE_NAMES, Accelerator, Rates, accelerator, peak_tflops, rates_of
 from .model_config import read_shape, shape_of_config
-from .pace import Pace, Part, flops_per_token, pace
+from .pace import Pace, Part, flops_of, flops_per_token, pace
 from .proposals import Proposal, nearest
 from .published import CONVENTIONS, Convention, model_state_bytes
 from .shape import ModelShape, ShapeError, count_text, gpt_shape, guessed_shape
@@ -39,6 +40,7 @@ __all__ = [
     "Edits",
     "Fit",
     "Limit",
+    "ModelFlops",
     "ModelShape",
     "Pace",
     "Part",
@@ -57,12 +59,14 @@ __all__ = [
     "count_text",
     "decisive",
     "demand",
+    "flops_of",
     "flops_per_token",
     "gpt_shape",
     "guessed_shape",
     "model_state_bytes",
     "nearest",
     "pace",
+    "peak_tflops",
     "rates_of",
     "read_shape",
     "shape_of_config",

@@ -58,7 +58,8 @@ FP32_TFLOPS: Mapping[str, float] = {
     "H100-80GB": 67,
     "H200-141GB": 67,
 }
-"""TFLOP/s in fp32 by the name of a device; for other devices no data sheet is certain."""
+"""TFLOP/s in fp32 without TF32 by the name of a device, from the data sheets of `ACCELERATORS`; for other
+devices none is certain."""
 
 
 def _device(
@@ -77,6 +78,10 @@ def _device(
     )
 
 
+# NVIDIA's data sheets: "Tesla T4", "Tesla V100", "A10", "L4", "L40S", "A100 Tensor Core GPU", "H100
+# Tensor Core GPU" (SXM), "H200 Tensor Core GPU", "DGX B200"; the whitepapers "GA102" (RTX 3090) and "Ada"
+# (RTX 4090), both with fp32 accumulation. All figures are dense: since the A100 the sheets print those of
+# sparse matrices, too, which are twice as large.
 ACCELERATORS: tuple[Accelerator, ...] = (
     _device("T4", 15_360, (65, 320, 16, 16), "Tesla-T4"),
     _device("V100-16GB", 16_384, (125, 900, 16, 150), "Tesla-V100-SXM2-16GB"),
@@ -104,6 +109,15 @@ def accelerator(name: str) -> Accelerator | None:
     begun = [item for item in ACCELERATORS if _plain(item.name).startswith(wanted)]
     found = exact or begun
     return found[0] if len(found) == 1 else None
+
+
+def peak_tflops(name: str, dtype: str) -> float | None:
+    """Return the data sheet's TFLOP/s in the dtype of matrix products, by the name that the driver or a label
+    gives; None if either is unknown."""
+    device = accelerator(name)
+    if device is None:
+        return None
+    return device.fp32_tflops if dtype == "fp32" else device.tflops
 
 
 def _plain(name: str) -> str:

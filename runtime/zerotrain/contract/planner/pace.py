@@ -14,6 +14,7 @@ from zerotrain.contract.memory.inputs import moved_gradients, offloaded, share
 from zerotrain.contract.memory.moved import updates_just_in_time
 
 from .demand import Demand, Workload
+from .flops import ModelFlops
 from .machines import GB, Rates
 from .shape import ModelShape
 
@@ -59,8 +60,14 @@ class Pace:
 
 def flops_per_token(shape: ModelShape) -> float:
     """Return the FLOPs of one forward pass: two per weight in matrix products, and causal attention."""
-    attention = 2.0 * shape.layers * shape.context * shape.heads * shape.head_dim
-    return 2.0 * shape.matmul_parameters + attention
+    return flops_of(shape).forward(shape.context)
+
+
+def flops_of(shape: ModelShape) -> ModelFlops:
+    """Return what the FLOPs of a model depend on, if all of it is trained."""
+    return ModelFlops(
+        trained=shape.matmul_parameters, attention_width=shape.layers * shape.heads * shape.head_dim
+    )
 
 
 def pace(demand: Demand, rates: Rates) -> Pace | None:

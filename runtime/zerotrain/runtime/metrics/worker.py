@@ -56,6 +56,10 @@ class StepSample:
     background_seconds: float = 0.0
     """Time of updates that ran beside the forward pass."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    step_flops: float | None = None
+    """Floating-point operations of one step on this rank; None where they are not known."""
+    mfu: float | None = None
+    """Part of the device's peak that these are in `seconds`; None where the peak is not known."""
     steps: int = 1
     """Steps that ended since the last sample, `step` the last of them. Tokens and samples are those of all
     steps, times are the mean of one."""
@@ -228,8 +232,13 @@ class WorkerMetrics:
             self._families.counter("zerotrain_nonfinite_steps_total").inc(1, _exemplar(sample.step))
         if sample.loss_scale is not None:
             self._families.gauge("zerotrain_loss_scale").set(sample.loss_scale)
-        if sample.learning_rate is not None:
-            self._families.gauge("zerotrain_learning_rate").set(sample.learning_rate)
+        for name, value in (
+            ("zerotrain_learning_rate", sample.learning_rate),
+            ("zerotrain_step_flops", sample.step_flops),
+            ("zerotrain_mfu_ratio", sample.mfu),
+        ):
+            if value is not None:
+                self._families.gauge(name).set(value)
 
 
 def _observe(histogram: Histogram, seconds: float, step: int, *, times: int = 1) -> None:

@@ -221,6 +221,7 @@ class Decoder(nn.Module):
         self.model = Body(sizes)
         self.lm_head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         self.context, self.vocabulary = sizes.context, sizes.vocabulary
+        self.attention_width = len(sizes.windows) * sizes.heads * sizes.head_dim
         initialise_normal(self, sizes.init_std)
         if sizes.tied:
             self.lm_head.weight = self.model.embed_tokens.weight

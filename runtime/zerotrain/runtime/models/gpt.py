@@ -70,6 +70,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.spec = spec
         self.vocabulary = vocabulary
+        self.attention_width = spec.layers * spec.d_model
         self.checkpoint_activations = checkpoint_activations
         self.embed = nn.Embedding(vocabulary, spec.d_model)
         self.position = nn.Embedding(spec.context, spec.d_model)

@@ -139,6 +139,7 @@ class Gpt2(nn.Module):
             self.transformer = Body(raw)
             width, self.vocabulary = int(raw["n_embd"]), int(raw["vocab_size"])
             self.context = int(raw["n_positions"])
+            self.attention_width = width * int(raw["n_layer"])
         except KeyError as error:
             raise UnsupportedModel(f"config.json of a GPT-2 model needs {error}") from None
         self.lm_head = nn.Linear(width, self.vocabulary, bias=False)

@@ -16,6 +16,7 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train import measuring
+from zerotrain.runtime.train.compute_work import ComputeWork
 from zerotrain.runtime.train.history import HistoryWriter, event, step_point
 from zerotrain.runtime.train.stragglers import OwnTimes
 from zerotrain.runtime.zero.ledger import MemoryKind
@@ -59,11 +60,14 @@ class _Interval:
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
+    flops: float = 0.0
+    """Of all ranks."""
 
-    def add(self, report: StepReport) -> None:
+    def add(self, report: StepReport, flops: float) -> None:
         self.steps += report.steps
         self.seconds += report.seconds * report.steps
         self.tokens += report.tokens
+        self.flops += flops
 
 
 @dataclass
@@ -86,6 +90,8 @@ class Reporter:
     """Last step of earlier attempts; steps up to it are replayed."""
     engine: Engine | None = None
     """Set once the engine exists."""
+    work: ComputeWork = field(default_factory=ComputeWork)
+    """Set with the engine."""
     _metrics_at: float = 0.0
     _num_evaluated: int = 0
     _own_times: OwnTimes = field(init=False)
@@ -138,7 +144,7 @@ class Reporter:
 
     def ready(self, engine: Engine) -> None:
         """Publish the facts that are known once the engine exists."""
-        self.engine = engine
+        self.engine, self.work = engine, ComputeWork.of(engine)
         self.channel.attach_wait(lambda: engine.comm.waiting_seconds)
         self.metrics.add_facts(**measuring.facts_of(engine))
         measuring.set_plan_of_memory(self.metrics, engine)
@@ -198,8 +204,9 @@ class Reporter:
     def step(self, report: StepReport, *, engine: Engine) -> None:
         """Publish a finished step: metrics and progress always, a log line once per interval."""
         result, self.engine = report.result, engine
-        self._interval.add(report)
-        self._observe(report, engine)
+        flops = self.work.flops(tokens=report.tokens, samples=report.samples)
+        self._interval.add(report, flops)
+        self._observe(report, engine, flops)
         peak = measuring.peak_memory_bytes()
         if self.rank.rank == 0:
             self._own_times.add(result)
@@ -213,6 +220,8 @@ class Reporter:
             grad_norm=result.grad_norm,
             tokens_per_second=rate if interval.tokens else None,
             step_seconds=interval.seconds / interval.steps,
+            step_flops=interval.flops / interval.steps if interval.flops else None,
+            mfu=self.work.utilisation(interval.flops, interval.seconds),
             memory_peak_bytes=peak,
             host_peak_bytes=measuring.resident_peak_bytes(),
             spill_peak_bytes=engine.memory.peak_bytes(MemoryKind.SPILL),
@@ -226,6 +235,8 @@ class Reporter:
                     mean_loss=report.loss,
                     seconds=report.seconds,
                     tokens=report.tokens,
+                    flops=flops,
+                    peak_flops=(self.work.peak or 0.0) * report.seconds if flops else 0.0,
                     phases=phases,
                     engine=engine,
                     progress=self.progress,
@@ -239,8 +250,8 @@ class Reporter:
             interval_s = expected_interval(self.policy, self.progress.step_seconds or 0.0)
             self.metrics.set("zerotrain_checkpoint_interval_seconds", interval_s)
 
-    def _observe(self, report: StepReport, engine: Engine) -> None:
-        """Record the step in the metrics."""
+    def _observe(self, report: StepReport, engine: Engine, flops: float) -> None:
+        """Record the step in the metrics; `flops` are those of all ranks and steps."""
         result, metrics = report.result, self.metrics
         metrics.observe_step(
             StepSample(
@@ -257,6 +268,8 @@ class Reporter:
                 wait_seconds=measuring.wait_of(result),
                 background_seconds=result.seconds.get("optimizer_background", 0.0),
                 phase_seconds=measuring.phases_of(result.seconds, report.data_seconds),
+                step_flops=flops / report.steps / engine.world_size if flops else None,
+                mfu=self.work.utilisation(flops, report.seconds * report.steps),
                 steps=report.steps,
             )
         )

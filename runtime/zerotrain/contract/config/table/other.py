@@ -178,7 +178,7 @@ PROFILERS: tuple[Key, ...] = (
         kind=KeyKind.BOOL,
         default=False,
         status=Status.ACCEPTED,
-        note="There is no FLOP counter; tokens per second are in the log and in /metrics.",
+        note="FLOPs of a step are counted by formula (zerotrain_step_flops in /metrics), not by module.",
         effect="DeepSpeed: count FLOPs.",
     ),
     *(
@@ -191,6 +191,14 @@ PROFILERS: tuple[Key, ...] = (
             ("output_file", KeyKind.TEXT, None),
             ("recompute_fwd_factor", KeyKind.FLOAT, 0.0),
         )
+    ),
+    Key(
+        path="peak_tflops",
+        kind=KeyKind.FLOAT,
+        default=None,
+        minimum=0.0,
+        effect="TFLOP/s that a rank's device could reach in the dtype of its matrix products, for the MFU; "
+        "absent = that of the device's data sheet, and no MFU where the device is not known.",
     ),
     Key(
         path="timers",
