@@ -133,7 +133,7 @@ def reporting(address: Path, folder: str, *, has_metrics: bool) -> tuple[Reporte
     else:
         assert channel._sender is not None
         channel._sender.registry = None
-        reporter._observe = _nothing  # type: ignore[method-assign]
+        reporter._observe = _nothing  # type: ignore[assignment, method-assign]
         reporter._metrics_at = float("inf")
     reporter.log_every_steps = 1 << 30
     return reporter, engine

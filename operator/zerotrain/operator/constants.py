@@ -161,6 +161,10 @@ class Reason(StrEnum):
     POD_SECURITY = "PodSecurity"
     """The namespace's Pod Security level rejects the pods."""
 
+    # Trackers of the configuration
+    TRACKER_UNREACHABLE = "TrackerUnreachable"
+    """A tracker is on the network, and the job names no egress to it or no key."""
+
     # Phases of an attempt
     CREATED = "Created"
     CREATING_PODS = "CreatingPods"

@@ -26,6 +26,7 @@ from zerotrain.runtime.setup import (
     read_config,
     settle_encoding,
 )
+from zerotrain.runtime.trackers.libraries import check_trackers
 from zerotrain.runtime.zero.transforms import outside_inference_mode
 
 
@@ -84,6 +85,7 @@ def _take_over(
     log_kernels(resolved, comm)
     configure_activations(resolved, asked.mpu)
     check_model(model)
+    check_trackers(resolved.trackers)
     if not trains_on_ranks(model, comm):
         resolved, asked = for_evaluation(resolved, asked)
     plan = partial(make_layout, model, resolved, asked.unit_modules)
@@ -96,5 +98,8 @@ def _take_over(
     engine = Engine(
         model, resolved, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan, loader=loader
     )
+    if resolved.trackers and not engine.is_evaluation_only:
+        samples = resolved.batch.train_batch_size
+        engine.monitor.open(resolved.trackers, samples_per_step=samples, writes=comm.rank == 0)
     log_gradient_access(resolved, engine.core, comm)
     return engine, engine.optimizer, loader, engine.scheduler

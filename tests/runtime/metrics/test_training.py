@@ -35,6 +35,7 @@ ONLY_AFTER_FAULTS = {
     "zerotrain_spill_auth_failures_total",
     "zerotrain_checkpoint_failures_total",
     "zerotrain_checkpoint_rejected",
+    "zerotrain_tracker_dropped_points_total",
 }
 """Metrics that only faults feed, as the tests of each fault show; a normal training does not."""
 

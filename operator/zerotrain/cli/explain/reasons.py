@@ -107,6 +107,12 @@ _SPEC = {
         'for spec.resources.rdma the workers ask for IPC_LOCK, which Pod Security "restricted" forbids',
         "nothing to do where the namespace allows it; docs/operator/rdma.md lists what nodes need",
     ),
+    "TrackerUnreachable": (
+        "the configuration enables a tracker on the network, and the job names no network for it or no key; "
+        "it trains all the same, and the tracker gets nothing",
+        "name the tracker's network in spec.network.egressCidrs, and a Secret with its key in "
+        "spec.podTemplate.envFrom",
+    ),
     "PodSecurity": (
         "the namespace's Pod Security level rejects the job's pods; the message names the violations",
         "take that out of the job, or label the namespace with a level that allows it; the operator tries "

@@ -15,7 +15,7 @@ from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
-from zerotrain.operator.reconcile import attempt_checks, hangs, start_up, teardown
+from zerotrain.operator.reconcile import attempt_checks, hangs, start_up, teardown, tracker_advice
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import (
     ACTIVE,
@@ -228,7 +228,8 @@ def _admitted(facts: Facts) -> Finding:
         kept = f"The job keeps {refusal.workers} workers."
         message = stored(refusal.message, MAX_TEXT - len(kept) - 1)
         return Finding(True, Reason.RESIZE_REFUSED, f"{message} {kept}")
-    return Finding(True, Reason.SPEC_ACCEPTED, attempt_checks.privileges_message(facts.draft))
+    texts = (attempt_checks.privileges_message(facts.draft), tracker_advice.advice(facts.draft.job.spec))
+    return Finding(True, Reason.SPEC_ACCEPTED, "; ".join(text for text in texts if text))
 
 
 def _pods_scheduled(facts: Facts) -> Finding:

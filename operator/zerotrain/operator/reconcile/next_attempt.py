@@ -17,6 +17,7 @@ from zerotrain.operator.reconcile import (
     next_size,
     progress,
     queueing,
+    tracker_advice,
     yield_request,
 )
 from zerotrain.operator.reconcile.draft import Draft
@@ -154,4 +155,5 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
         ),
     )
     attempt_checks.report_privileges(draft)
+    tracker_advice.report_trackers(draft)
     draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))

@@ -25,6 +25,7 @@ from .schema import (
     SpillConfig,
     ZeroConfig,
 )
+from .table.trackers import TRACKERS
 
 _Z = "zero_optimization"
 _OFFLOAD_BLOCKS = ("offload_optimizer", "offload_param")
@@ -92,11 +93,20 @@ def build(draft: ConfigDraft, report: tuple[KeyReport, ...], written: Mapping[st
         checkpoint=CheckpointConfig(asynchronous=draft.value("checkpoint.writer.decoupled")),
         aio=AioConfig(**{item.name: draft.value(f"aio.{item.name}") for item in fields(AioConfig)}),
         **{name: draft.value(name) for name in _TOP_LEVEL},
+        trackers={name: _tracker(draft, name) for name in TRACKERS if draft.value(f"{name}.enabled")},
         notices=tuple(dict.fromkeys(draft.notices)),
         unsupported=tuple(dict.fromkeys(draft.unsupported)),
         report=report,
         source=_without_auto(written, draft),
     )
+
+
+def _tracker(draft: ConfigDraft, block: str) -> dict[str, Any]:
+    """Return the settings of a tracker, without its switch."""
+    prefix = f"{block}."
+    own = [path for path in draft.keys if path.startswith(prefix) and path != f"{block}.enabled"]
+    paths = [path for path in own if not draft.keys[path].is_secret]
+    return {path.removeprefix(prefix): draft.value(path) for path in paths}
 
 
 def _without_auto(written: Mapping[str, Any], draft: ConfigDraft) -> dict[str, Any]:

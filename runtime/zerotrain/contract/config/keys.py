@@ -120,6 +120,9 @@ class Key:
     fill: bool = False
     """Whether an absent key counts as "auto" if the caller knows the value."""
 
+    is_secret: bool = False
+    """Whether a value is never shown."""
+
     def asks_for_nothing(self, value: Any) -> bool:
         """Return whether the value equals the default or another neutral one."""
         return any(value == neutral and type(value) is type(neutral) for neutral in (self.default, *self.off))

@@ -25,6 +25,9 @@ from .table import KEYS
 UNTESTED_OPTIMIZERS = ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
 """Element-wise classes of torch.optim that the table does not have."""
 
+HIDDEN = "(hidden)"
+"""Shown in place of a secret value."""
+
 _FLATTENER = Flattener(KEYS)
 
 _TYPED_BLOCKS = {"optimizer.params": "optimizer.type", "scheduler.params": "scheduler.type"}
@@ -190,9 +193,8 @@ def _key_report(draft: ConfigDraft, key: Key) -> KeyReport:
         status, effect = key.status, _apply_status(draft, key, None)
     elif written_choice is not None and written_choice.note:
         effect = written_choice.note
-    return KeyReport(
-        path=key.path, value=settled.value, origin=settled.origin, status=_status(status), effect=effect
-    )
+    value = HIDDEN if key.is_secret and settled.value is not None else settled.value
+    return KeyReport(path=key.path, value=value, origin=settled.origin, status=_status(status), effect=effect)
 
 
 def _written_choice(draft: ConfigDraft, key: Key) -> Choice | None:

@@ -500,6 +500,9 @@ class EngineConfig(WrittenMapping):
     peak_tflops: float | None = None
     """Peak of a rank's device in TFLOP/s, for the MFU; None = the data sheet's, if the device is known."""
 
+    trackers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of every enabled tracker, by the names of block and keys."""
+
     notices: tuple[Notice, ...] = ()
     """Keys that were accepted with a different meaning."""
 

@@ -95,6 +95,10 @@ _STEPS = (
         "device's peak in the dtype of its matrix products.",
     ),
     _all.counter(
+        "zerotrain_tracker_dropped_points_total",
+        "Points that a tracker of the configuration (tensorboard, ...) did not take: it hung or failed.",
+    ),
+    _all.counter(
         "zerotrain_skipped_steps_total",
         "Steps whose update was left out because of an overflow.",
         exemplars=True,

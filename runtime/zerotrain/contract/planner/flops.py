@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFlops:
-    """What a model multiplies each token with."""
+    """Sizes of a model from which its operations follow."""
 
     trained: int
     """Elements of trained parameters, without tables that are only looked up."""

@@ -21,11 +21,12 @@ from torch.utils.data import Dataset
 from zerotrain.runtime.data.epochs import EpochLoader
 from zerotrain.runtime.facade.arguments import DOCUMENT, TORCH_LOADER, refuse_unless_default
 from zerotrain.runtime.facade.export import Exports
-from zerotrain.runtime.facade.instruments import Monitor, Timers
+from zerotrain.runtime.facade.instruments import Timers
 from zerotrain.runtime.facade.state import EngineState
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.setup import build_loader
 from zerotrain.runtime.step import StepPipeline
+from zerotrain.runtime.trackers.monitor import Monitor
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 
 Getter = Callable[[Any], Any]
@@ -199,10 +200,10 @@ class DeepSpeedNames:
         """Stop watches for the script; the engine's own times are in `last_step.seconds`."""
         return Timers()
 
-    @cached_property
+    @property
     def monitor(self) -> Monitor:
-        """A monitor that is off."""
-        return Monitor()
+        """Trackers of the configuration; `write_events` of rank 0 adds a script's own numbers."""
+        return self._state.monitor
 
     @property
     def local_rank(self) -> int:

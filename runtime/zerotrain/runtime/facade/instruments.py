@@ -1,9 +1,9 @@
-"""`engine.timers` and `engine.monitor`: DeepSpeed's stop watches, and its monitor without a backend."""
+"""`engine.timers`: DeepSpeed's stop watches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -93,17 +93,6 @@ class Timers:
             for name in means:
                 self._timers[name].reset()
         return means
-
-
-class Monitor:
-    """DeepSpeed's monitor with no backend enabled: metrics are at the worker's `/metrics` and nothing is sent
-    elsewhere."""
-
-    enabled = False
-
-    def write_events(self, event_list: Sequence[tuple[str, Any, int]]) -> None:
-        """Do nothing, as DeepSpeed does without a backend; a script with a backend of its own logs to it
-        directly."""
 
 
 def _now() -> float:

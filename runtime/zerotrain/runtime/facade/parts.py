@@ -144,6 +144,7 @@ class EngineParts:
             self.checkpoints.close()  # not after a failed update: the other ranks do not get here then
             self.state.observer.closing()
         finally:
+            self.state.monitor.close()
             self.pipeline.executor.close()
             self.entries.detach()
             self.generation.detach()

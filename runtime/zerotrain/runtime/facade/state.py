@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.facade.observer import NO_OBSERVER, EngineObserver
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.trackers.monitor import Monitor
 
 if TYPE_CHECKING:
     from zerotrain.runtime.checkpoint import LoadResult, SaveResult
@@ -23,6 +24,8 @@ class EngineState:
     """The resolved configuration; its batch changes with `set_train_batch_size`."""
     observer: EngineObserver = NO_OBSERVER
     """Observer that is notified of passes, saves and loads."""
+    monitor: Monitor = field(default_factory=Monitor)
+    """Trackers of the configuration."""
     global_steps: int = 0
     """Step boundaries so far, skipped ones included."""
     skipped_steps: int = 0

@@ -64,6 +64,7 @@ class StepHooks:
             self._core.writes.watch.remember()
         samples = self._state.config.batch.train_batch_size
         self._state.global_samples += samples
+        self._state.monitor.stepped(result, samples=samples)
         lines = self._log.add(
             result,
             samples=samples,

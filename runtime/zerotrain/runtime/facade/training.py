@@ -104,6 +104,7 @@ class TrainingLoop:
         self.clock.add("backward", since=began)
         weight = 1.0 / self.state.accumulation_steps if is_divided else 1.0
         self.state.observer.loss(loss.detach(), weight=weight)
+        self.state.monitor.loss(loss.detach(), weight=weight)
         return loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:

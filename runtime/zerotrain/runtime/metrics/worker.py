@@ -192,6 +192,10 @@ class WorkerMetrics:
         self._families.gauge("zerotrain_last_checkpoint_timestamp_seconds").set(at)
         self._families.gauge("zerotrain_last_checkpoint_step").set(step)
 
+    def set_dropped_points(self, total: int) -> None:
+        """Set how many points trackers did not take so far."""
+        self._families.raise_to(total, "zerotrain_tracker_dropped_points_total")
+
     def set_spill(self, *, engine: str, direct: bool, encryption: str, backend: str, reason: str) -> None:
         """Record how this rank spills; `encryption` is AEAD or None, `reason` says why a faster way is not
         used."""

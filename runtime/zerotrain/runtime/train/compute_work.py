@@ -26,10 +26,10 @@ _WIDTH = ("hidden_size", "n_embd", "d_model")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeWork:
-    """What the operations of a step follow from."""
+    """Sizes of a model and its devices from which the operations of a step and the MFU follow."""
 
     model: ModelFlops | None = None
-    """None = not known."""
+    """Sizes of the model; None = not known."""
     world_size: int = 1
     peak: float | None = None
     """Operations per second that the devices of all ranks could reach; None = not known."""

@@ -201,8 +201,6 @@ def step_point(
     mean_loss: float,
     seconds: float,
     tokens: int,
-    flops: float,
-    peak_flops: float,
     phases: Mapping[str, float],
     engine: Engine,
     progress: Progress,
@@ -231,8 +229,6 @@ def step_point(
         loss_scale=result.loss_scale,
         seconds=seconds,
         tokens=tokens,
-        flops=flops,
-        peak_flops=peak_flops,
         phases=phases,
         memory={tier: size for tier, size in memory.items() if size},
     )

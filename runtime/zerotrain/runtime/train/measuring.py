@@ -101,6 +101,7 @@ def measure(metrics: WorkerMetrics, engine: Engine) -> None:
     """Set all metrics that are read for a snapshot."""
     set_offload(metrics, engine)
     drain_collectives(metrics, engine)
+    metrics.set_dropped_points(engine.monitor.dropped)
     resident = _resident_bytes()
     metrics.set("zerotrain_process_resident_bytes", resident)
     # The kernel counts both per thread and adds them up at intervals.

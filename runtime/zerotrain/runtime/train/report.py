@@ -15,6 +15,7 @@ from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.trackers.monitor import step_values
 from zerotrain.runtime.train import measuring
 from zerotrain.runtime.train.compute_work import ComputeWork
 from zerotrain.runtime.train.history import HistoryWriter, event, step_point
@@ -61,7 +62,7 @@ class _Interval:
     seconds: float = 0.0
     tokens: int = 0
     flops: float = 0.0
-    """Of all ranks."""
+    """Operations of all ranks."""
 
     def add(self, report: StepReport, flops: float) -> None:
         self.steps += report.steps
@@ -145,6 +146,7 @@ class Reporter:
     def ready(self, engine: Engine) -> None:
         """Publish the facts that are known once the engine exists."""
         self.engine, self.work = engine, ComputeWork.of(engine)
+        engine.monitor.is_fed = True
         self.channel.attach_wait(lambda: engine.comm.waiting_seconds)
         self.metrics.add_facts(**measuring.facts_of(engine))
         measuring.set_plan_of_memory(self.metrics, engine)
@@ -227,21 +229,20 @@ class Reporter:
             spill_peak_bytes=engine.memory.peak_bytes(MemoryKind.SPILL),
             straggler=self._own_times.slowest,
         )
+        engine.monitor.put(result.step, self._tracked(report, flops=flops))
         if self.history is not None:
             phases = measuring.phases_of(result.seconds, report.data_seconds)
-            self.history.add(
-                step_point(
-                    result,
-                    mean_loss=report.loss,
-                    seconds=report.seconds,
-                    tokens=report.tokens,
-                    flops=flops,
-                    peak_flops=(self.work.peak or 0.0) * report.seconds if flops else 0.0,
-                    phases=phases,
-                    engine=engine,
-                    progress=self.progress,
-                )
+            point = step_point(
+                result,
+                mean_loss=report.loss,
+                seconds=report.seconds,
+                tokens=report.tokens,
+                phases=phases,
+                engine=engine,
+                progress=self.progress,
             )
+            peak_flops = (self.work.peak or 0.0) * report.seconds * report.steps if flops else 0.0
+            self.history.add(replace(point, flops=flops, peak_flops=peak_flops))
         # Not only at the multiples themselves: a program may report at 15, 25, 35.
         passed = result.step // self.log_every_steps - (result.step - report.steps) // self.log_every_steps
         if passed or result.step == self.progress.total_steps:
@@ -249,6 +250,20 @@ class Reporter:
             self._interval = _Interval()
             interval_s = expected_interval(self.policy, self.progress.step_seconds or 0.0)
             self.metrics.set("zerotrain_checkpoint_interval_seconds", interval_s)
+
+    def _tracked(self, report: StepReport, *, flops: float) -> dict[str, float | None]:
+        """Return the numbers of a step for trackers; None where one is not known."""
+        seconds = report.seconds * report.steps
+        return {
+            **step_values(report.result),
+            "train/loss": report.loss,
+            "train/step_seconds": report.seconds,
+            "train/samples_per_second": report.samples * self.work.world_size / seconds if seconds else None,
+            "train/tokens_per_second": report.tokens / seconds if seconds and report.tokens else None,
+            "train/mfu": self.work.utilisation(flops, seconds),
+            "train/memory_peak_bytes": self.progress.memory_peak_bytes,
+            "train/restarts": self.launch.attempt - 1,
+        }
 
     def _observe(self, report: StepReport, engine: Engine, flops: float) -> None:
         """Record the step in the metrics; `flops` are those of all ranks and steps."""
@@ -281,6 +296,7 @@ class Reporter:
         if self.engine is not None:
             measuring.set_offload(self.metrics, self.engine)
             measuring.drain_collectives(self.metrics, self.engine)
+            self.engine.monitor.close()
         self.channel.publish_metrics()
 
     def done(self) -> None:

@@ -7,10 +7,11 @@ from zerotrain.contract.config.keys import Key
 from .batch import ACTIVATIONS, BATCH, LOGGING
 from .offload import AIO, OFFLOAD
 from .optimizer import OPTIMIZER
-from .other import BLOCKS, CHECKPOINT, COMPILE, ELASTICITY, MONITORS, PROFILERS
+from .other import BLOCKS, CHECKPOINT, COMPILE, ELASTICITY, PROFILERS
 from .parallel import PARALLEL
 from .precision import PRECISION
 from .scheduler import SCHEDULER
+from .trackers import MONITORS
 from .zero import REST, STAGE, STAGE3
 
 SECTIONS: tuple[tuple[str, tuple[Key, ...]], ...] = (
@@ -28,7 +29,7 @@ SECTIONS: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Parallelism beyond data", PARALLEL),
     ("Checkpoint", CHECKPOINT),
     ("Elasticity", ELASTICITY),
-    ("Monitors", MONITORS),
+    ("Trackers", MONITORS),
     ("Profilers and tuning", PROFILERS),
     ("Compiler", COMPILE),
     ("Other blocks of DeepSpeed", BLOCKS),

@@ -1,4 +1,4 @@
-"""Rows of the table: checkpoint, elasticity, monitors, profilers, and DeepSpeed's other blocks."""
+"""Rows of the table: checkpoint, elasticity, profilers, and DeepSpeed's other blocks."""
 
 from __future__ import annotations
 
@@ -112,45 +112,6 @@ ELASTICITY: tuple[Key, ...] = (
             ("model_parallel_size", KeyKind.INT, 1),
         )
     ),
-)
-
-_METRICS = "Metrics are exported in Prometheus format at the worker's /metrics; nothing is sent elsewhere."
-
-
-def _monitor(block: str, parts: tuple[tuple[str, KeyKind, object], ...]) -> tuple[Key, ...]:
-    switch = Key(
-        path=f"{block}.enabled",
-        kind=KeyKind.BOOL,
-        default=False,
-        status=Status.ACCEPTED,
-        note=_METRICS,
-        effect="DeepSpeed: send metrics there.",
-    )
-    return switch, *(
-        _part(f"{block}.{name}", kind, default, switch.path, "No effect.") for name, kind, default in parts
-    )
-
-
-_TEXT = KeyKind.TEXT
-
-MONITORS: tuple[Key, ...] = (
-    *_monitor("tensorboard", (("output_path", _TEXT, ""), ("job_name", _TEXT, "DeepSpeedJobName"))),
-    *_monitor("wandb", (("group", _TEXT, None), ("team", _TEXT, None), ("project", _TEXT, "deepspeed"))),
-    *_monitor("csv_monitor", (("output_path", _TEXT, ""), ("job_name", _TEXT, "DeepSpeedJobName"))),
-    *_monitor(
-        "comet",
-        (
-            ("samples_log_interval", KeyKind.INT, 100),
-            ("project", _TEXT, None),
-            ("workspace", _TEXT, None),
-            ("api_key", _TEXT, None),
-            ("experiment_name", _TEXT, None),
-            ("experiment_key", _TEXT, None),
-            ("online", KeyKind.BOOL, None),
-            ("mode", _TEXT, None),
-        ),
-    ),
-    *_monitor("trackio", (("project", _TEXT, "deepspeed"),)),
 )
 
 _TIMES = "Seconds and bytes of every collective and phase are always measured: see /metrics."
