@@ -118,7 +118,7 @@ def first(folder: Path) -> Scrape:
         "stage3_param_persistence_threshold": 0,
         "offload_optimizer": {"device": "nvme", "nvme_path": str(folder / "spill"), "just_in_time": True},
     }
-    with training(folder, file=config(zero_optimization=zero)) as launcher:
+    with training(folder, file=config(zero_optimization=zero, peak_tflops=1.0)) as launcher:
 
         def enough(scrape: Scrape) -> bool:
             # Each rank publishes by itself; the launcher shows what it has received.

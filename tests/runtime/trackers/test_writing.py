@@ -17,10 +17,13 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from zerotrain.contract.config import ConfigError
+from zerotrain.runtime.trackers import monitor
 from zerotrain.runtime.trackers.run import run_of_process
 
 pytestmark = pytest.mark.ranks
 
+PATIENCE_S = 120.0
+"""Time that the end of an engine waits here: on a busy machine a library may take long to start."""
 FILES = {"enabled": True, "output_path": "board", "job_name": "gpt"}
 UID = "5f0c8a4e-0000-4000-8000-00000000abcd"
 
@@ -43,6 +46,7 @@ def environment(folder: Path, attempt: int, *, uid: str = UID) -> dict[str, str]
 def train(folder: str, trackers: dict[str, Any], attempt: int, first: int, steps: int) -> list[float]:
     """Train `steps` steps from step `first` on; return the losses of this rank."""
     os.environ |= environment(Path(folder), attempt)
+    monitor.CLOSE_TIMEOUT_S = PATIENCE_S
     torch.manual_seed(0)
     config = {
         "train_batch_size": 4,
