@@ -1,0 +1,93 @@
+"""The rows of a fine-tuning: JSONL, Parquet, a folder of `datasets`, or a data set of the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zerotrain.compat.refusal import CompatError
+from zerotrain.contract.finetune_spec import FinetuneSpec
+
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files of a folder that `save_to_disk` of `datasets` wrote."""
+
+KINDS = (("prompt", "completion"), ("messages",), ("text",))
+"""Columns of the kinds of rows."""
+
+
+def load_rows(spec: FinetuneSpec) -> tuple[Any, Any]:
+    """Return the rows for training, and those for evaluation or None. Raises CompatError that names the field
+    and what is wrong with its value."""
+    rows = _load("data", spec.data)
+    if spec.eval is None:
+        return rows, None
+    if spec.eval.data is not None:
+        return rows, _load("eval.data", spec.eval.data)
+    if len(rows) < 2:
+        raise CompatError(
+            f"spec.finetune.eval.share: {spec.data} has one row, of which none can be held back"
+        )
+    parts = rows.train_test_split(test_size=spec.eval.share, seed=spec.seed)
+    return parts["train"], parts["test"]
+
+
+def losses_of(spec: FinetuneSpec, columns: list[str]) -> dict[str, bool | None]:
+    """Return the options of SFTConfig that say which tokens count in the loss. Raises CompatError."""
+    if not spec.completion_only:
+        return {"completion_only_loss": spec.completion_only}
+    if "messages" in columns:
+        return {"assistant_only_loss": True}
+    if "completion" not in columns:
+        raise CompatError(
+            f"spec.finetune.completionOnly: the rows have no completions ({', '.join(columns)}); give rows "
+            "with prompt and completion, or messages, or remove completionOnly"
+        )
+    return {"completion_only_loss": True}
+
+
+def check_rows(spec: FinetuneSpec) -> None:
+    """Raise CompatError if a file or folder of rows is not there."""
+    named = {"data": spec.data, "eval.data": spec.eval.data if spec.eval else None}
+    for field, source in named.items():
+        if source is not None and source.startswith("/") and not Path(source).exists():
+            raise CompatError(
+                f"spec.finetune.{field}: there is no {source} in the worker; mount it with "
+                "podTemplate.volumes"
+            )
+
+
+def _load(field: str, source: str) -> Any:
+    try:
+        rows = _read(field, source)
+    except (OSError, ValueError) as error:
+        raise CompatError(f"spec.finetune.{field}: {source} cannot be read: {error}") from error
+    if not len(rows):
+        raise CompatError(f"spec.finetune.{field}: {source} has no rows")
+    columns = rows.column_names
+    if not any(set(kind) <= set(columns) for kind in KINDS):
+        raise CompatError(
+            f"spec.finetune.{field}: the rows of {source} have {', '.join(columns)}; they need prompt and "
+            "completion, or messages, or text"
+        )
+    return rows
+
+
+def _read(field: str, source: str) -> Any:
+    # Imported late: the alias must be there before.
+    import datasets
+
+    if not source.startswith("/"):
+        return datasets.load_dataset(source, split="train")
+    path = Path(source)
+    if path.is_dir() and any((path / name).exists() for name in SAVED):
+        saved = datasets.load_from_disk(source)
+        return saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
+    files = sorted(item for item in path.rglob("*") if item.suffix in READERS) if path.is_dir() else [path]
+    kinds = {READERS.get(item.suffix) for item in files}
+    if len(kinds) != 1 or None in kinds:
+        raise CompatError(
+            f"spec.finetune.{field}: {source} is not of one kind; give files of one of {', '.join(READERS)}, "
+            "or a folder of datasets' save_to_disk"
+        )
+    return datasets.load_dataset(str(kinds.pop()), data_files=[str(item) for item in files], split="train")
