@@ -300,7 +300,10 @@ def test_an_own_program_stops_with_a_checkpoint_that_the_status_names(
     "name",
     [
         "hf-trainer",
-        *(pytest.param(name, marks=ON_REQUEST) for name in ("sft-lora", "dpo", "own-accelerate")),
+        *(
+            pytest.param(name, marks=ON_REQUEST)
+            for name in ("sft-lora", "finetune-lora", "dpo", "own-accelerate")
+        ),
     ],
 )
 def test_a_script_of_others_survives_a_kill(reader: Cluster, name: str) -> None:

@@ -9,6 +9,17 @@ from tests.support.jobs import ABSENT
 VOLUME = {"name": "data", "emptyDir": {}}
 APPARMOR = "container.apparmor.security.beta.kubernetes.io"
 
+FINETUNE = {
+    "model": "/models/a",
+    "method": "full",
+    "data": "/data/rows.jsonl",
+    "learningRate": 1e-4,
+    "batchSize": 2,
+    "maxLength": 128,
+}
+FINETUNES: dict[str, Any] = {"spec.model": ABSENT, "spec.data": ABSENT, "spec.finetune": FINETUNE}
+"""Change of the good job to a fine-tuning."""
+
 # Name of the job, change to the good job, path that the API server must name, part of its message.
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("workers-0", {"spec.workers": 0}, "spec.workers", "greater than or equal to 1"),
@@ -54,6 +65,50 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("steps-none", {"spec.steps": ABSENT}, "spec.steps", "steps must be given"),
     ("steps-0", {"spec.steps": 0}, "spec.steps", "greater than or equal to 1"),
     ("args-alone", {"spec.args": ["--fast"]}, "spec.args", "args needs command"),
+    ("finetune-two", {"spec.finetune": FINETUNE}, "spec.finetune", "a job has one program"),
+    (
+        "finetune-steps",
+        {**FINETUNES, "spec.steps": ABSENT},
+        "spec.finetune",
+        "finetune needs its epochs or steps",
+    ),
+    (
+        "finetune-volume",
+        {**FINETUNES, "spec.checkpoint": ABSENT},
+        "spec.finetune",
+        "its output folder is on that volume",
+    ),
+    (
+        "finetune-qlora",
+        {**FINETUNES, "spec.finetune.method": "qlora"},
+        "spec.finetune.method",
+        "quantised base weights cannot be sharded",
+    ),
+    (
+        "finetune-lora",
+        {**FINETUNES, "spec.finetune.lora": {"rank": 4}},
+        "spec.finetune.lora",
+        "lora needs method lora",
+    ),
+    (
+        "finetune-early",
+        {**FINETUNES, "spec.finetune.earlyStopping": {"patience": 2}},
+        "spec.finetune.earlyStopping",
+        "earlyStopping needs eval",
+    ),
+    (
+        "finetune-eval",
+        {**FINETUNES, "spec.finetune.eval": {"everySteps": 5}},
+        "spec.finetune.eval",
+        "exactly one of share, data",
+    ),
+    (
+        "finetune-rate",
+        {**FINETUNES, "spec.finetune.learningRate": 0},
+        "spec.finetune.learningRate",
+        "must be above 0",
+    ),
+    ("finetune-source", {**FINETUNES, "spec.finetune.data": "../rows"}, "spec.finetune.data", "should match"),
     ("cpu-unit", {"spec.resources.cpu": "4Gi"}, "spec.resources.cpu", "should match"),
     ("memory-unit", {"spec.resources.memory": "512GB"}, "spec.resources.memory", "should match"),
     ("memory-0", {"spec.resources.memory": 0}, "spec.resources.memory", "greater than or equal to 1"),
@@ -348,6 +403,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}),
     ("one", {"spec.workers": 1, "spec.checkpoint.volume": {"emptyDir": {"sizeLimit": "1Gi"}}}),
     ("n" * 51, {}),
+    ("finetune", FINETUNES),
     (
         "by-reference",
         {"spec.config": ABSENT, "spec.configFrom": {"configMapKeyRef": {"name": "d", "key": "k"}}},

@@ -115,10 +115,11 @@ def _shape(file: JobFile, model_config: Path | None) -> ModelShape | None:
 
     if model_config is None:
         return None
-    model = file.job.spec.model
+    model, finetune = file.job.spec.model, file.job.spec.finetune
     factory = model.factory if model is not None else None
+    context = factory.context if factory is not None else finetune.max_length if finetune else None
     try:
-        return read_shape(model_config, context=factory.context if factory is not None else None)
+        return read_shape(model_config, context=context)
     except ShapeError as error:
         raise CliError(str(error), next_step="give another --model-config") from error
 
@@ -147,6 +148,8 @@ def _way_out(file: JobFile, error: Exception, workers: int | None) -> str:
         return "give other --workers" if workers is not None else f"correct {file.source}"
     if model is not None and model.path is not None:
         return "give the model's config.json with --model-config, or its size as spec.model.parameters"
+    if file.job.spec.finetune is not None:
+        return "give the model's config.json with --model-config, or its size as spec.finetune.parameters"
     # The model that a program or a factory builds may have a config.json, too.
     return "give the model's size as spec.model.parameters, or a config.json with --model-config"
 

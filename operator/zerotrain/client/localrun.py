@@ -114,7 +114,7 @@ def local_run(
     return LocalRun(
         name=file.job.name,
         num_ranks=ranks or spec.world_size,
-        program=(*spec.command, *spec.args),
+        program=spec.program,
         environ=_plain_variables(file),
         files=files,
         total_steps=spec.steps,

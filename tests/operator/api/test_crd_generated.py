@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +39,10 @@ def test_the_yaml_equals_the_models() -> None:
 
 
 def test_client_side_apply_still_works() -> None:
-    assert len(CRD_FILE.read_bytes()) < APPLY_LIMIT
+    # kubectl keeps the object as JSON without spaces, in which Go's encoder escapes these three signs.
+    stored = json.dumps(custom_resource_definition(), separators=(",", ":"), ensure_ascii=False)
+    escaped = sum(stored.count(sign) for sign in "<>&") * len(r"\u00")
+    assert len(stored.encode()) + escaped < APPLY_LIMIT
 
 
 def test_columns_for_kubectl_get() -> None:

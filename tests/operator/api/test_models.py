@@ -31,7 +31,10 @@ def test_a_rules_message_is_the_api_servers() -> None:
         ZeroTrainingJob.parse(job_json({"spec.config": ABSENT, "spec.data": ABSENT}))
     assert [(error["loc"], error["msg"]) for error in caught.value.errors()] == [
         (("spec", "config"), "exactly one of config, configFrom must be given"),
-        (("spec", "data"), "data must be given, unless command names a program of your own"),
+        (
+            ("spec", "data"),
+            "data must be given, unless command names a program of your own or finetune is given",
+        ),
     ]
 
 

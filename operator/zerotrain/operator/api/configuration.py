@@ -11,6 +11,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
@@ -67,7 +68,16 @@ def auto_of(spec: ZeroTrainingJobSpec) -> AutoValues:
     """Return the job's values for "auto"."""
     gpt = spec.model.gpt if spec.model is not None else None
     preset = spec.model.preset if spec.model is not None else None
-    return auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
+    values = auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
+    asked = spec.finetune
+    if asked is None:
+        return values
+    return replace(
+        values,
+        micro_batch_size=asked.batch_size,
+        gradient_accumulation_steps=asked.accumulation_steps,
+        learning_rate=asked.learning_rate,
+    )
 
 
 def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -> EngineConfig | None:

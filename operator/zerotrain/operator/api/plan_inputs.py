@@ -12,6 +12,7 @@ from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.config.edit import edited
 from zerotrain.contract.planner import (
     Accelerator,
+    Adapters,
     Edits,
     Limit,
     ModelShape,
@@ -32,6 +33,7 @@ from zerotrain.contract.train_spec import GptSpec
 from zerotrain.operator.constants import MAX_WORKERS
 
 from .configuration import engine_config, resolved_at
+from .finetune import Lora, Method
 from .quantity import Quantity
 from .spec import ZeroTrainingJobSpec
 from .storage import Encryption, Nvme
@@ -64,7 +66,7 @@ def workload_of(
         raise ShapeError(f"the configuration does not resolve for {count} workers: {error}") from error
     if config is None:
         raise ShapeError(_by_reference(spec))
-    known = shape if shape is not None else shape_of(spec)
+    known = _trained(spec, shape if shape is not None else shape_of(spec))
     asked, volume = config.zero.spill.encryption, spec.nvme.encryption if spec.nvme is not None else None
     return Workload(
         shape=known,
@@ -74,6 +76,15 @@ def workload_of(
         is_encrypted="None" not in (asked, None if volume is None else Encryption(volume).value),
         limits=limits_of(spec, spill_bytes=config.zero.spill.max_bytes, device=device),
     )
+
+
+def _trained(spec: ZeroTrainingJobSpec, shape: ModelShape) -> ModelShape:
+    """Return the shape with the adapters of a fine-tuning, which are then all that is trained."""
+    asked = spec.finetune
+    if asked is None or asked.method is not Method.LORA:
+        return shape
+    lora = asked.lora or Lora()
+    return replace(shape, adapters=Adapters(rank=lora.rank, targets=lora.targets))
 
 
 def _by_reference(spec: ZeroTrainingJobSpec) -> str:
@@ -87,6 +98,12 @@ def _by_reference(spec: ZeroTrainingJobSpec) -> str:
 def shape_of(spec: ZeroTrainingJobSpec) -> ModelShape:
     """Return the model's sizes, as far as the spec has them. Raises ShapeError."""
     model = spec.model
+    if spec.finetune is not None:
+        if spec.finetune.parameters is None:
+            raise ShapeError(
+                f"only the workers see {spec.finetune.model}; give its size as spec.finetune.parameters"
+            )
+        return guessed_shape(spec.finetune.parameters, context=spec.finetune.max_length)
     if model is None:
         raise ShapeError("the program is the user's own and spec.model is not given")
     if model.gpt is not None:

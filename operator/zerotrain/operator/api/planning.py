@@ -114,7 +114,9 @@ def known_plan(
 def _key(spec: ZeroTrainingJobSpec, workers: int | None, base_workers: int | None) -> _Key:
     """Return the cache key. It holds the spec as text, since specs contain dictionaries, which are not
     hashable."""
-    text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=_WITHOUT_MEMORY)
+    # A fine-tuning is no valid spec without its checkpoint.
+    without = _WITHOUT_MEMORY if spec.finetune is None else _WITHOUT_MEMORY - {"checkpoint"}
+    text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=without)
     count = workers or spec.workers
     return text, count, base_workers, most_workers(spec, count)
 

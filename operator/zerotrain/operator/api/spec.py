@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from zerotrain.contract.finetune_spec import PROGRAM
 from zerotrain.operator.constants import MANAGER, MAX_FREE_ENTRIES, MAX_WORKERS
 
 from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, one_for_changes, one_of, rule
@@ -16,6 +17,7 @@ from .compute import Resources
 from .core.containers import Image
 from .elastic import Elastic
 from .failures import FailureAction, FailurePolicy
+from .finetune import Finetune
 from .hangs import HangPolicy
 from .lifecycle import RunPolicy
 from .network import Network
@@ -66,11 +68,11 @@ def _frozen_part(field: str, part: str) -> Rule:
     )
 
 
-def _needed_without_command(field: str) -> Rule:
+def _needed_by_trainer(field: str) -> Rule:
     return rule(
-        f"has(self.{field}) || {_COMMAND_GIVEN}",
-        f"{field} must be given, unless command names a program of your own",
-        holds=lambda self: getattr(self, field) is not None or bool(self.command),
+        f"has(self.{field}) || {_COMMAND_GIVEN} || has(self.finetune)",
+        f"{field} must be given, unless command names a program of your own or finetune is given",
+        holds=lambda self: getattr(self, field) is not None or bool(self.program),
         field_path=f".{field}",
     )
 
@@ -104,6 +106,7 @@ _CHANGES = (
     _frozen("config"),
     _frozen("configFrom"),
     _frozen("data"),
+    _frozen("finetune"),
     _frozen("steps"),
     _frozen("logEverySteps"),
     # The volume has its own rule; a verification runs in a separate pod, created after the last attempt.
@@ -116,9 +119,30 @@ _CHANGES = (
 
 _RULES = (
     one_of("config", "configFrom", field_path=".config"),
-    _needed_without_command("model"),
-    _needed_without_command("data"),
-    _needed_without_command("steps"),
+    _needed_by_trainer("model"),
+    _needed_by_trainer("data"),
+    _needed_by_trainer("steps"),
+    rule(
+        f"!has(self.finetune) || !({_COMMAND_GIVEN} || has(self.model) || has(self.data))",
+        "a job has one program: remove finetune; or command; or model and data, which are the built-in "
+        "trainer's (finetune has its own)",
+        holds=lambda self: (
+            self.finetune is None or not (self.command or self.model is not None or self.data is not None)
+        ),
+        field_path=".finetune",
+    ),
+    rule(
+        "!has(self.finetune) || has(self.steps) != has(self.finetune.epochs)",
+        "finetune needs its epochs or steps of the job, and not both",
+        holds=lambda self: self.finetune is None or (self.steps is None) != (self.finetune.epochs is None),
+        field_path=".finetune",
+    ),
+    rule(
+        "!has(self.finetune) || has(self.checkpoint)",
+        "finetune needs checkpoint: its output folder is on that volume",
+        holds=lambda self: self.finetune is None or self.checkpoint is not None,
+        field_path=".finetune",
+    ),
     rule(
         f"!has(self.args) || size(self.args) == 0 || {_COMMAND_GIVEN}",
         "args needs command: the built-in trainer takes no arguments",
@@ -218,14 +242,19 @@ class ZeroTrainingJobSpec(ApiModel):
     """Reference to the configuration. Either this or config. Changes only while suspended."""
 
     model: Model | None = None
-    """Model that the built-in trainer trains. Needed unless command is given. Immutable."""
+    """Model that the built-in trainer trains. Needed unless command or finetune is given. Immutable."""
 
     data: Data | None = None
-    """Training data of the built-in trainer. Needed unless command is given. Changes only while suspended."""
+    """Training data of the built-in trainer. Needed unless command or finetune is given. Changes only while
+    suspended."""
+
+    finetune: Finetune | None = None
+    """Fine-tuning of a language model, in place of command and of the built-in trainer. Changes only while
+    suspended."""
 
     steps: Annotated[Int, Field(ge=1, le=10**12)] | None = None
-    """Optimizer steps of the whole job, over all attempts. Needed unless command is given. Changes only
-    while suspended."""
+    """Optimizer steps of the whole job, over all attempts. Needed unless command or finetune.epochs is given.
+    Changes only while suspended."""
 
     seed: Annotated[Int, Field(ge=0, le=2**53 - 1)] = 0
     """Seed of parameters, dropout and data order; 0 unless given. Immutable."""
@@ -281,6 +310,11 @@ class ZeroTrainingJobSpec(ApiModel):
     pod_template: PodTemplate | None = None
     """Additions to the worker pods: labels, environment, volumes, sidecars. Changes only while
     suspended."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """Command that the launcher starts once per rank; empty for the built-in trainer."""
+        return PROGRAM if self.finetune is not None else (*self.command, *self.args)
 
     @property
     def num_ranks_per_worker(self) -> int:

@@ -95,6 +95,32 @@ def _command(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
             yield invalid("spec.command", str(error))
 
 
+def _finetune(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    asked, checkpoint = spec.finetune, spec.checkpoint
+    if asked is None or checkpoint is None:
+        return
+    if checkpoint.every_seconds is not None:
+        yield invalid(
+            "spec.checkpoint.everySeconds",
+            f"{checkpoint.every_seconds}: a fine-tuning saves by steps; give everySteps instead",
+        )
+    every, saves = asked.eval.every_steps if asked.eval is not None else None, checkpoint.every_steps
+    if every is not None and saves is not None and saves % every:
+        yield invalid(
+            "spec.checkpoint.everySteps",
+            f"{saves} is not a multiple of spec.finetune.eval.everySteps {every}, so the best checkpoint "
+            f"could not be kept; take {(saves // every + 1) * every}",
+        )
+    named = {"model": asked.model, "data": asked.data, "eval.data": asked.eval and asked.eval.data}
+    for field, source in named.items():
+        if source and not source.startswith("/") and not (spec.network and spec.network.egress_cidrs):
+            yield invalid(
+                f"spec.finetune.{field}",
+                f"{source} is a name on the hub, and the job's network policy lets no pod out; give "
+                "spec.network.egressCidrs, or an absolute path of a folder that podTemplate.volumes mounts",
+            )
+
+
 def _memory(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
     resources = spec.resources
     if resources is None or resources.memory is None:
@@ -276,6 +302,7 @@ _CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (
     _configuration,
     _preset,
     _command,
+    _finetune,
     _memory,
     _nvme_mount,
     pod_template_refusals,

@@ -199,7 +199,7 @@ class Draft:
                 created=self.status.pods_created,
                 stuck_before=self.now - self.termination_timeout,
                 losses=self.losses(),
-                own_program=bool(self.job.spec.command),
+                own_program=bool(self.job.spec.program),
             )
             self._view = (basis, view)
         return self._view[1]

@@ -70,7 +70,7 @@ def _may_be_an_answer(draft: Draft, view: AttemptView) -> bool:
     One such worker is enough, because it would have continued with the others.
     """
     asked, state = draft.status.checkpoint.requested_at, draft.observed.yielding
-    if asked is None or not draft.job.spec.command:
+    if asked is None or not draft.job.spec.program:
         return False
     if state is not None and state.attempt == view.number and state.acked_at is not None:
         return True
@@ -83,7 +83,7 @@ def _may_be_an_answer(draft: Draft, view: AttemptView) -> bool:
 
 def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
     spec, status = draft.job.spec, draft.status
-    if spec.command or spec.steps is None:
+    if spec.program or spec.steps is None:
         return False
     if spec.checkpoint is not None:
         # All ranks write the checkpoint together, and none is written for a training whose result is

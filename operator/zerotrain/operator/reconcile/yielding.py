@@ -185,7 +185,7 @@ def _is_spoilt(draft: Draft, view: AttemptView) -> bool:
     others do not handle SIGTERM and are ended by it: such an end must not shorten the grace period of that
     rank.
     """
-    if draft.job.spec.command:
+    if draft.job.spec.program:
         return _failed(draft, view) is not None
     return first_failure(view) is not None
 
@@ -229,7 +229,7 @@ def _request_stop(draft: Draft, view: AttemptView) -> None:
     ]
     if pods and not refused and draft.now < asked + FALLBACK:
         # The engine's ranks inform each other; whether those of a user program do is not known.
-        others = tuple((pod.name, pod.pod_ip) for pod in pods[1:]) if draft.job.spec.command else ()
+        others = tuple((pod.name, pod.pod_ip) for pod in pods[1:]) if draft.job.spec.program else ()
         draft.act(RequestYield(attempt=view.number, pod=pods[0].name, pod_ip=pods[0].pod_ip, others=others))
         draft.wake(min(draft.now + timedelta(seconds=2), asked + FALLBACK))
     else:
@@ -244,7 +244,7 @@ def _report_unsaved(draft: Draft, view: AttemptView) -> None:
     pods = [pod for pod in _without_saving(view) if any(pod is item for item in view.present)]
     if policy is None or not policy.on_termination or not pods or pods[0].deletion_at is not None:
         return
-    if draft.job.spec.command and view.count(WorkerState.YIELDED):
+    if draft.job.spec.program and view.count(WorkerState.YIELDED):
         return  # a rank that saved did so for all
     end = pods[0].termination
     why = f" ({end.exception})" if end is not None and end.exception else ""

@@ -28,6 +28,9 @@ from .volumes import EPHEMERAL_STORAGE, MountedVolume, as_written, ephemeral_lim
 
 LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
 DEFAULT_GRACE_S: Final = 30
+HUB_TOKEN: Final = "HF_TOKEN"
+"""Variable in which the Hugging Face libraries look for the token of the hub."""
+
 """Grace period in seconds of a job without a checkpoint: the Kubernetes default, since there is nothing to
 save."""
 
@@ -91,7 +94,7 @@ def hang_backstop_s(job: ZeroTrainingJob) -> float | None:
     engine. Whether another user program does is not known in advance, and for one that does not, the engine's
     watchdog is the only protection. So such a program needs a hangPolicy, which may be empty.
     """
-    reports = not job.spec.command or begins_with_launch(job.spec.command)
+    reports = not job.spec.program or begins_with_launch(job.spec.program)
     return HANG_BACKSTOP_S if reports or job.spec.hang_policy is not None else None
 
 
@@ -144,9 +147,9 @@ def master_address(job: ZeroTrainingJob, attempt: int) -> str:
 
 def _program(job: ZeroTrainingJob) -> Json:
     """Return the arguments of the launcher. Without a program it starts the built-in trainer."""
-    if not job.spec.command:
+    if not job.spec.program:
         return {}
-    return {"args": ["--", *job.spec.command, *job.spec.args]}
+    return {"args": ["--", *job.spec.program]}
 
 
 def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
@@ -160,6 +163,9 @@ def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
         "HOME": {"name": "HOME", "value": SCRATCH_DIR},
     }
     given = job.spec.pod_template.env if job.spec.pod_template is not None else ()
+    token = job.spec.finetune.token_from if job.spec.finetune is not None else None
+    if token is not None:
+        merged[HUB_TOKEN] = {"name": HUB_TOKEN, "valueFrom": {"secretKeyRef": as_written(token)}}
     merged |= {item.name: as_written(item) for item in given if not is_reserved(item.name)}
     settings = settings_in({item.name: item.value or "" for item in given})
     merged |= {name: {"name": name, "value": value} for name, value in launch.to_variable(settings).items()}

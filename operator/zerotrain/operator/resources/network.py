@@ -26,7 +26,7 @@ def headless_service(job: ZeroTrainingJob) -> Json | None:
     if job.shape.workers == 1:
         return None
     pods = selector(job)
-    if not job.spec.command:
+    if not job.spec.program:
         # The trainer resolves only worker 0: endpoints are written once per attempt, not for each pod.
         pods[LABEL_RANK] = "0"
     return _headless(metadata(job, service_name(job), common_labels(job)), pods)
@@ -37,7 +37,7 @@ def service_name(job: ZeroTrainingJob) -> str:
 
     It depends on which pods the Service selects, because an existing Service is never changed.
     """
-    named = "all" if job.spec.command else "first"
+    named = "all" if job.spec.program else "first"
     return f"{job.name}-{hashlib.sha256(f'{job.uid}/{named}'.encode()).hexdigest()[:8]}"
 
 

@@ -13,6 +13,13 @@ import json
 from typing import Any
 
 from zerotrain.contract.channel_token import derive
+from zerotrain.contract.finetune_spec import (
+    FINETUNE_FILE,
+    EarlyStoppingSpec,
+    EvaluationSpec,
+    FinetuneSpec,
+    LoraSpec,
+)
 from zerotrain.contract.train_spec import (
     CONFIG_FILE,
     TRAIN_SPEC_FILE,
@@ -48,7 +55,12 @@ def config_file_names(job: ZeroTrainingJob) -> tuple[str, ...]:
     """Return the keys of `config_files` without rendering the files."""
     spec = job.spec
     trains = spec.model is not None and spec.data is not None and spec.steps is not None
-    return (*((CONFIG_FILE,) if spec.config is not None else ()), *((TRAIN_SPEC_FILE,) if trains else ()))
+    given = {
+        CONFIG_FILE: spec.config is not None,
+        TRAIN_SPEC_FILE: trains,
+        FINETUNE_FILE: spec.finetune is not None,
+    }
+    return tuple(name for name, is_given in given.items() if is_given)
 
 
 def config_files(job: ZeroTrainingJob) -> dict[str, str]:
@@ -60,6 +72,9 @@ def config_files(job: ZeroTrainingJob) -> dict[str, str]:
     spec = train_spec(job)
     if spec is not None:
         files[TRAIN_SPEC_FILE] = spec.to_json()
+    finetune = finetune_spec(job)
+    if finetune is not None:
+        files[FINETUNE_FILE] = finetune.to_json()
     return files
 
 
@@ -86,6 +101,42 @@ def train_spec(job: ZeroTrainingJob) -> TrainSpec | None:
         checkpoint=_checkpoint_policy(spec.checkpoint),
         context=factory.context if factory else None,
     )
+
+
+def finetune_spec(job: ZeroTrainingJob) -> FinetuneSpec | None:
+    """Return the input of the fine-tuning; None for other jobs."""
+    spec, asked = job.spec, job.spec.finetune
+    if asked is None:
+        return None
+    checkpoint, early, evaluation = spec.checkpoint, asked.early_stopping, asked.eval
+    return FinetuneSpec(
+        **asked.model_dump(include=_SAME_NAMES),
+        method=asked.method.value,
+        steps=spec.steps,
+        seed=spec.seed,
+        log_every_steps=spec.log_every_steps,
+        save_every_steps=checkpoint.every_steps if checkpoint else None,
+        keep_last=checkpoint.keep_last if checkpoint else 3,
+        lora=LoraSpec(**asked.lora.model_dump()) if asked.lora else LoraSpec(),
+        eval=EvaluationSpec(**evaluation.model_dump()) if evaluation else None,
+        early_stopping=EarlyStoppingSpec(**early.model_dump()) if early else None,
+    )
+
+
+_SAME_NAMES = {
+    "model",
+    "data",
+    "learning_rate",
+    "batch_size",
+    "accumulation_steps",
+    "max_length",
+    "epochs",
+    "output",
+    "chat_template",
+    "packing",
+    "completion_only",
+}
+"""Fields that are the same in the API and in the file."""
 
 
 def _model(model: Model) -> ModelSpec:

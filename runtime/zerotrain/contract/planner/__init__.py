@@ -6,6 +6,7 @@ against the same formulas when it starts.
 """
 
 from .activations import ASSUMPTIONS, Activations, activations
+from .adapters import Adapters
 from .demand import (
     ESTIMATES,
     Demand,
@@ -35,6 +36,7 @@ __all__ = [
     "RATE_NAMES",
     "Accelerator",
     "Activations",
+    "Adapters",
     "Convention",
     "Demand",
     "Edits",

@@ -7,7 +7,7 @@ compare them with built ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -21,6 +21,8 @@ from zerotrain.contract.memory import (
     small_parameters,
 )
 from zerotrain.contract.train_spec import GptSpec
+
+from .adapters import Adapters
 
 BYTE_VOCABULARY = 256
 GUESSED_VOCABULARY = 32_000
@@ -70,6 +72,8 @@ class ModelShape:
     """Whether queries and keys are normed per head (Qwen3)."""
     has_dropout: bool = False
     """Whether dropout masks are kept as well (GPT-2 with its own defaults)."""
+    adapters: Adapters | None = None
+    """Adapters that are trained in place of the model, whose weights are then frozen."""
     is_guess: bool = False
     """Whether only the number of parameters is known; the rest follows from usual proportions."""
 
@@ -90,7 +94,13 @@ class ModelShape:
     def units(self, config: EngineConfig, *, on_host: bool) -> tuple[UnitSize, ...]:
         """Return the units that the engine makes of the model under this configuration."""
         least = config.zero.module_granularity_threshold or MIN_UNIT_NUMEL
-        return _arranged(self.modules, config.world_size, least, small_parameters(config, on_host=on_host))
+        small, ranks = small_parameters(config, on_host=on_host), config.world_size
+        units = _arranged(self.modules, ranks, least, small)
+        if self.adapters is None:
+            return units
+        frozen = tuple(replace(unit, trainable=False) for unit in units)
+        # A block is a unit whatever its size, and its adapters are its trainable part.
+        return frozen + _arranged(self.adapters.modules(self), ranks, 1, small)
 
 
 @lru_cache(maxsize=16)
