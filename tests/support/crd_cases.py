@@ -97,12 +97,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "earlyStopping needs eval",
     ),
     (
-        "finetune-eval",
-        {**FINETUNES, "spec.finetune.eval": {"everySteps": 5}},
-        "spec.finetune.eval",
-        "exactly one of share, data",
-    ),
-    (
         "finetune-rate",
         {**FINETUNES, "spec.finetune.learningRate": 0},
         "spec.finetune.learningRate",

@@ -6,7 +6,6 @@ against the same formulas when it starts.
 """
 
 from .activations import ASSUMPTIONS, Activations, activations
-from .adapters import Adapters
 from .demand import (
     ESTIMATES,
     Demand,
@@ -24,7 +23,7 @@ from .model_config import read_shape, shape_of_config
 from .pace import Pace, Part, flops_of, flops_per_token, pace
 from .proposals import Proposal, nearest
 from .published import CONVENTIONS, Convention, model_state_bytes
-from .shape import ModelShape, ShapeError, count_text, gpt_shape, guessed_shape
+from .shape import Adapters, ModelShape, ShapeError, count_text, gpt_shape, guessed_shape
 from .terms import Edits, Reader, Terms
 from .text import bytes_text, decisive, summary, way_out
 

@@ -6,7 +6,7 @@ compare them with built ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -21,8 +21,6 @@ from zerotrain.contract.memory import (
     small_parameters,
 )
 from zerotrain.contract.train_spec import GptSpec
-
-from .adapters import Adapters
 
 BYTE_VOCABULARY = 256
 GUESSED_VOCABULARY = 32_000
@@ -42,6 +40,25 @@ class Block(Enum):
     """LayerNorm, attention, GELU between two linear layers."""
     GATED = "gated"
     """RMSNorm in fp32, rotary attention, a gated MLP (Llama and similar models)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapters:
+    """LoRA: two matrices, [rank, inputs] and [outputs, rank], beside each target of every block."""
+
+    rank: int
+    targets: tuple[str, ...] = ()
+    """Last parts of the names of the layers; empty = every linear layer of a block."""
+
+    def modules(self, shape: ModelShape) -> tuple[ModuleSize, ...]:
+        """Return the adapters of each block as a module. A layer of an unknown name counts as the widest."""
+        known = _layers(shape)
+        sizes = [known.get(name, (shape.width, shape.inner)) for name in self.targets or known]
+        parameters = [self.rank * numel for pair in sizes for numel in pair]
+        return tuple(
+            ModuleSize(name=f"(adapters {index})", parameters=tuple(parameters))
+            for index in range(shape.layers)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +118,21 @@ class ModelShape:
         frozen = tuple(replace(unit, trainable=False) for unit in units)
         # A block is a unit whatever its size, and its adapters are its trainable part.
         return frozen + _arranged(self.adapters.modules(self), ranks, 1, small)
+
+
+def _layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
+    """Return (inputs, outputs) of the linear layers of a gated block, by name."""
+    width, inner = shape.width, shape.inner
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return {
+        "q_proj": (width, queries),
+        "k_proj": (width, keys),
+        "v_proj": (width, keys),
+        "o_proj": (queries, width),
+        "gate_proj": (width, inner),
+        "up_proj": (width, inner),
+        "down_proj": (inner, width),
+    }
 
 
 @lru_cache(maxsize=16)
