@@ -27,7 +27,6 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "Tensor parallelism": ("tensor_parallel.tp_size", {"tensor_parallel": {"tp_size": 8}}),
     "Pipeline parallelism": ("pipeline_parallel.pp_size", {"pipeline_parallel": {"pp_size": 8}}),
     "Expert parallelism": ("expert_parallel", {"expert_parallel": {"enabled": True, "size": 2}}),
-    "FP8": ("fp8", {"fp8": {"enabled": True}}),
     "ZenFlow": ("zero_optimization.zenflow", {"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}}),
     "SuperOffload": (
         "zero_optimization.offload_optimizer.super_offload",

@@ -43,6 +43,14 @@ def test_two_ranks_have_the_losses_of_one() -> None:
     assert kept == {"contender": "kept buffers", "skipped": "no GPU"}
 
 
+def test_products_in_fp8_are_compared_and_timed() -> None:
+    found = rows("tests.gpu.fp8")
+    assert all(row["codes_equal"] and row["off"] == 0.0 for row in found if "product" in row)
+    timed = [row for row in found if "contender" in row]
+    assert [row["contender"] for row in timed][:3] == ["bf16", "rowwise", "tensorwise"]
+    assert all(row["step_ms"] > 0.0 for row in timed)
+
+
 def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 

@@ -52,3 +52,42 @@ def warn_of_slow_products(config: EngineConfig, comm: Comm) -> None:
 def _warn(text: str) -> None:
     # Python's own "once" is forgotten whenever code, such as torch, catches warnings.
     warnings.warn(text, stacklevel=3)
+
+
+FP8_CAPABILITY = (8, 9)
+"""First compute capability of NVIDIA's GPUs with FP8 products."""
+
+
+def fp8_refusal(device: torch.device) -> str | None:
+    """Return why the device cannot compute FP8 products, as a rule; None where it can."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_capability(device)
+    if found >= FP8_CAPABILITY:
+        return None
+    needed = ".".join(map(str, FP8_CAPABILITY))
+    return (
+        f"needs a GPU of compute capability {needed} or newer (Ada, Hopper, Blackwell); "
+        f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}"
+    )
+
+
+def scaled_product(
+    a_MK: torch.Tensor, a_scale: torch.Tensor, b_NK: torch.Tensor, b_scale: torch.Tensor, *, fast_sum: bool
+) -> torch.Tensor:
+    """Return a b^T, `[M, N]` in bf16, of FP8 codes with fp32 scales, `[rows, 1]` or `[]`.
+
+    On a GPU it is torch's `_scaled_mm`; `fast_sum` allows sums of less than fp32 there. A CPU multiplies the
+    values of the codes in fp32 and rounds once, which is what `_scaled_mm` does there for scales by rows; for
+    one scale per tensor oneDNN's reference loop takes a thousand times as long.
+    """
+    if a_MK.device.type == "cuda":
+        return torch._scaled_mm(
+            a_MK,
+            b_NK.t(),
+            scale_a=a_scale,
+            scale_b=b_scale.t(),
+            out_dtype=torch.bfloat16,
+            use_fast_accum=fast_sum,
+        )
+    return ((a_MK.float() * a_scale) @ (b_NK.float() * b_scale).t()).bfloat16()

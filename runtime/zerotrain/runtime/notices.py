@@ -31,7 +31,7 @@ def log_gradient_access(config: EngineConfig, core: ShardedModel, comm: Comm) ->
     """Log the text of `gradient_access_notice` once in the process, on rank 0."""
     text = gradient_access_notice(config, core)
     if text is not None and comm.rank == 0:
-        _log(text)
+        log_once(text)
 
 
 def log_notices(config: EngineConfig, source: object, comm: Comm) -> None:
@@ -39,7 +39,7 @@ def log_notices(config: EngineConfig, source: object, comm: Comm) -> None:
     passes a resolved configuration as `source` shows these notices itself."""
     if comm.rank == 0 and not isinstance(source, EngineConfig):
         for notice in config.notices:
-            _log(f"{notice.path}: {notice.message}")
+            log_once(f"{notice.path}: {notice.message}")
 
 
 def update_notice(config: EngineConfig, device: torch.device) -> str | None:
@@ -59,17 +59,18 @@ def log_kernels(config: EngineConfig, comm: Comm) -> None:
     if comm.device.type != "cuda":
         return
     if (text := update_notice(config, comm.device)) is not None and comm.rank == 0:
-        _log(text)
+        log_once(text)
     families: dict[str, list[str]] = {}
     for family, reason in on_device(comm.device).refused.items():
         families.setdefault(reason, []).append(family.value)
     for reason, names in families.items():
-        _log(
+        log_once(
             f"CUDA kernels ({', '.join(names)}) are not used on {comm.device}, torch's operations are, which "
             f"are slower: {reason}"
         )
 
 
 @cache
-def _log(text: str) -> None:
+def log_once(text: str) -> None:
+    """Log a warning once in the process."""
     logging.getLogger("zerotrain").warning(text)

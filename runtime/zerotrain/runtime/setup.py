@@ -23,6 +23,7 @@ from zerotrain.runtime.construct.buffers import BufferRules, check_buffers
 from zerotrain.runtime.construct.pending import is_pending
 from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.data.epochs import EpochLoader, make_loader
+from zerotrain.runtime.fp8.choice import compute_in_fp8
 from zerotrain.runtime.matmul_support import warn_of_slow_products
 from zerotrain.runtime.offload.fit import check_fit
 from zerotrain.runtime.offload.host_sums import HostSums, make_host_sums
@@ -227,6 +228,9 @@ def build_core(
         states=optimizer.states,
     )
     core.given_buffer_dtypes = values.given_dtypes
+    if (layers := compute_in_fp8(model, config, comm)) is not None:
+        core.fp8 = layers
+        core.until_closed(layers)
     serve(core)
     return_free_memory()  # held by the model's own tensors before
     return core

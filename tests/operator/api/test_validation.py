@@ -147,7 +147,7 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
     ),
 ]
 
-NOT_SUPPORTED = {"spec.config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
+NOT_SUPPORTED = {"spec.config": {"train_micro_batch_size_per_gpu": 1, "hybrid_engine": {"enabled": True}}}
 
 ACCEPTED: list[dict[str, Any]] = [
     {},
@@ -181,7 +181,9 @@ def test_wrong_values(changes: dict[str, Any], path: str, text: str) -> None:
 
 def test_missing_behaviour() -> None:
     found = refusals(make_job(NOT_SUPPORTED).spec)
-    assert [(item.path, item.reason) for item in found] == [("spec.config.fp8", Reason.NOT_SUPPORTED)]
+    assert [(item.path, item.reason) for item in found] == [
+        ("spec.config.hybrid_engine", Reason.NOT_SUPPORTED)
+    ]
     assert "Remove" in found[0].message
 
 

@@ -31,7 +31,7 @@ from zerotrain.operator.reconcile.observe import ClusterApis
 pytestmark = pytest.mark.unit
 
 
-FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
+HYBRID = {"config": {"train_micro_batch_size_per_gpu": 1, "hybrid_engine": {"enabled": True}}}
 """Spec that admission rejects."""
 SECOND = CreateWorkers(attempt=2, indices=ALL)
 NO_GROUPS = ClusterApis(at=ago(1))
@@ -45,25 +45,25 @@ def within(seconds: int, **spec: Any) -> dict[str, Any]:
 ROWS = [
     Row(
         id="refused in time: the clock stops",
-        job=job(spec=within(700, **FP8), status=status("Restarting")),
+        job=job(spec=within(700, **HYBRID), status=status("Restarting")),
         seen=seen(),
         want=Want(phase="Stalled", actions=(), fields={"startTime": None}, wake_in_s=None),
     ),
     Row(
         id="refused too late: the deadline was over before",
-        job=job(spec=within(500, **FP8), status=status("Restarting")),
+        job=job(spec=within(500, **HYBRID), status=status("Restarting")),
         seen=seen(),
         want=Want(phase="Failed", events=("DeadlineExceeded",)),
     ),
     Row(
         id="refused when it is resumed: there is no clock yet",
-        job=job(spec=within(1, **FP8), status={"phase": "Suspended", "attempt": 1, "podsCreated": True}),
+        job=job(spec=within(1, **HYBRID), status={"phase": "Suspended", "attempt": 1, "podsCreated": True}),
         seen=seen(),
         want=Want(phase="Stalled", fields={"startTime": None}),
     ),
     Row(
         id="it waits longer than the deadline, with a clock that an earlier version left",
-        job=job(spec=within(60, **FP8), status=status("Stalled")),
+        job=job(spec=within(60, **HYBRID), status=status("Stalled")),
         seen=seen(),
         want=Want(phase="Stalled", actions=(), events=(), fields={"startTime": None}),
     ),
@@ -87,13 +87,13 @@ ROWS = [
     ),
     Row(
         id="suspended while it is refused",
-        job=job(spec=within(60, suspend=True, **FP8), status=status("Stalled")),
+        job=job(spec=within(60, suspend=True, **HYBRID), status=status("Stalled")),
         seen=seen(),
         want=Want(phase="Suspended", fields={"startTime": None}),
     ),
     Row(
         id="pods of an earlier attempt that show up late go: no failure, no clock",
-        job=job(spec=within(60, **FP8), status=status("Stalled")),
+        job=job(spec=within(60, **HYBRID), status=status("Stalled")),
         seen=seen(ended(0, 137)),
         want=Want(phase="Stalled", fields={"startTime": None}),
     ),
@@ -128,7 +128,7 @@ def test_an_attempt_after_a_stall_has_the_whole_deadline(stalled_s: int) -> None
     second.
     """
     limit_s = 700
-    stalled = settled(job(spec=within(limit_s, **FP8), status=status("Restarting")), seen())
+    stalled = settled(job(spec=within(limit_s, **HYBRID), status=status("Restarting")), seen())
     later = NOW + timedelta(seconds=stalled_s)
     stalled = settled(stalled, seen(), later)
     assert stalled["status"]["phase"] == "Stalled"

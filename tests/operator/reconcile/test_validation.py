@@ -10,12 +10,12 @@ from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 pytestmark = pytest.mark.unit
 
 
-FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
+HYBRID = {"config": {"train_micro_batch_size_per_gpu": 1, "hybrid_engine": {"enabled": True}}}
 
 REFUSED = [
     Row(
         id="a key without behaviour in this version",
-        job=job(spec=FP8),
+        job=job(spec=HYBRID),
         seen=seen(),
         want=Want(
             phase="Stalled",
@@ -28,12 +28,12 @@ REFUSED = [
                 "Ready": ("False", "NotSupported"),
                 "Reconciling": ("False", "NotSupported"),
             },
-            messages={"Stalled": "spec.config.fp8"},
+            messages={"Stalled": "spec.config.hybrid_engine"},
         ),
     ),
     Row(
         id="told once",
-        job=job(spec=FP8, status=status("Stalled", attempt=0)),
+        job=job(spec=HYBRID, status=status("Stalled", attempt=0)),
         seen=seen(),
         want=Want(phase="Stalled", attempt=0, actions=(), events=()),
     ),
@@ -50,7 +50,7 @@ REFUSED = [
     ),
     Row(
         id="edited into something refused while suspended: no further attempt",
-        job=job(spec=FP8, status={"phase": "Suspended", "attempt": 3}),
+        job=job(spec=HYBRID, status={"phase": "Suspended", "attempt": 3}),
         seen=seen(),
         want=Want(phase="Stalled", attempt=3, actions=()),
     ),
@@ -62,19 +62,19 @@ REFUSED = [
     ),
     Row(
         id="edited while an attempt runs: the attempt goes on, the next one does not start",
-        job=job(spec=FP8, status=status("Running")),
+        job=job(spec=HYBRID, status=status("Running")),
         seen=seen(ready(0), ready(1)),
         want=Want(phase="Running", actions=()),
     ),
     Row(
         id="the refused job's pods of before still go",
-        job=job(spec=FP8, status=status("Restarting")),
+        job=job(spec=HYBRID, status=status("Restarting")),
         seen=seen(ended(0, 137), ready(1)),
         want=Want(phase="Restarting", actions=(DeleteWorkers(attempt=1, grace_s=1),)),
     ),
     Row(
         id="suspended and refused is suspended",
-        job=job(spec={**FP8, "suspend": True}),
+        job=job(spec={**HYBRID, "suspend": True}),
         seen=seen(),
         want=Want(phase="Suspended", actions=()),
     ),

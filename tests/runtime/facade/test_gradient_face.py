@@ -298,7 +298,7 @@ def test_names_that_were_imported_before() -> None:
 def test_one_notice_at_the_start_names_the_ways(caplog: pytest.LogCaptureFixture) -> None:
     from zerotrain.runtime import notices
 
-    notices._log.cache_clear()
+    notices.log_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="zerotrain"):
         for zero in (SHARDED, SHARDED, {"stage": 0}):
             with after_backward(**zero):

@@ -71,7 +71,7 @@ def test_without_a_driver_nothing_is_used_and_the_log_says_it_once(
     monkeypatch.setattr(device, "_found", {})
     monkeypatch.setattr(device, "read_image", lambda native: b"")
     monkeypatch.setattr(_native, "device_kernels", refuse)
-    notices._log.cache_clear()
+    notices.log_once.cache_clear()
     comm = cast("Comm", SimpleNamespace(device=GPU, rank=0))
     config = resolve(load({"train_batch_size": 1, "bf16": {"enabled": True}}), world_size=1)
     with caplog.at_level(logging.WARNING, logger="zerotrain"):

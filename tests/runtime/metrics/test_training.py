@@ -28,6 +28,7 @@ OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 ONLY_AFTER_FAULTS = {
     "zerotrain_skipped_steps_total",
     "zerotrain_nonfinite_steps_total",
+    "zerotrain_fp8_overflow_ratio",
     "zerotrain_grad_norm_spikes_total",
     "zerotrain_loss_spikes_total",
     "zerotrain_state_digest_mismatch_total",
@@ -109,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(folder: Path) -> Scrape:
-    """Return a scrape of a run with spilled states, updated beside the forward pass.
+    """Return a scrape of a run in FP8 with spilled states, updated beside the forward pass.
 
     The run ends without saving.
     """
@@ -118,7 +119,8 @@ def first(folder: Path) -> Scrape:
         "stage3_param_persistence_threshold": 0,
         "offload_optimizer": {"device": "nvme", "nvme_path": str(folder / "spill"), "just_in_time": True},
     }
-    with training(folder, file=config(zero_optimization=zero, peak_tflops=1.0)) as launcher:
+    added: dict[str, object] = {"peak_tflops": 1.0, "fp8": {"enabled": True}}
+    with training(folder, file=config(zero_optimization=zero, **added)) as launcher:
 
         def enough(scrape: Scrape) -> bool:
             # Each rank publishes by itself; the launcher shows what it has received.

@@ -16,6 +16,7 @@ from .schema import (
     CheckpointConfig,
     Dtype,
     EngineConfig,
+    Fp8Config,
     KeyReport,
     LeafModuleConfig,
     OffloadConfig,
@@ -85,6 +86,7 @@ def build(draft: ConfigDraft, report: tuple[KeyReport, ...], written: Mapping[st
         ),
         zero=ZeroConfig(**zero),
         precision=_precision(draft),
+        fp8=_fp8(draft),
         optimizer=_optimizer(draft),
         scheduler=_scheduler(draft),
         activation_checkpointing=ActivationCheckpointingConfig(
@@ -127,6 +129,11 @@ def _offload(draft: ConfigDraft, block: str) -> OffloadConfig | None:
         return None
     paths = {item.name: f"{_Z}.{block}.{item.name}" for item in fields(OffloadConfig)}
     return OffloadConfig(**{name: draft.value(path) for name, path in paths.items() if path in draft.keys})
+
+
+def _fp8(draft: ConfigDraft) -> Fp8Config:
+    values = {item.name: draft.value(f"fp8.{item.name}") for item in fields(Fp8Config)}
+    return Fp8Config(**{**values, "exclude": tuple(values["exclude"])})
 
 
 def _precision(draft: ConfigDraft) -> PrecisionConfig:

@@ -155,6 +155,16 @@ def bf16_masters(draft: ConfigDraft) -> None:
         )
 
 
+def fp8(draft: ConfigDraft) -> None:
+    """Check that FP8 products have bf16 operands."""
+    if draft.value("fp8.enabled") and not draft.value("bf16.enabled"):
+        raise draft.error(
+            "fp8.enabled",
+            "needs bf16.enabled, as products in FP8 take bf16 weights and activations",
+            "Set bf16.enabled to true, or remove the fp8 block.",
+        )
+
+
 def remainders(draft: ConfigDraft) -> None:
     """Derive or check master weights in two halves, which need bf16 and a native update."""
     kind = draft.value("optimizer.type")
@@ -263,6 +273,7 @@ RULES: tuple[Callable[[ConfigDraft], None], ...] = (
     offload,
     spill,
     bf16_masters,
+    fp8,
     remainders,
     optimizer,
     scheduler,

@@ -344,6 +344,23 @@ class PrecisionConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fp8Config:
+    """Products of linear layers in FP8, over bf16 tensors."""
+
+    enabled: bool = False
+    """Whether they are computed so; needs `compute_dtype` bf16."""
+
+    recipe: Literal["rowwise", "tensorwise"] = "rowwise"
+    """Groups of elements with a scale of their own."""
+
+    exclude: tuple[str, ...] = ("lm_head", "head", "embed_out")
+    """Last parts of names, or patterns, of layers that stay in bf16."""
+
+    weight_gradient: Literal["bf16", "fp8"] = "bf16"
+    """Format of the product that gives the weights' gradients."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     """The optimizer that the engine builds; absent if the caller provides one."""
 
@@ -455,6 +472,9 @@ class EngineConfig(WrittenMapping):
 
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     """Number formats."""
+
+    fp8: Fp8Config = field(default_factory=Fp8Config)
+    """Products in FP8."""
 
     optimizer: OptimizerConfig | None = None
     """Optimizer; None if the caller passes one or the trainer's default applies."""

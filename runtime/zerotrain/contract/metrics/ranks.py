@@ -13,6 +13,7 @@ TIERS = ("gpu", "cpu", "pinned", "nvme")
 MEMORY_PHASES = ("start", "forward", "backward", "step")
 TRANSFER_DIRECTIONS = ("h2d", "d2h", "spill_read", "spill_write")
 CHECKPOINT_OPERATIONS = ("save", "load")
+FP8_OPERANDS = ("input", "weight", "gradient")
 KERNEL_FAMILIES = ("sums", "quantize", "adam")
 LOSSES_OF_TIME = ("startup", "replayed", "skipped", "checkpoint")
 RANK_FACTS = (
@@ -50,6 +51,7 @@ CHECKPOINT_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 
 _all = Rows(source=Source.RANK)
 _spills = Rows(source=Source.RANK, only="the rank spills")
+_fp8 = Rows(source=Source.RANK, only="linear layers compute in FP8")
 _cuda = Rows(source=Source.RANK, only="the rank computes on a GPU")
 _rated = Rows(source=Source.RANK, only="the device's peak is known, or `peak_tflops` names one")
 
@@ -120,6 +122,17 @@ _STEPS = (
         "Steps whose loss was above the median of the last 64 by half its size and by 10 times their median "
         "deviation.",
         exemplars=True,
+    ),
+    _fp8.gauge(
+        "zerotrain_fp8_amax",
+        "Largest finite magnitude of an operand of the layers' last products in FP8.",
+        operand=FP8_OPERANDS,
+    ),
+    _fp8.gauge(
+        "zerotrain_fp8_overflow_ratio",
+        "Share of the layers in whose last product the operand held infinity or NaN, which no scale holds; "
+        "finite values never saturate.",
+        operand=FP8_OPERANDS,
     ),
 )
 

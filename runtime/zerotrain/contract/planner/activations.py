@@ -99,6 +99,7 @@ def activations(shape: ModelShape, config: EngineConfig) -> Activations:
         head_bytes=tokens * _head(shape, width) + head_copy,
         head_work_bytes=tokens * shape.vocabulary * head_work,
         block_work_bytes=tokens * _block_work(shape, width)
+        + _fp8_work(shape, config, tokens)
         + (tokens * block + copy if recompute.configured else 0),
         host_bytes=tokens * kept if in_host else 0,
         cache_bytes=copies if recompute.configured else 0,
@@ -159,3 +160,19 @@ def _block_work(shape: ModelShape, width: _Widths) -> int:
     They are three of the MLP's inner tensors and two of the stream.
     """
     return 3 * width.product * shape.inner + 2 * width.stream * shape.width
+
+
+def _fp8_work(shape: ModelShape, config: EngineConfig, tokens: int) -> int:
+    """Return the bytes of copies and codes that FP8 products of a block's widest layer need at once.
+
+    An operand is scaled into a bf16 copy, which becomes codes; a transposed operand is copied in bf16 first.
+    Activations are kept in bf16, as without FP8.
+    """
+    if not config.fp8.enabled:
+        return 0
+    rows, weight = tokens * shape.inner, shape.width * shape.inner
+    transposed = 2 + 2 + 1
+    peaks = [rows * (2 + 1), rows + weight * transposed]
+    if config.fp8.weight_gradient == "fp8":
+        peaks.append(rows * transposed)
+    return max(peaks)

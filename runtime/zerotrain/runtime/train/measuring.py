@@ -88,6 +88,14 @@ def set_kernels(metrics: WorkerMetrics, engine: Engine) -> None:
             metrics.set("zerotrain_gpu_kernels_in_use", kernels.of(family) is not None, family.value)
 
 
+def set_fp8(metrics: WorkerMetrics, engine: Engine) -> None:
+    """Set the magnitudes of the last products in FP8. Waits for the device."""
+    if engine.core.fp8 is not None:
+        for operand, found in engine.core.fp8.ranges().items():
+            metrics.set("zerotrain_fp8_amax", found.amax, operand.name.lower())
+            metrics.set("zerotrain_fp8_overflow_ratio", found.overflow_ratio, operand.name.lower())
+
+
 def probe_spill(metrics: WorkerMetrics, engine: Engine) -> float | None:
     """Return the bytes per second that the drive reaches while no step waits for it, the reference for later
     passes. None without a spill."""
@@ -102,6 +110,7 @@ def measure(metrics: WorkerMetrics, engine: Engine) -> None:
     set_offload(metrics, engine)
     drain_collectives(metrics, engine)
     metrics.set_dropped_points(engine.monitor.dropped)
+    set_fp8(metrics, engine)
     resident = _resident_bytes()
     metrics.set("zerotrain_process_resident_bytes", resident)
     # The kernel counts both per thread and adds them up at intervals.

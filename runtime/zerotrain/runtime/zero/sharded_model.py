@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.zero.build import build_units, busy_modules
@@ -36,7 +35,16 @@ from zerotrain.runtime.zero.writes import Writes
 from zerotrain.runtime.zero.zeropp import Traffic
 
 if TYPE_CHECKING:
+    from zerotrain.runtime.fp8.layers import Fp8Layers
     from zerotrain.runtime.spill.store import SpillStore
+
+
+class Removable(Protocol):
+    """Anything that undoes itself, such as the handle of a hook."""
+
+    def remove(self) -> None:
+        """Undo it."""
+        ...
 
 
 class ShardedModel:
@@ -56,6 +64,8 @@ class ShardedModel:
     is_closed = False
     given_buffer_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
     """Original dtypes of the buffers that the engine cast, by name."""
+    fp8: Fp8Layers | None = None
+    """Linear layers that compute in FP8."""
 
     def __init__(
         self,
@@ -99,7 +109,7 @@ class ShardedModel:
         """Windows of the current pass; a retained graph may open them again."""
         self.boundaries: dict[str, Boundary] = {}
         """Boundaries by the name of their module."""
-        self._handles: list[RemovableHandle] = wait_before_loading(model, self.updates)
+        self._handles: list[Removable] = [*wait_before_loading(model, self.updates)]
         units = build_units(self, layout, values, callbacks.on_unit_made)
         self._handles += accept_plain_keys(model)
         trained = [unit for unit in units if unit.layout.trainable]
@@ -335,8 +345,8 @@ class ShardedModel:
 
     # --- shared
 
-    def until_closed(self, handle: RemovableHandle) -> None:
-        """Remove a hook when the model is closed."""
+    def until_closed(self, handle: Removable) -> None:
+        """Remove a hook, or what has the same method, when the model is closed."""
         self._handles.append(handle)
 
     def close(self) -> None:

@@ -229,5 +229,4 @@ BLOCKS: tuple[Key, ...] = (
             ("hybrid_engine", "The hybrid engine"),
         )
     ),
-    _not_run_block("fp8", "FP8", postponed=True),
 )

@@ -264,6 +264,43 @@ PRECISION: tuple[Key, ...] = (
         effect="DeepSpeed: sparse reduction of embeddings.",
     ),
     Key(
+        path="fp8.enabled",
+        kind=KeyKind.BOOL,
+        default=False,
+        effect="Compute the products of linear layers in FP8, forward and backward; needs bf16, in which "
+        "weights, activations and gradients stay. On GPUs of compute capability 8.9 or newer; a CPU computes "
+        "the same numbers, slower than bf16.",
+    ),
+    Key(
+        path="fp8.recipe",
+        kind=KeyKind.TEXT,
+        default="rowwise",
+        needs="fp8.enabled",
+        choices=(
+            Choice(value="rowwise", note="A scale for every row of each operand; all of them are e4m3."),
+            Choice(value="tensorwise", note="One scale for each operand; gradients are e5m2."),
+        ),
+        effect="How operands are scaled, by the largest magnitude of the current tensor.",
+    ),
+    Key(
+        path="fp8.exclude",
+        kind=KeyKind.TEXTS,
+        default=["lm_head", "head", "embed_out"],
+        needs="fp8.enabled",
+        effect="Linear layers that stay in bf16, by the last parts of their names or patterns such as "
+        "`*.attention.*`. The default is the output head, whose rounding errors would reach the loss "
+        "directly; [] excludes nothing.",
+    ),
+    Key(
+        path="fp8.weight_gradient",
+        kind=KeyKind.TEXT,
+        default="bf16",
+        needs="fp8.enabled",
+        choices=(Choice(value="bf16"), Choice(value="fp8")),
+        effect="Format of the product that gives the weights' gradients. Where 16 does not divide the tokens "
+        "of a forward pass it is bf16 in any case.",
+    ),
+    Key(
         path="torch_autocast.enabled",
         kind=KeyKind.BOOL,
         default=False,

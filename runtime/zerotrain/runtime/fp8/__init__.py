@@ -1,0 +1,1 @@
+"""Products of linear layers in FP8 (`fp8` of the configuration): arithmetic, and the layers that use it."""
