@@ -38,7 +38,7 @@ def start(model: nn.Module, stage: int = 0, **fp8: Any) -> Engine:
         "train_batch_size": 4,
         "bf16": {"enabled": True},
         "fp8": {"enabled": True, **fp8},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
         "optimizer": {"type": "AdamW"},
     }
     return zt.initialize(model=model, config=config)[0]

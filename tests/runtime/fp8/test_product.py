@@ -68,6 +68,8 @@ def test_every_binade_is_scaled_without_saturation(scheme: Scheme) -> None:
         for factor in (1.0, 1.75, 1.9921875):
             values = torch.tensor([[factor * 2.0**exponent, 0.0]], dtype=torch.bfloat16)
             found = scheme.quantize(values, E4M3)
+            decoded = float(found.values_RC[0, 0].float() * found.scale.flatten()[0])
+            assert decoded == pytest.approx(float(values[0, 0]), rel=2.0**-4)
             assert 224.0 <= float(found.values_RC.float().max()) <= 448.0
             assert float(found.amax) == float(values.max())
 
