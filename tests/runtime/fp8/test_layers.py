@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.ranks import run_ranks
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.fp8.layers import Fp8Layers
@@ -113,8 +114,8 @@ def test_layers_are_excluded_by_the_last_parts_of_names_or_patterns() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_module_called_by_itself_computes_in_fp8(stage: int) -> None:
+def called_by_itself(stage: int) -> tuple[bool, bool]:
+    """Return whether a layer outside of forward has the FP8 result, and whether it has that of bf16."""
     torch.manual_seed(3)
     model = Net()
     layer: Any = model.body[0]
@@ -123,11 +124,16 @@ def test_a_module_called_by_itself_computes_in_fp8(stage: int) -> None:
     with torch.no_grad(), zt.full_parameters(model):
         expected = layer(x)
         plain = nn.functional.linear(x, layer.weight, layer.bias)
-    with torch.no_grad():
-        found = layer(x)
-    assert found.equal(expected)
-    assert not found.equal(plain)
+    loss = engine(x)
+    found = layer(x)  # its values are whole on demand between forward and backward
+    engine.backward(loss)
     engine.close()
+    return found.equal(expected), found.equal(plain)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_layer_called_by_itself_computes_in_fp8(stage: int) -> None:
+    assert run_ranks(2, called_by_itself, stage) == [(True, False)] * 2
 
 
 def test_a_model_without_a_fitting_layer_is_refused() -> None:
