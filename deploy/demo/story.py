@@ -15,7 +15,7 @@ from deploy.demo.logs import LossLog
 from deploy.demo.report import Outcome
 from deploy.demo.view import View
 from deploy.devcluster.cluster import ROOT
-from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 
 EXAMPLE = ROOT / "deploy" / "examples" / "gpt.yaml"
 VOLUME = ROOT / "deploy" / "examples" / "volume.yaml"

@@ -27,7 +27,7 @@ import torch
 from prometheus_client.openmetrics.exposition import generate_latest
 
 import zerotrain.runtime as zt
-from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.comm.timing import CollectiveSample
 from zerotrain.runtime.launch.rank_table import RankTable

@@ -15,8 +15,8 @@ import resource
 import sys
 import time
 
-from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.contract.worker_http import WorkerReport
 
 STEP_S = 1.0

@@ -14,7 +14,7 @@ import pytest
 from tests.support.crd import CRD_NAME
 from tests.support.devcluster import Cluster, wait_until
 from tests.support.helm import RELEASE, Helm
-from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 
 NAMESPACE = "zerotrain-system"
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"

@@ -19,7 +19,7 @@ from tests.operator.call_record import Call, granted
 from tests.support.devcluster import REPOSITORY
 from tests.support.helm import CHART, MONITORING_API, Helm, named
 from tests.support.jobs import make_job
-from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK
 from zerotrain.operator.controller.config import PREFIX, OperatorConfig
 from zerotrain.operator.resources import ResourceOptions, network_policy

@@ -12,7 +12,7 @@ import pytest
 from zerotrain.compat.job.arguments import check_output, complete_json, steps_for_ranks
 from zerotrain.compat.job.place import first_size, link_files, start_in_job
 from zerotrain.compat.refusal import CompatError
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.worker_environment import LaunchSpec
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.hf_scripts import Losses, ScriptFailed, run_script
 from zerotrain.compat.job.place import SIZE_FILE
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.worker_environment import LaunchSpec
 
 pytestmark = pytest.mark.ranks
 

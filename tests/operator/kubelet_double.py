@@ -23,8 +23,8 @@ from tests.operator.kube_json import ApiDown, KubeJson
 from tests.operator.worker_double import Training, WorkerServer
 from tests.support.devcluster import PATIENCE_S, wait_until
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import WORKER_HTTP_PORT, LaunchSpec
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT, LaunchSpec
 from zerotrain.operator.constants import CONTAINER_NAME, LABEL_JOB, LABEL_JOB_UID, LABEL_RANK
 
 NODE = "double"

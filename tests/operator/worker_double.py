@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import WORKER_HTTP_PORT, LaunchSpec
 from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT, LaunchSpec
 from zerotrain.contract.worker_http import (
     PROGRESS_PATH,
     STACKS_PATH,

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.operator.reconcile_builders import job
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.operator.cluster.job_metrics import JobCollector
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.telemetry import Telemetry

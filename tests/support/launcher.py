@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.runtime.launch.main import HTTP_FILE
 
 ROOT = Path(__file__).parent.parent.parent

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.ports import free_port
-from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 
 TIMEOUT_S = 240.0
 """Seconds; far above what a run takes, so that a busy machine changes no outcome."""

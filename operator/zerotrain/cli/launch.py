@@ -13,7 +13,6 @@ from typer.core import TyperCommand
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.options import usage_error
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import MASTER_PORT, RankEnv
 from zerotrain.contract.launch_command import (
     LOCAL_RANK,
     MODULE,
@@ -21,6 +20,7 @@ from zerotrain.contract.launch_command import (
     REPLACE,
     instead_of_deepspeeds,
 )
+from zerotrain.contract.worker_environment import MASTER_PORT, RankEnv
 
 EXAMPLE = "Example: zerotrain launch --ranks 2 train.py --deepspeed ds_config.json"
 SETTINGS = {"allow_interspersed_args": False}

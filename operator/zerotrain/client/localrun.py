@@ -12,9 +12,9 @@ from pathlib import Path
 
 from zerotrain.client.config_source import inlined
 from zerotrain.client.jobfile import JobFile
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.strict_json import own_json
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.operator.api.failures import FailurePolicy
 from zerotrain.operator.api.storage import Nvme
 from zerotrain.operator.api.validation import refusals

@@ -13,8 +13,8 @@ from typing import TypeVar
 from zerotrain.client.errors import ClientError, ForbiddenError, ServerError, WorkerError
 from zerotrain.client.observed import JobProgress, MetricFamily, Pod, Sample
 from zerotrain.client.transport import Transport
-from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.text import one_line
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.contract.worker_http import METRICS_PATH, PROGRESS_PATH, WorkerReport
 
 CALLS_AT_ONCE = 16

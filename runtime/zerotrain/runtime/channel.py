@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from zerotrain.contract.launch import RankEnv
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.strict_json import own_json
+from zerotrain.contract.worker_environment import RankEnv
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

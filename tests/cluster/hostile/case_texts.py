@@ -10,7 +10,7 @@ from tests.cluster.hostile.cases import Bystander, add_jobs, case
 from tests.cluster.hostile.texts import BREAKLESS, DIRT
 from tests.operator.kube_json import KubeJson
 from tests.support.jobs import ABSENT
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.worker_environment import LaunchSpec
 
 Json = dict[str, Any]
 ENCRYPTED: Json = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.cluster.hostile.bodies import listed, nested_lists, nested_objects
 from tests.cluster.hostile.texts import DIRT, filled
-from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 
 Answer = Callable[[str, str], bytes]
 """Function from name and UID of the job to all bytes of the response."""

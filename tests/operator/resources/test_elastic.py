@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import make_job
-from zerotrain.contract.launch import unfolded
+from zerotrain.contract.worker_environment import unfolded
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.resources import (
     ResourceOptions,

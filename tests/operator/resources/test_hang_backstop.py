@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.jobs import make_job
-from zerotrain.contract.launch import CommEnv, LaunchSpec, unfolded
 from zerotrain.contract.progress import Phase
 from zerotrain.contract.variables import LAUNCH_VARIABLE
+from zerotrain.contract.worker_environment import CommEnv, LaunchSpec, unfolded
 from zerotrain.operator.reconcile.hangs import HangLimits
 from zerotrain.operator.reconcile.inspection import RankPace
 from zerotrain.operator.resources import ResourceOptions, worker_pod

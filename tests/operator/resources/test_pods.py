@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.jobs import ABSENT, make_job
-from zerotrain.contract.launch import LaunchSpec, unfolded
 from zerotrain.contract.variables import LAUNCH_VARIABLE
+from zerotrain.contract.worker_environment import LaunchSpec, unfolded
 from zerotrain.operator.resources import (
     ResourceOptions,
     headless_service,

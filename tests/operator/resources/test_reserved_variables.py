@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from tests.support.jobs import make_job
 from zerotrain.contract.config import load, resolve
-from zerotrain.contract.launch import CommEnv, LaunchSpec, RankEnv, SpillEnv, unfolded
 from zerotrain.contract.variables import LAUNCH_VARIABLE, SETTABLE, TORCH_VARIABLES, is_reserved
+from zerotrain.contract.worker_environment import CommEnv, LaunchSpec, RankEnv, SpillEnv, unfolded
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 from zerotrain.runtime.launch.process import rank_environment
 from zerotrain.runtime.offload.spill import spill_settings

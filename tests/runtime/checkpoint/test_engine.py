@@ -9,7 +9,7 @@ import pytest
 from tests.support import checkpoint_engines
 from tests.support.ranks import run_ranks
 from tests.support.trainer_runs import newest_digests
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.runtime.checkpoint import CheckpointFenced, Owner
 from zerotrain.runtime.checkpoint.fence import read_fence, take_over
 

@@ -124,7 +124,7 @@ def test_opening_clears_what_a_dead_attempt_left(tmp_path: Path) -> None:
 
 
 def test_owner_comes_from_the_launch_environment(tmp_path: Path) -> None:
-    from zerotrain.contract.launch import LaunchSpec
+    from zerotrain.contract.worker_environment import LaunchSpec
 
     spec = LaunchSpec(
         job="j",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks
-from zerotrain.contract.launch import CommEnv, LaunchSpec, RankEnv
+from zerotrain.contract.worker_environment import CommEnv, LaunchSpec, RankEnv
 from zerotrain.runtime.comm import watchdog
 from zerotrain.runtime.comm.group import DEFAULT_TIMEOUT, Comm, timeout_of
 from zerotrain.runtime.comm.mismatch import Progress

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import zerotrain.runtime as zt
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks
-from zerotrain.contract.launch import CommEnv, LaunchError
+from zerotrain.contract.worker_environment import CommEnv, LaunchError
 from zerotrain.runtime.comm import group
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 

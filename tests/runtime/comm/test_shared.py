@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.training import Case, train_with_engine
-from zerotrain.contract.launch import CommEnv
+from zerotrain.contract.worker_environment import CommEnv
 from zerotrain.runtime.comm import barrier_counters, fd_exchange, memory
 from zerotrain.runtime.comm import shared as shared_module
 from zerotrain.runtime.comm.arena import Arena, has_copies, map_in_a_row

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import zerotrain.runtime as zt
 from tests.support.device import TRANSPORTS
 from tests.support.ranks import run_ranks
-from zerotrain.contract.launch import CommEnv
+from zerotrain.contract.worker_environment import CommEnv
 from zerotrain.runtime.comm import group, timing
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 from zerotrain.runtime.comm.mismatch import Progress, diagnose

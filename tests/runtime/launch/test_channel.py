@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher import eventually, launched
-from zerotrain.contract.launch import RankEnv
 from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.worker_environment import RankEnv
 from zerotrain.runtime.channel import MAX_MESSAGE_BYTES, ChannelTiming, RankChannel
 
 pytestmark = pytest.mark.ranks

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher import FAST, launched, rank_program, spec_for
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.runtime.launch import supervisor as supervising
 from zerotrain.runtime.launch.container_exit import RankExit
 from zerotrain.runtime.launch.rank_table import RankTable

@@ -13,8 +13,8 @@ import pytest
 from tests.support.launcher import ROOT, launched, spec_for
 from tests.support.private_mount import can_mount
 from zerotrain.contract.exit_codes import RetryClass, meaning_of
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.worker_environment import LaunchSpec
 
 pytestmark = pytest.mark.ranks
 

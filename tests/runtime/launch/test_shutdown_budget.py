@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher import rank_program, spec_for
-from zerotrain.contract.launch import grace_of_ranks
+from zerotrain.contract.worker_environment import grace_of_ranks
 from zerotrain.runtime.launch import supervisor as supervising
 from zerotrain.runtime.launch.process import RankProcess
 from zerotrain.runtime.launch.rank_table import RankTable

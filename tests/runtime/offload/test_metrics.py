@@ -12,7 +12,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from tests.support.trainer_runs import TrainerRun, config, job
-from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train.measuring import measure
 from zerotrain.runtime.train.report import Reporter, StepReport

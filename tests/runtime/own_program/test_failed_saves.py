@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.support.background_saves import Gate, until
 from tests.support.checkpoint_engines import make_engine, train
 from tests.support.ranks import run_ranks
-from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import CheckpointError
 from zerotrain.runtime.train.engine_events import EngineEvents

@@ -12,7 +12,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
-from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.metering import StepMeter

@@ -13,9 +13,9 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from zerotrain.contract.history import Point
-from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.contract.planner import flops_of, gpt_shape
 from zerotrain.contract.train_spec import GptSpec
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.models.gpt import Gpt
 from zerotrain.runtime.train.compute_work import ComputeWork

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
 from zerotrain.contract.strict_json import read_json
 from zerotrain.contract.variables import settings_in
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.contract.worker_http import PROGRESS_PATH, WorkerReport
 from zerotrain.runtime.launch.main import HTTP_FILE, REPORT_FILE
 from zerotrain.runtime.launch.process import guarded

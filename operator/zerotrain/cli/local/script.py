@@ -17,8 +17,8 @@ from zerotrain.cli.local.stop import stop_on_signals
 from zerotrain.cli.local.view import print_failure
 from zerotrain.client.localrun import DEFAULT_GRACE_S, LOCAL_UID
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.train_spec import CONFIG_FILE
+from zerotrain.contract.worker_environment import LaunchSpec
 
 NAME = "zerotrain launch"
 COUNT_GPUS = "import torch; print(torch.cuda.device_count())"

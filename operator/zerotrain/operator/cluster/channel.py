@@ -21,8 +21,8 @@ from typing import Protocol
 import aiohttp
 
 from zerotrain.contract.channel_token import derive, for_reading
-from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.text import one_line
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.contract.worker_http import (
     PROGRESS_PATH,
     STACKS_PATH,

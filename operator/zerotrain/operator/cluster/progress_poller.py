@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Progress
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.channel import CallKind, NotAsked, SilentChannel, WorkerChannel

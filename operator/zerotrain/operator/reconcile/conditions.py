@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus

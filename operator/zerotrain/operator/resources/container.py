@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from zerotrain.contract.launch import TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec, grace_of_ranks
 from zerotrain.contract.launch_command import begins_with_launch
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
 from zerotrain.contract.variables import is_reserved, settings_in
+from zerotrain.contract.worker_environment import (
+    TERMINATION_LOG,
+    WORKER_HTTP_PORT,
+    LaunchSpec,
+    grace_of_ranks,
+)
 from zerotrain.contract.worker_http import READY_PATH
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.containers import ContainerUser

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from zerotrain.contract.launch import MASTER_PORT, WORKER_HTTP_PORT
+from zerotrain.contract.worker_environment import MASTER_PORT, WORKER_HTTP_PORT
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.network import is_within
 from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK, RENDEZVOUS_PORT_NAME

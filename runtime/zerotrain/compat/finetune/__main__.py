@@ -7,7 +7,7 @@ import os
 from zerotrain.compat.finetune.training import train
 from zerotrain.compat.refusal import CompatError
 from zerotrain.contract.finetune_spec import FINETUNE_FILE, FinetuneSpec, FinetuneSpecError
-from zerotrain.contract.launch import LaunchError, LaunchSpec
+from zerotrain.contract.worker_environment import LaunchError, LaunchSpec
 
 
 def main() -> None:

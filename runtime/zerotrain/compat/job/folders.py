@@ -28,8 +28,8 @@ from zerotrain.compat.job.records import (
     read_record,
     write_record,
 )
-from zerotrain.contract.launch import RankEnv
 from zerotrain.contract.strict_json import own_json
+from zerotrain.contract.worker_environment import RankEnv
 from zerotrain.runtime.checkpoint import Owner, claim_job, job_folder, owner_from_environment
 from zerotrain.runtime.checkpoint.fence import owned
 from zerotrain.runtime.checkpoint.files import fsync_folder, remove_any, remove_tree

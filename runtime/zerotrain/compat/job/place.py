@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerotrain.contract.launch import LaunchError, LaunchSpec, RankEnv
 from zerotrain.contract.strict_json import read_json
+from zerotrain.contract.worker_environment import LaunchError, LaunchSpec, RankEnv
 from zerotrain.runtime.checkpoint.files import json_bytes, replace_durable
 
 START_FOLDER = "script"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from zerotrain.contract.launch import RankEnv
+from zerotrain.contract.worker_environment import RankEnv
 from zerotrain.runtime.facade.observer import on_new_engine
 
 if TYPE_CHECKING:

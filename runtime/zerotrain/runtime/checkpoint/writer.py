@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerotrain.contract.launch import LaunchError, LaunchSpec
+from zerotrain.contract.worker_environment import LaunchError, LaunchSpec
 from zerotrain.runtime.checkpoint.background import BackgroundSave
 from zerotrain.runtime.checkpoint.errors import CheckpointError
 from zerotrain.runtime.checkpoint.fence import Owner, take_over

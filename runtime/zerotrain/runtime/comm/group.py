@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from zerotrain.contract.launch import CommEnv, LaunchError
+from zerotrain.contract.worker_environment import CommEnv, LaunchError
 from zerotrain.runtime.comm.accounts import Accounts, NodeMap
 from zerotrain.runtime.comm.affinity import bind_to_node_of
 from zerotrain.runtime.comm.memory import Memory, PrivateMemory, unfilled

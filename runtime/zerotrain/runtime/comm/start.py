@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from zerotrain.contract.launch import CommEnv
+from zerotrain.contract.worker_environment import CommEnv
 from zerotrain.runtime.comm.group import STORE, CommError, pick_device, timeout_of
 from zerotrain.runtime.comm.rank_records import announce_process
 from zerotrain.runtime.comm.watchdog import own_store

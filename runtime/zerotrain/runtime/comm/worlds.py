@@ -7,7 +7,7 @@ import sys
 
 import torch.distributed as dist
 
-from zerotrain.contract.launch import LaunchError, RankEnv
+from zerotrain.contract.worker_environment import LaunchError, RankEnv
 
 
 def check_worlds() -> None:

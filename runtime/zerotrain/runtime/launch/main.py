@@ -13,9 +13,9 @@ from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.history import HISTORY_DIR, history_lines, read_folder
-from zerotrain.contract.launch import LaunchError, LaunchSpec, unfolded
 from zerotrain.contract.launch_command import LaunchCommandError, arguments_of_rank, begins_with_launch
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.worker_environment import LaunchError, LaunchSpec, unfolded
 from zerotrain.runtime.launch import reaper, termination
 from zerotrain.runtime.launch.channel_server import ChannelServer
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer

@@ -12,9 +12,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.metrics import LAUNCHER_METRICS, WORKER_METRICS
 from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.runtime.launch.activity import MotionTracker
 from zerotrain.runtime.launch.library_status import with_status

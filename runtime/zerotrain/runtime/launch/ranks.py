@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.runtime.launch.container_exit import RankExit
 from zerotrain.runtime.launch.cores import with_threads
 from zerotrain.runtime.launch.output import Sink

@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode, may_pass
-from zerotrain.contract.launch import TERMINATION_LOG, LaunchSpec
 from zerotrain.contract.launch_command import LaunchCommandError
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.worker_environment import TERMINATION_LOG, LaunchSpec
 from zerotrain.runtime.launch import termination
 from zerotrain.runtime.launch.log import say
 

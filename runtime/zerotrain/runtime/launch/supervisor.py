@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.runtime.launch.container_exit import RankExit, decide, spoils
 from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.rank_table import RankTable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.config.schema import Encryption
-from zerotrain.contract.launch import SpillEnv
+from zerotrain.contract.worker_environment import SpillEnv
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.spill.secrecy import refuse_cores
 

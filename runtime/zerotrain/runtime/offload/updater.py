@@ -25,8 +25,8 @@ from time import perf_counter
 import torch
 
 from zerotrain.contract.config import ConfigError, EngineConfig
-from zerotrain.contract.launch import CommEnv
 from zerotrain.contract.memory.moved import updates_just_in_time
+from zerotrain.contract.worker_environment import CommEnv
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.work import Delays
 from zerotrain.runtime.zero.pending import Ticket

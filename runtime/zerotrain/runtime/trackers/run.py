@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerotrain.contract.history import HISTORY_DIR
-from zerotrain.contract.launch import LaunchError, LaunchSpec
+from zerotrain.contract.worker_environment import LaunchError, LaunchSpec
 
 ID_FILE = "tracker-run"
 """File beside the histories with the id of a run whose job has no unique UID."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from zerotrain.contract.config import ConfigError
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import LaunchError
 from zerotrain.contract.train_spec import TrainSpecError
+from zerotrain.contract.worker_environment import LaunchError
 from zerotrain.runtime.zero.layout import LayoutError
 
 APPLICATION_FAILURE = 1

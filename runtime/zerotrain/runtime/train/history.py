@@ -29,8 +29,8 @@ from zerotrain.contract.history import (
     halved,
     to_line,
 )
-from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Progress
+from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.step import StepResult
 

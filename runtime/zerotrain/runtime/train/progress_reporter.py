@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.contract.progress import Phase
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.train import measuring

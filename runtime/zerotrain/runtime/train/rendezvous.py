@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.comm.group import pick_device
 
 MEETING_TIMEOUT = timedelta(minutes=30)

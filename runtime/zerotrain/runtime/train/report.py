@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.contract.progress import CheckpointProgress, Phase, Progress, RejectedCheckpoint
 from zerotrain.contract.train_spec import CheckpointPolicy
+from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.engine import Engine

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.contract.config import EngineConfig, load, resolve
-from zerotrain.contract.launch import LaunchError, LaunchSpec, RankEnv
 from zerotrain.contract.presets import auto_values
 from zerotrain.contract.train_spec import TrainSpec
+from zerotrain.contract.worker_environment import LaunchError, LaunchSpec, RankEnv
 from zerotrain.runtime.data import Corpus, Shape, TokenLoader, open_corpus, with_tokenizer
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.initialization import initialize

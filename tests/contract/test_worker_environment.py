@@ -13,15 +13,6 @@ from hypothesis import strategies as st
 
 from zerotrain.contract import channel_token
 from zerotrain.contract.exit_codes import EXIT_CODES, NEVER_RETRIED, ExitCode, RetryClass, meaning_of
-from zerotrain.contract.launch import (
-    MAX_EXIT_MARGIN_SECONDS,
-    CommEnv,
-    LaunchError,
-    LaunchSpec,
-    RankEnv,
-    grace_of_ranks,
-    unfolded,
-)
 from zerotrain.contract.progress import (
     MAX_PATH_CHARS,
     MAX_RANK_ENDS,
@@ -35,6 +26,15 @@ from zerotrain.contract.progress import (
 )
 from zerotrain.contract.train_spec import CheckpointPolicy, GptSpec, ModelSpec, TrainSpec, TrainSpecError
 from zerotrain.contract.variables import LAUNCH_VARIABLE
+from zerotrain.contract.worker_environment import (
+    MAX_EXIT_MARGIN_SECONDS,
+    CommEnv,
+    LaunchError,
+    LaunchSpec,
+    RankEnv,
+    grace_of_ranks,
+    unfolded,
+)
 
 pytestmark = pytest.mark.unit
 
