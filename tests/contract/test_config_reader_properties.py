@@ -51,7 +51,7 @@ pieces = st.sampled_from(
 
 
 @given(objects, st.sampled_from([None, 1, "\t"]), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_valid_json_reads_as_json_does(
     value: dict[str, Any], indent: int | str | None, ascii_only: bool
 ) -> None:

@@ -17,6 +17,7 @@ from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 FROZEN = {
     "image",
     "command",
+    "finetune",
     "args",
     "config",
     "config_from",
