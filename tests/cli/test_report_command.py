@@ -109,7 +109,7 @@ def test_a_run_with_failures_becomes_one_page(tmp_path: Path) -> None:
     assert headings[0] == "gpt"
     assert "Attempt 3 ended with 0" in text
     assert "Step 120 of 120" in text
-    assert text.count("<svg") == 7
+    assert text.count("<svg") == 8
     assert "mathdefault" not in text, "the labels of a logarithmic axis are code"
     assert not re.search(r"#0([1-9a-e])0\1", text), "a stand-in colour was left"
     check_self_contained(text)
@@ -236,7 +236,7 @@ def test_a_live_job_with_what_its_worker_serves(tmp_path: Path) -> None:
     assert report.failures[0].way_out.startswith("raise resources.memory")
     text = render(report)
     check_self_contained(text)
-    assert text.count("<svg") == 7
+    assert text.count("<svg") == 8
     same = of_job(client, "gpt", history_folder=folder.parent)
     assert same.attempts == report.attempts
 

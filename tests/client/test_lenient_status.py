@@ -55,7 +55,7 @@ def places(part: Any) -> Iterator[tuple[Any, Any]]:
 NUM_PLACES = len(list(places(FULL)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(changes=st.lists(st.tuples(st.integers(0, NUM_PLACES - 1), JSON), max_size=4))
 def test_arbitrary_parts_cost_no_others(changes: list[tuple[int, Any]]) -> None:
     value = copy.deepcopy(FULL)

@@ -71,7 +71,7 @@ def test_the_start_of_a_child_loads_no_torch(tmp_path: Path) -> None:
 
 def test_an_existing_sitecustomize_runs_and_is_the_one_that_is_seen(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("print('theirs'); mark = 7")
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('theirs', flush=True); mark = 7")
     code = f"{CHILD}found.origin, __import__('sitecustomize').mark, {STARTUP!r} in sys.path)"
     output = below(tmp_path, code, PYTHONPATH=str(tmp_path / "site"))
     assert output == "theirs\ntheirs\nzerotrain.runtime.deepspeed 7 False\n"

@@ -17,6 +17,7 @@ from zerotrain.contract.config.schema import (
     AioConfig,
     BatchConfig,
     CheckpointConfig,
+    Fp8Config,
     LeafModuleConfig,
     OffloadConfig,
     OptimizerConfig,
@@ -40,6 +41,7 @@ _BLOCKS: Mapping[str, type] = {
     "activation_checkpointing": ActivationCheckpointingConfig,
     "aio": AioConfig,
     "checkpoint": CheckpointConfig,
+    "fp8": Fp8Config,
 }
 _FREE = frozenset(("nvme_path", "paths", "notices", "unsupported", "report", "source"))
 """Fields that are not compared. Folders may differ between machines; the reader's messages and the notation

@@ -73,12 +73,15 @@ def spec_with(root: Schema, base: Json, place: Place, value: Any) -> Json:
     """Return `base` with `value` at the place and the minimum that the schema requires around it."""
     top = place.path[0]
     spec = {**base, top: _around(root["properties"][top], place.path[1:], value)}
-    if top in _EXCLUDED:
-        spec.pop(_EXCLUDED[top], None)
+    for name in _EXCLUDED.get(top, ()):
+        spec.pop(name, None)
     return {**spec, **companions(place.path, spec)}
 
 
-_EXCLUDED = {"configFrom": "config"}
+_EXCLUDED = {"configFrom": ("config",), "finetune": ("model", "data")}
+
+
+_CHECKPOINT: Json = {"volume": {"emptyDir": {}}}
 
 
 def companions(path: tuple[str, ...], spec: Json) -> Json:
@@ -90,6 +93,9 @@ def companions(path: tuple[str, ...], spec: Json) -> Json:
         return {"resources": {**spec["resources"], "memory": "100Ei"}}
     if top == "scheduling" and rest == ("topologyPolicy",):
         return {"scheduling": {**spec["scheduling"], "topologyKey": "zone"}}
+    if top == "finetune":
+        given = {"learningRate": 1, **({"method": "lora"} if rest[:1] == ("lora",) else {})}
+        return {"finetune": {**spec["finetune"], **given}, "checkpoint": _CHECKPOINT}
     return {}
 
 

@@ -59,7 +59,9 @@ def test_a_tracker_that_hangs_stops_nobody(caplog: pytest.LogCaptureFixture) -> 
     assert "tracker wandb" in note
     sink.held.set()
     writer.close(PATIENCE_S)
-    assert sink.points == list(range(len(sink.points)))
+    # The thread may take its first point after the queue was full, when some were left out already.
+    assert sink.points == sorted(set(sink.points))
+    assert sink.points[:10] == list(range(10))
     assert len(sink.points) == 100 - writer.dropped
     assert sink.is_closed
 
