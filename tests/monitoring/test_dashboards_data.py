@@ -57,6 +57,9 @@ JOB_FILE = {
             "train_micro_batch_size_per_gpu": 1,
             "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}},
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "bf16": {"enabled": True},
+            "fp8": {"enabled": True},
+            "peak_tflops": 1.0,
         },
     },
 }

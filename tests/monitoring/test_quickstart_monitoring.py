@@ -30,6 +30,7 @@ VARIABLE = "ZEROTRAIN_MONITORING_FOLDER"
 EMPTY_WITHOUT = {
     "a GPU": "GPU DCGM Xid NVLink PCIe Tensor Utilisation Clock Temperature Power allocator",
     "a spill": "Spill spill spills drive",
+    "a known peak of its device": "MFU",
     "a failure": "Failures",
     "a rank or job that stands out": "Straggler waiting",
 }
