@@ -8,7 +8,10 @@ from tests.support.devcluster import REPOSITORY
 
 PARTS = (
     "operator/**/*.py",
-    "runtime/**/*.py",
+    "runtime/zerotrain/[!r]*/**/*.py",
+    "runtime/zerotrain/runtime/*.py",
+    "runtime/zerotrain/runtime/[a-m]*/**/*.py",
+    "runtime/zerotrain/runtime/[!a-m]*/**/*.py",
     "deploy/**/*.py",
     "tests/*.py",
     "tests/operator/**/*.py",
