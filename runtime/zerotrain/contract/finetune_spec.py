@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from zerotrain.contract.json_fields import checked_fields
 from zerotrain.contract.strict_json import JsonError, strict_json
 
 FINETUNE_FILE: Final = "finetune.json"
@@ -158,7 +159,7 @@ class FinetuneSpec:
             data = strict_json(text)
         except JsonError as error:
             raise FinetuneSpecError(f"{FINETUNE_FILE} {error}") from error
-        values = dict(_checked(cls, data, ""))
+        values = _checked(cls, data, "")
         for name, part in _PARTS.items():
             if values.get(name) is not None:
                 values[name] = part(**_checked(part, values[name], f"{name}."))
@@ -173,19 +174,9 @@ _PARTS: Mapping[str, type] = {
 
 
 def _checked(cls: type, data: Any, path: str) -> dict[str, Any]:
-    """Return the values of an object of this class, lists as tuples. Raises FinetuneSpecError for unknown and
-    missing keys."""
-    if not isinstance(data, dict):
-        raise FinetuneSpecError(
-            f"{path.rstrip('.') or FINETUNE_FILE} must be an object; got {type(data).__name__}"
-        )
-    known = {item.name: item for item in fields(cls)}
-    if unknown := sorted(set(data) - set(known)):
-        raise FinetuneSpecError(f"{path}{unknown[0]} is not a key here; known are {', '.join(sorted(known))}")
-    for name, item in known.items():
-        if name not in data and item.default is MISSING and item.default_factory is MISSING:
-            raise FinetuneSpecError(f"{path}{name} is missing; it has no default")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    """Return the values of an object of this class, lists as tuples."""
+    values = checked_fields(cls, data, path, file=FINETUNE_FILE, error=FinetuneSpecError)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _is_number(value: object) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zerotrain.contract.json_fields import checked_fields
 from zerotrain.contract.strict_json import JsonError, strict_json
 
 CONFIG_FILE = "ds_config.json"
@@ -125,16 +126,14 @@ class TrainSpec:
             data = strict_json(text)
         except JsonError as error:
             raise TrainSpecError(f"{TRAIN_SPEC_FILE} {error}") from error
-        _check_keys(cls, data, "")
-        model = dict(data["model"])
-        _check_keys(ModelSpec, model, "model.")
+        values = _checked(cls, data, "")
+        model = _checked(ModelSpec, values["model"], "model.")
         if model.get("gpt") is not None:
-            _check_keys(GptSpec, model["gpt"], "model.gpt.")
-            model["gpt"] = GptSpec(**model["gpt"])
-        data["model"] = ModelSpec(**model)
-        _check_keys(CheckpointPolicy, data.get("checkpoint", {}), "checkpoint.")
-        data["checkpoint"] = CheckpointPolicy(**data.get("checkpoint", {}))
-        return cls(**data)
+            model["gpt"] = GptSpec(**_checked(GptSpec, model["gpt"], "model.gpt."))
+        values["model"] = ModelSpec(**model)
+        checkpoint = _checked(CheckpointPolicy, values.get("checkpoint", {}), "checkpoint.")
+        values["checkpoint"] = CheckpointPolicy(**checkpoint)
+        return cls(**values)
 
 
 def _check_count(name: str, value: object) -> None:
@@ -144,18 +143,5 @@ def _check_count(name: str, value: object) -> None:
         raise TrainSpecError(f"{name} must be at least 1; got {value}")
 
 
-def _check_keys(cls: type, data: Any, path: str) -> None:
-    if not isinstance(data, dict):
-        raise TrainSpecError(
-            f"{path.rstrip('.') or TRAIN_SPEC_FILE} must be an object; got {type(data).__name__}"
-        )
-    names = {item.name: item for item in fields(cls)}
-    unknown = sorted(set(data) - set(names))
-    if unknown:
-        raise TrainSpecError(f"{path}{unknown[0]} is not a key here; known are {', '.join(sorted(names))}")
-    required = {"model", "data_path", "steps"} if cls is TrainSpec else set()
-    if cls is GptSpec:
-        required = set(names)
-    missing = sorted(required - set(data))
-    if missing:
-        raise TrainSpecError(f"{path}{missing[0]} is missing; it has no default")
+def _checked(cls: type, data: Any, path: str) -> dict[str, Any]:
+    return checked_fields(cls, data, path, file=TRAIN_SPEC_FILE, error=TrainSpecError)
