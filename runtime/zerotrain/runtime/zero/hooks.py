@@ -13,16 +13,14 @@ module until its last parameter gradient is computed. One `Window` per forward c
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from zerotrain.runtime.zero.attributes import attributes
 from zerotrain.runtime.zero.inputs import Inputs
 from zerotrain.runtime.zero.transforms import (
     is_transformed,
@@ -165,21 +163,14 @@ class BoundaryHooks:
         window = self._boundary.calls.pop() if self._boundary.calls else None
         num_hooked = 0
         if window is not None:
-            output, computed = window.inputs.finish(output, self._boundary.module)
-            for tensor in chain(computed, self._stored_tensors()):
+            is_sharded = any(unit.placement.params_sharded for unit in self._boundary.units)
+            output, computed = window.inputs.finish(output, self._boundary.module, with_stored=is_sharded)
+            for tensor in computed:
                 tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
                 num_hooked += 1
         with outside_transforms():
             self._core.after_forward(self._boundary, window if num_hooked else None, has_raised=has_raised)
         return output
-
-    def _stored_tensors(self) -> Iterator[torch.Tensor]:
-        """Yield results that modules store in attributes instead of returning them (`self.aux_loss =
-        ...`)."""
-        if any(unit.placement.params_sharded for unit in self._boundary.units):
-            for _, _, value in attributes(self._boundary.module, tensors_only=True):
-                if value is not None and value.grad_fn is not None:
-                    yield value
 
     def _keep_off_weights(self, output: Any) -> Any:
         """Copy outputs that are views of weights, because they outlive the unit's live window."""

@@ -73,10 +73,10 @@ class Inputs:
         self._references = self._count_references()
         return replaced
 
-    def finish(self, output: Any, module: nn.Module) -> tuple[Any, list[torch.Tensor]]:
+    def finish(self, output: Any, module: nn.Module, *, with_stored: bool) -> tuple[Any, list[torch.Tensor]]:
         """Give the caller its lists, dicts and tensors back; return the output, in which they replace their
         aliases, as in attributes of the module, and the tensors that the module computed, wherever they
-        are."""
+        are; `with_stored`: also those that it stored in attributes (`self.aux_loss = ...`)."""
         computed = list(tensors_with_grad(output))
         returned = self._aliases_in(computed) if self._aliases else ()
         stay = []
@@ -90,7 +90,10 @@ class Inputs:
         if self._originals:
             for container in self._containers:
                 self._restored(container)
-            self._restore_attributes(module)
+        if self._originals or with_stored:
+            stored = self._restore_attributes(module)
+            if with_stored:
+                computed += stored
         for fresh in stay:
             del self._originals[id(fresh)]
         if returned:
@@ -114,16 +117,22 @@ class Inputs:
             for _, fresh, _, _ in self._aliases.values()
         ]
 
-    def _restore_attributes(self, module: nn.Module) -> None:
-        """Replace aliases, and views of them, that modules keep in attributes. Lists, dicts and objects in
-        attributes are searched only if somebody keeps an alias."""
-        is_kept = bool(self._containers) or self._count_references() != self._references
+    def _restore_attributes(self, module: nn.Module) -> list[torch.Tensor]:
+        """Replace aliases, and views of them, that modules keep in attributes; return the tensors with a
+        history that are attributes then. Lists, dicts and objects in attributes are searched only if somebody
+        keeps an alias."""
+        has_aliases, stored = bool(self._originals), []
+        is_kept = has_aliases and (bool(self._containers) or self._count_references() != self._references)
         for tensor, fresh, _, _ in self._aliases.values():
             if fresh.retains_grad and not tensor.is_leaf:
                 tensor.retain_grad()
         for owner, name, value in attributes(module, tensors_only=not is_kept):
-            if (before := self._restored(value, KEPT_DEPTH, is_output=True)) is not value:
+            before = self._restored(value, KEPT_DEPTH, is_output=True) if has_aliases else value
+            if before is not value:
                 owner[name] = before
+            if isinstance(before, torch.Tensor) and before.grad_fn is not None:
+                stored.append(before)
+        return stored
 
     def _aliases_in(self, tensors: Iterable[torch.Tensor]) -> Collection[int]:
         """Return the `id` of each tensor whose alias, or a view of it, is among the tensors."""
