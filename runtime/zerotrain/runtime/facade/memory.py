@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import re
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,18 @@ class DeviceMemory:
             reserved_bytes=torch.cuda.memory_reserved(),
             peak_reserved_bytes=torch.cuda.max_memory_reserved(),
         )
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak memory of this process so far: on the accelerator if there is one, else resident."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resident_peak_bytes()
+
+
+def resident_peak_bytes() -> int:
+    """Return the peak resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ then those of metrics and history; elsewhere the engine's own passes do.
 from __future__ import annotations
 
 import atexit
-import resource
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic, perf_counter
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotrain.runtime.facade.memory import peak_memory_bytes
 from zerotrain.runtime.trackers.run import Run, run_of_process
 from zerotrain.runtime.trackers.sinks import Settings, open_sink
 from zerotrain.runtime.trackers.writer import TrackerWriter
@@ -88,7 +88,7 @@ class Monitor:
                 "train/loss": None if loss is None else float(loss),
                 "train/step_seconds": seconds,
                 "train/samples_per_second": samples / seconds if seconds else None,
-                "train/memory_peak_bytes": _peak_memory_bytes(),
+                "train/memory_peak_bytes": peak_memory_bytes(),
                 "train/restarts": 0 if self._run is None else self._run.attempt - 1,
             },
         )
@@ -113,10 +113,3 @@ def step_values(result: StepResult) -> dict[str, float | None]:
 
 def _open(name: str, settings: Settings, run: Run, step: int) -> Any:
     return open_sink(name, settings, run, step=step)
-
-
-def _peak_memory_bytes() -> int:
-    """Return the peak on the accelerator, on CPUs the largest resident size."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

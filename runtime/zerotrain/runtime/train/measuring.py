@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.facade.memory import resident_peak_bytes
 from zerotrain.runtime.kernels.device import Family, on_device
 from zerotrain.runtime.metrics import OffloadSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
@@ -201,18 +202,6 @@ def _tier_names(engine: Engine) -> dict[Tier, str]:
         Tier.HOST: "pinned" if is_pinned else "cpu",
         Tier.DISK: "nvme",
     }
-
-
-def peak_memory_bytes() -> int:
-    """Return the peak memory of this process so far: on the accelerator if there is one, else resident."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    return resident_peak_bytes()
-
-
-def resident_peak_bytes() -> int:
-    """Return the peak resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _resident_bytes() -> int:

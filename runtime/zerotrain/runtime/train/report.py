@@ -13,6 +13,7 @@ from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.facade.memory import peak_memory_bytes, resident_peak_bytes
 from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.trackers.monitor import step_values
@@ -209,7 +210,7 @@ class Reporter:
         flops = self.work.flops(tokens=report.tokens, samples=report.samples)
         self._interval.add(report, flops)
         self._observe(report, engine, flops)
-        peak = measuring.peak_memory_bytes()
+        peak = peak_memory_bytes()
         if self.rank.rank == 0:
             self._own_times.add(result)
         interval = self._interval
@@ -225,7 +226,7 @@ class Reporter:
             step_flops=interval.flops / interval.steps if interval.flops else None,
             mfu=self.work.utilisation(interval.flops, interval.seconds),
             memory_peak_bytes=peak,
-            host_peak_bytes=measuring.resident_peak_bytes(),
+            host_peak_bytes=resident_peak_bytes(),
             spill_peak_bytes=engine.memory.peak_bytes(MemoryKind.SPILL),
             straggler=self._own_times.slowest,
         )
