@@ -26,7 +26,8 @@ def load_rows(spec: FinetuneSpec) -> tuple[Any, Any]:
         return rows, _load("eval.data", spec.eval.data)
     if len(rows) < 2:
         raise CompatError(
-            f"spec.finetune.eval.share: {spec.data} has one row, of which none can be held back"
+            f"spec.finetune.eval.share: {spec.data} has one row, of which none can be held back; give more "
+            "rows, or rows of their own as eval.data"
         )
     parts = rows.train_test_split(test_size=spec.eval.share, seed=spec.seed)
     return parts["train"], parts["test"]
@@ -61,9 +62,12 @@ def _load(field: str, source: str) -> Any:
     try:
         rows = _read(field, source)
     except (OSError, ValueError) as error:
-        raise CompatError(f"spec.finetune.{field}: {source} cannot be read: {error}") from error
+        raise CompatError(
+            f"spec.finetune.{field}: {source} cannot be read: {error}; give JSONL, Parquet, a folder of "
+            "datasets' save_to_disk, or a name on the hub that the job may reach"
+        ) from error
     if not len(rows):
-        raise CompatError(f"spec.finetune.{field}: {source} has no rows")
+        raise CompatError(f"spec.finetune.{field}: {source} has no rows; name a file or folder that has some")
     columns = rows.column_names
     if not any(set(kind) <= set(columns) for kind in KINDS):
         raise CompatError(

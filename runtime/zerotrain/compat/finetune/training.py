@@ -120,7 +120,10 @@ def _model(transformers: Any, spec: FinetuneSpec) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(spec.model)
         model = transformers.AutoModelForCausalLM.from_pretrained(spec.model, dtype="float32")
     except (OSError, ValueError) as error:
-        raise CompatError(f"spec.finetune.model: {spec.model} cannot be loaded: {error}") from error
+        raise CompatError(
+            f"spec.finetune.model: {spec.model} cannot be loaded: {error}; name a causal "
+            "language model and its tokenizer, in Hugging Face format or on the hub"
+        ) from error
     if spec.chat_template is not None:
         tokenizer.chat_template = _template(spec.chat_template)
     return model, tokenizer
@@ -132,7 +135,10 @@ def _template(text: str) -> str:
     try:
         return Path(text).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise CompatError(f"spec.finetune.chatTemplate: {text} cannot be read: {error}") from error
+        raise CompatError(
+            f"spec.finetune.chatTemplate: {text} cannot be read: {error}; mount the file with "
+            "podTemplate.volumes, or give its text"
+        ) from error
 
 
 def _adapter(spec: FinetuneSpec, model: Any) -> Any:
@@ -177,5 +183,6 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise CompatError(
-            f"spec.finetune needs transformers, accelerate, trl, peft and datasets in the image; {error}"
+            f"spec.finetune needs transformers, accelerate, trl, peft and datasets; {error}: "
+            "install it in the image"
         ) from error
