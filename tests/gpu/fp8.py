@@ -20,9 +20,8 @@ import torch
 
 os.environ.setdefault("ZEROTRAIN_TEST_DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
 
-from torch import nn
-
 import zerotrain.runtime as zt
+from tests.gpu.residual import Residual
 from tests.support.device import DEVICE
 from zerotrain.runtime.fp8.product import E4M3, Operand, Scheme
 
@@ -38,23 +37,6 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 SUM_ERROR = {True: 2.0**-6, False: 2.0**-8}
 """Largest difference of a product from the CPU's, as a share of its largest element: fast sums are kept with
 fewer bits than fp32 has; without them only the rounding to bf16 may differ."""
-
-
-class Net(nn.Module):
-    """A residual chain of two-layer perceptrons."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-            for _ in range(BLOCKS)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return (x.float() ** 2).mean()
 
 
 def main() -> None:
@@ -99,12 +81,12 @@ def train(fp8: dict[str, Any]) -> tuple[float, list[float], dict[str, float]]:
         "fp8": fp8,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
     }
-    engine = zt.initialize(model=Net(), config=config)[0]
+    engine = zt.initialize(model=Residual(WIDTH, BLOCKS), config=config)[0]
     torch.manual_seed(2)
     x, losses, seconds = torch.randn(TOKENS, WIDTH, device=DEVICE).bfloat16(), list[torch.Tensor](), []
     for _ in range(WARMUP + STEPS):
         start = perf_counter()
-        loss = engine(x)
+        loss = (engine(x).float() ** 2).mean()
         engine.backward(loss)
         engine.step()
         if ON_GPU:

@@ -21,6 +21,7 @@ os.environ.setdefault("ZEROTRAIN_TEST_DEVICE", "cuda" if torch.cuda.is_available
 import torch.distributed as dist
 from torch import nn
 
+from tests.gpu.residual import Residual
 from tests.support.device import DEVICE
 from tests.support.ranks import run_ranks
 
@@ -30,23 +31,6 @@ WIDE, DEEP = 2048, 16
 MIB = 1 << 20
 LAG_CYCLES = 2_000_000_000
 """Cycles for which the GPU is kept busy, about a second, so that the host runs ahead through backward."""
-
-
-class Net(nn.Module):
-    """A residual chain of two-layer perceptrons."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-            for _ in range(BLOCKS)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
 
 
 def main() -> None:
@@ -92,7 +76,7 @@ def train(name: str) -> dict[str, Any]:
 def fsdp2_step() -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    model = Net().to(DEVICE)
+    model = Residual(WIDTH, BLOCKS).to(DEVICE)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)
@@ -113,7 +97,7 @@ def fsdp2_step() -> Any:
 def engine_step(stage: int, world_size: int) -> Any:
     import zerotrain.runtime as zt
 
-    engine = zt.initialize(model=Net(), config=config_of(stage, world_size))[0]
+    engine = zt.initialize(model=Residual(WIDTH, BLOCKS), config=config_of(stage, world_size))[0]
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = engine(x).float().square().mean()
