@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.contract.test_plan_shapes import DECODER
 from tests.support.jobs import ABSENT, make_job
 from zerotrain.contract.config import load, resolve
 from zerotrain.contract.memory import memory_inputs, small_parameters
@@ -20,22 +21,13 @@ from zerotrain.runtime.zero.plan import SmallParameters, plan_layout
 
 pytestmark = pytest.mark.ranks
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 352,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-
 
 @pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")], ids=["all", "two"])
 @pytest.mark.parametrize("threshold", [0, 600, 20_000])
 def test_units_are_the_engines(tmp_path: Path, targets: tuple[str, ...], threshold: int) -> None:
     transformers: Any = importlib.import_module("transformers")
     peft: Any = importlib.import_module("peft")
-    config = transformers.LlamaConfig(**SIZES)
+    config = transformers.LlamaConfig(**DECODER)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     zero = {"stage": 3, "stage3_param_persistence_threshold": threshold}
     job = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero}

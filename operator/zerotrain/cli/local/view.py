@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from zerotrain.cli.local.attempt import AttemptEnd
+from zerotrain.client.formatting import compute_text
 from zerotrain.client.localrun import LocalRun
 from zerotrain.contract.exit_codes import ExitCode, RetryClass, meaning_of
 from zerotrain.contract.progress import CheckpointProgress
@@ -117,7 +118,7 @@ def facts(report: WorkerReport) -> str:
     parts = [
         f"loss {first.loss:.3f}" if first.loss is not None else "",
         f"{speed:,.0f} tokens/s" if speed else "",
-        f"MFU {first.mfu:.1%}" if first.mfu else "",
+        compute_text(None, first.mfu),
         f"checkpoint {report.checkpoint.step}" if report.checkpoint else "",
         f"attempt {report.attempt}",
     ]

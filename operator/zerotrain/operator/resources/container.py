@@ -33,11 +33,11 @@ from .volumes import EPHEMERAL_STORAGE, MountedVolume, as_written, ephemeral_lim
 
 LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
 DEFAULT_GRACE_S: Final = 30
-HUB_TOKEN: Final = "HF_TOKEN"
-"""Variable in which the Hugging Face libraries look for the token of the hub."""
-
 """Grace period in seconds of a job without a checkpoint: the Kubernetes default, since there is nothing to
 save."""
+
+HUB_TOKEN: Final = "HF_TOKEN"
+"""Variable in which the Hugging Face libraries look for the token of the hub."""
 
 HANG_BACKSTOP_S: Final = 31 * 86_400.0
 """Seconds after which ranks that wait for each other end by themselves.

@@ -36,6 +36,21 @@ from zerotrain.operator.constants import TOKEN_KEY
 
 from .identity import Json, attempt_labels, metadata, secret_name
 
+_SAME_NAMES = {
+    "model",
+    "data",
+    "learning_rate",
+    "batch_size",
+    "accumulation_steps",
+    "max_length",
+    "epochs",
+    "output",
+    "chat_template",
+    "packing",
+    "completion_only",
+}
+"""Fields that are the same in the API and in the file."""
+
 
 def attempt_secret(job: ZeroTrainingJob, attempt: int, operator_key: bytes) -> Json:
     """Return the Secret of the attempt. Raises ValueError if the key is too short or the job has no UID
@@ -105,38 +120,22 @@ def train_spec(job: ZeroTrainingJob) -> TrainSpec | None:
 
 def finetune_spec(job: ZeroTrainingJob) -> FinetuneSpec | None:
     """Return the input of the fine-tuning; None for other jobs."""
-    spec, asked = job.spec, job.spec.finetune
-    if asked is None:
+    spec, asked, checkpoint = job.spec, job.spec.finetune, job.spec.checkpoint
+    if asked is None or checkpoint is None:  # a fine-tuning without one is refused
         return None
-    checkpoint, early, evaluation = spec.checkpoint, asked.early_stopping, asked.eval
+    early, evaluation = asked.early_stopping, asked.eval
     return FinetuneSpec(
         **asked.model_dump(include=_SAME_NAMES),
         method=asked.method.value,
         steps=spec.steps,
         seed=spec.seed,
         log_every_steps=spec.log_every_steps,
-        save_every_steps=checkpoint.every_steps if checkpoint else None,
-        keep_last=checkpoint.keep_last if checkpoint else 3,
+        save_every_steps=checkpoint.every_steps,
+        keep_last=checkpoint.keep_last,
         lora=LoraSpec(**asked.lora.model_dump()) if asked.lora else LoraSpec(),
         eval=EvaluationSpec(**evaluation.model_dump()) if evaluation else None,
         early_stopping=EarlyStoppingSpec(**early.model_dump()) if early else None,
     )
-
-
-_SAME_NAMES = {
-    "model",
-    "data",
-    "learning_rate",
-    "batch_size",
-    "accumulation_steps",
-    "max_length",
-    "epochs",
-    "output",
-    "chat_template",
-    "packing",
-    "completion_only",
-}
-"""Fields that are the same in the API and in the file."""
 
 
 def _model(model: Model) -> ModelSpec:

@@ -5,6 +5,8 @@ The blocks and keys are those of DeepSpeed's monitors; `mlflow` is ours.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerotrain.contract.config.keys import Key, KeyKind, Status
 
 TRACKERS = ("tensorboard", "csv_monitor", "wandb", "comet", "trackio", "mlflow")
@@ -29,21 +31,7 @@ def _tracker(block: str, what: str, parts: tuple[Key, ...]) -> tuple[Key, ...]:
         default=False,
         effect=f"Rank 0 writes loss, learning rate, gradient norm, pace and memory of every step to {what}.",
     )
-    return switch, *(
-        Key(
-            path=f"{block}.{part.path}",
-            kind=part.kind,
-            default=part.default,
-            effect=part.effect,
-            minimum=part.minimum,
-            status=part.status,
-            note=part.note,
-            way_out=part.way_out,
-            is_secret=part.is_secret,
-            needs=switch.path,
-        )
-        for part in parts
-    )
+    return switch, *(replace(part, path=f"{block}.{part.path}", needs=switch.path) for part in parts)
 
 
 MONITORS: tuple[Key, ...] = (
