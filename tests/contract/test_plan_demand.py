@@ -310,8 +310,8 @@ def test_proposals_keep_the_batch_and_really_fit() -> None:
     samples.
     """
     seen = set()
-    for limit, host in itertools.product((24 * GIB, 40 * GIB, 60 * GIB), (2048 * GIB, 40 * GIB)):
-        for stage, micro in itertools.product((0, 1, 3), (1, 4)):
+    for limit, host in itertools.product((24 * GIB, 60 * GIB), (2048 * GIB, 40 * GIB)):
+        for stage, micro in itertools.product((0, 3), (1, 4)):
             tight = workload(
                 limits={Tier.GPU: limit, Tier.HOST: host, Tier.NVME: GIB},
                 zero_optimization=zero(stage),

@@ -23,7 +23,7 @@ ROWS = tuple(surroundings("x"))
 SILENT = ("policy-of-status", "webhook-dead")
 """Surroundings in which the tenant's own jobs have no condition for a long time."""
 
-READINESS_MESSAGES = {"policy-of-status": "jobs cannot be written"}
+READINESS_MESSAGES = {"policy-of-status": "cannot be written"}
 """Part of the further line of /readyz that is right in these surroundings."""
 
 
