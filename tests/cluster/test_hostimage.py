@@ -322,7 +322,17 @@ def test_nothing_of_the_user_is_taken_along() -> None:
     assert [path for path in sources if not path.startswith(allowed)] == []
     assert [path for path in sources if path.endswith(("pip.conf", ".netrc", ".pypirc"))] == []
     sites = environment.site_packages
-    for left_out in ("mypy", "pip", "go", "cmake", "torch/include", "_pytest", "matplotlib", "zerotrain"):
+    for left_out in (
+        "mypy",
+        "pip",
+        "go",
+        "cmake",
+        "torch/include",
+        "_pytest",
+        "matplotlib",
+        "kubernetes_validate",
+        "zerotrain",
+    ):
         assert [
             path for path in sources if path.startswith(tuple(f"{site}/{left_out}/" for site in sites))
         ] == []

