@@ -126,8 +126,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         found += tiers.too_many_slow(items)
     if found:
         raise pytest.UsageError(*found)
-    if any(item.get_closest_marker("hypothesis") for item in items):
-        _fill_hypothesis_tables()
     for item in items:
         if "node_cluster" in _fixtures(item) and _name(item) not in NODE_FILES:
             raise pytest.UsageError(
@@ -179,6 +177,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the builds, in one process for all, and go on to the tests."""
     if session.config.option.collectonly:
         return
+    # Hypothesis marks its tests after pytest_collection_modifyitems above has run.
+    if any(item.get_closest_marker("hypothesis") for item in session.items):
+        _fill_hypothesis_tables()
     made = session.config.stash[_builds]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():

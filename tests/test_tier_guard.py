@@ -141,7 +141,7 @@ def test_an_idle_machine_shows_that_the_test_itself_waited(stalls: tuple[float, 
 
 @pytest.mark.unit
 def test_a_full_garbage_collection_is_nobodys_time() -> None:
-    """It visits the objects of all tests that ran before in this process."""
+    """The collector visits the objects of all tests that ran before in this process."""
     others: list[list[int]] = [[] for _ in range(200_000)]
     limit_s = 0.01
     with short(limit_s):
