@@ -215,9 +215,13 @@ class FaultInjector:
         return True
 
     def _delete_pod(self, pods: list[Json], *, grace_s: int) -> bool:
-        if not pods:
+        """Delete a pod that has not ended: the termination message of one that has may still be unread, and
+        the judge expects what it says in the status.
+        """
+        alive = [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+        if not alive:
             return False
-        meta = self._chance.choice(pods)["metadata"]
+        meta = self._chance.choice(alive)["metadata"]
         self._api.delete(f"{self._pods}/{meta['name']}", meta["uid"], grace_s=grace_s)
         return True
 
