@@ -6,13 +6,22 @@ every number of the update, is final by then.
 The record that the ranks exchange carries everything on which they must agree: the gradient norm (summed in
 rank order, so its bits are the same everywhere), whether a gradient was not finite, whether a rank wants to
 stop, and hashes that show whether the ranks issued the same collectives. Called by `Engine.step`.
+
+[Note: the host behind the device] On a GPU the host need not know the norm to start an update. The ranks'
+sums of squares are then gathered by the devices, beside the record, which the hosts exchange. Kernels compute
+the factor from them, and write nothing if a gradient was not finite and such steps are skipped. Whether a
+step was skipped decides rates, ages and the loss scale, so where it may be the host reads the sums at the end
+of the step, while the device updates. Elsewhere it reads them when somebody asks for the norm, or at the next
+step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress
 from time import perf_counter
 
 import torch
@@ -21,12 +30,15 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm, CommError
 from zerotrain.runtime.comm.model_parallel import is_divided
-from zerotrain.runtime.comm.sums import sums_of_squares
+from zerotrain.runtime.comm.sums import squares_on_device, sums_of_squares
+from zerotrain.runtime.late_numbers import DeviceSquares, LateNumber
 from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
+from zerotrain.runtime.optim.device_scale import device_scale
 from zerotrain.runtime.optim.loss_scale import LossDivision, LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.step_executor import StepExecutor
+from zerotrain.runtime.optim.update import UpdateRule
 from zerotrain.runtime.zero.clipping import clip_factor
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -43,12 +55,14 @@ SAVE_STAGE = 4
 
 OUTSIDE_WRITES = 16
 """Flag of a step record: the rank wrote into parameters since the last step (see zero/writes.py)."""
-REST = 32
+ON_DEVICE = 32
+"""Flag of a step record: the rank's sum of squares is on its device, and the record has none."""
+REST = 64
 """Factor, in the flags of a step record, of the number by which the gradients are still to be divided
 (optim/loss_scale.py)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StepResult:
     """Result of one `Engine.step()`. Equal on every rank except `seconds`."""
 
@@ -56,9 +70,10 @@ class StepResult:
     """Step boundaries so far, skipped ones included."""
     at_boundary: bool
     """Whether a step ended; False inside gradient accumulation, where the other fields have no meaning."""
-    grad_norm: float = 0.0
+    grad_norm: LateNumber = LateNumber()  # noqa: RUF009  # a descriptor, one for all results
     """Global 2-norm of the averaged gradient before clipping, without the loss scale. Under 1-bit Adam after
-    its warm-up the root mean square of the ranks' own norms, as no rank has the average."""
+    its warm-up the root mean square of the ranks' own norms, as no rank has the average. On a GPU, reading it
+    may wait until the device has computed it."""
     skipped: bool = False
     """Whether the gradient was not finite; weights, states and schedule are unchanged then."""
     loss_scale: float = 1.0
@@ -84,8 +99,8 @@ class StepRecord:
     sum_squares: float
     not_finite: float
     flags: float
-    """Sum of `STOP`, `LATE_GRADIENTS`, `SAVE_STAGE` times the stage, `OUTSIDE_WRITES` and `REST` times the
-    rest."""
+    """Sum of `STOP`, `LATE_GRADIENTS`, `SAVE_STAGE` times the stage, `OUTSIDE_WRITES`, `ON_DEVICE` and
+    `REST` times the rest."""
     sequence: float
     unit_order: float
     step_seconds: float
@@ -117,6 +132,16 @@ class StepDecision:
     stop: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Update:
+    """The update of a step, as far as it is known when it has started."""
+
+    norm: float | Callable[[], float]
+    skipped: bool
+    gathering: float
+    """Seconds of bringing replicas up to date."""
+
+
 class StepPipeline:
     """Work between the last backward pass of a step and the next forward pass."""
 
@@ -145,6 +170,11 @@ class StepPipeline:
         self._clock = clock
         self._clip_norm = config.gradient_clipping
         self._skips_non_finite = precision.compute_dtype != "bf16" or precision.check_grad_overflow
+        is_offloaded = offload is not None or config.zero.offload_param is not None
+        self._may_run_ahead = not is_offloaded and comm.model_parallel is None
+        """Whether an update may start before the host knows the norm; see docs/adr/0073."""
+        self._unread: DeviceSquares | None = None
+        """Sums of the last step that nobody may have read."""
         self._overflowed: list[str] = []
         """Units whose gradients, in this rank's part, were not finite in this step."""
 
@@ -160,22 +190,14 @@ class StepPipeline:
         phases = lap.passes
         flags = STOP * stop + SAVE_STAGE * save_stage + REST * self.division.rest
         flags += OUTSIDE_WRITES * self._core.writes.found()
-        rows, waited = self._settle_gradients(phases, flags)
+        rows, squares, waited = self._settle_gradients(phases, flags)
         if any(int(row.flags) & OUTSIDE_WRITES for row in rows):
             self._core.writes.settle()
         began = perf_counter()
-        loss_scale = self.scaler.scale
+        loss_scale, lr = self.scaler.scale, self._optimizer.lr
         decision = self.decide(rows)
-        norm = decision.sum_squares**0.5 / self.gradient_scale
-        if self._optimizer.is_local:
-            norm /= len(rows) ** 0.5
-        overflow = decision.overflow
-        skipped = overflow and self._skips_non_finite
-        lr = self._optimizer.lr
-        gathering = 0.0 if skipped else self.executor.start(self.grad_scale(norm))
-        self.clear()
-        self._clock.count_published(gathering)
-        self.scaler.update(overflow=overflow, where=self._overflowed)
+        update = self._update(decision, len(rows)) if squares is None else self._update_ahead(squares)
+        gathering = update.gathering
         phases["optimizer"] = perf_counter() - began - gathering + lap.fenced
         phases["gather"] = gathering + lap.published
         phases["optimizer_background"] = lap.background
@@ -184,8 +206,8 @@ class StepPipeline:
         result = StepResult(
             step=step,
             at_boundary=True,
-            grad_norm=norm,
-            skipped=skipped,
+            grad_norm=update.norm,
+            skipped=update.skipped,
             loss_scale=loss_scale,
             lr=lr,
             seconds=phases,
@@ -198,9 +220,59 @@ class StepPipeline:
             save_stages=tuple(int(row.flags) % (4 * SAVE_STAGE) // SAVE_STAGE for row in rows),
         )
 
-    def _settle_gradients(self, phases: dict[str, float], flags: int) -> tuple[list[StepRecord], float]:
-        """Reduce, and exchange records until no rank holds unsent gradients; return the records and the
-        seconds of waiting so far."""
+    def _update(self, decision: StepDecision, num_ranks: int) -> _Update:
+        """Update every unit or none, as the host has decided."""
+        norm = decision.sum_squares**0.5 / self.gradient_scale
+        if self._optimizer.is_local:
+            norm /= num_ranks**0.5
+        skipped = decision.overflow and self._skips_non_finite
+        gathering = 0.0 if skipped else self.executor.start(self.grad_scale(norm))
+        self._end_update(gathering)
+        self.scaler.update(overflow=decision.overflow, where=self._overflowed)
+        return _Update(norm=norm, skipped=skipped, gathering=gathering)
+
+    def _update_ahead(self, squares: DeviceSquares) -> _Update:
+        """Start the update of every unit; see [Note: the host behind the device]."""
+        self.settle()
+        gradient_scale = self.gradient_scale
+        scale = device_scale(
+            squares.by_rank,
+            gradient_scale=gradient_scale,
+            max_norm=self._clip_norm,
+            skips_non_finite=self._skips_non_finite,
+        )
+        gathering = self.executor.start(scale)
+        self._end_update(gathering)
+        norm = partial(squares.norm, gradient_scale)
+        if not (self._skips_non_finite or self.scaler.is_active):
+            self._unread = squares
+            return _Update(norm=norm, skipped=False, gathering=gathering)
+        by_unit, by_rank = squares.read()
+        overflow = not all(map(math.isfinite, by_rank))
+        skipped = overflow and self._skips_non_finite
+        if skipped:
+            self._optimizer.withdraw_step()
+        bad = (not math.isfinite(value) for value in by_unit)
+        self._overflowed = [*compress(self._core.gradients, bad)]
+        self.scaler.update(overflow=overflow, where=self._overflowed)
+        return _Update(norm=norm(), skipped=skipped, gathering=gathering)
+
+    def _end_update(self, gathering: float) -> None:
+        self.clear()
+        self._clock.count_published(gathering)
+
+    def settle(self) -> None:
+        """Read what the device found in the last step, if nobody has. Raises CommError where ranks have
+        diverged meanwhile."""
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            unread.read()
+
+    def _settle_gradients(
+        self, phases: dict[str, float], flags: int
+    ) -> tuple[list[StepRecord], DeviceSquares | None, float]:
+        """Reduce, and exchange records until no rank holds unsent gradients; return the records, the sums of
+        squares where they stay on the device, and the seconds of waiting so far."""
         began = perf_counter()
         self._core.finish_backward()
         for part in self._core.gradients.values():
@@ -208,9 +280,11 @@ class StepPipeline:
         self._core.reducer.reduce_replicated()
         waited = 0.0
         while True:
-            total = self.sum_of_squares()
+            squares = self._squares_on_device()
+            total = self.sum_of_squares() if squares is None else 0.0
             phases["reduce"] = perf_counter() - began
-            # The sum is on the host, so on CUDA the stream has passed all the waits of this step.
+            # If the sum is on the host, a stream of CUDA has passed all the waits of this step. Else some of
+            # them are counted in the next one.
             self._comm.poll_timings()
             waited += self._comm.take_wait_seconds()
             seconds = self._clock.step_seconds
@@ -218,7 +292,11 @@ class StepPipeline:
                 StepRecord(
                     sum_squares=total,
                     not_finite=float(not math.isfinite(total)),
-                    flags=float(flags + LATE_GRADIENTS * self._core.reducer.has_late),
+                    flags=float(
+                        flags
+                        + LATE_GRADIENTS * self._core.reducer.has_late
+                        + ON_DEVICE * (squares is not None)
+                    ),
                     sequence=self._comm.take_sequence(),
                     unit_order=self._core.reducer.seen_order_hash,
                     step_seconds=seconds,
@@ -226,9 +304,21 @@ class StepPipeline:
                     wait_seconds=waited,
                 )
             )
-            if not any(int(row.flags) & LATE_GRADIENTS for row in rows):
-                return rows, waited
-            self._core.reducer.reduce_late()
+            if any(int(row.flags) & LATE_GRADIENTS for row in rows):
+                self._core.reducer.reduce_late()
+            elif len({int(row.flags) & ON_DEVICE for row in rows}) > 1:
+                self._may_run_ahead = False  # another rank's GPU may not use our kernels
+            else:
+                return rows, None if squares is None else DeviceSquares(squares, self._comm), waited
+
+    @torch.no_grad()
+    def _squares_on_device(self) -> torch.Tensor | None:
+        """Return the sums of squares of this rank's parts of the units if the update can start without them
+        on the host, else None."""
+        rule = self._optimizer.rule
+        if not self._may_run_ahead or not (isinstance(rule, UpdateRule) and rule.takes_device_scale):
+            return None
+        return squares_on_device([part.own_part for part in self._core.gradients.values()])
 
     @torch.no_grad()
     def sum_of_squares(self) -> float:

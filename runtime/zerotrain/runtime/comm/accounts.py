@@ -101,11 +101,13 @@ class Accounts:
         *,
         receivers: int | None = None,
         crossing: int | None = None,
+        on_host: bool = False,
     ) -> Pending:
         """Account for a collective that was just issued, and return the `Pending` to wait for it.
 
         It sends `bytes_each` to each of `receivers` ranks (None: all others), and to `crossing` of them
         across a node boundary (None: once to every other node, as rings pass data on within a node).
+        `on_host`: the wait blocks the host whatever the device is.
         """
         num_bytes = bytes_each * (self.world_size - 1 if receivers is None else receivers)
         self.bytes_sent[op] += num_bytes
@@ -113,11 +115,13 @@ class Accounts:
         word = zlib.crc32(f"{op} {label} {num_bytes}".encode())
         self._sequence = (self._sequence * 1_000_003 + word) & _HASH_BITS
         measurement = self.stopwatch.start(op, label, num_bytes)
-        return Pending(self.watch(work, f"{op} for {label!r}", measurement).wait)
+        return Pending(self.watch(work, f"{op} for {label!r}", measurement, on_host=on_host).wait)
 
-    def watch(self, work: Any, name: str, measurement: Measurement | None = None) -> Watched:
+    def watch(
+        self, work: Any, name: str, measurement: Measurement | None = None, *, on_host: bool = False
+    ) -> Watched:
         """Wrap a handle so that the watchdog watches it, without accounting; `name` is the same on every
-        rank."""
+        rank; `on_host`: see `account`."""
         return Watched(
             work,
             name,
@@ -125,6 +129,7 @@ class Accounts:
             watchdog=self._watchdog,
             delays=self._delays,
             measurement=measurement,
+            on_host=on_host,
         )
 
     def check(self) -> None:

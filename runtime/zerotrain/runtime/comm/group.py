@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class Comm(Accounts):
         """The torch.distributed process group of the ranks; None for one rank without a group."""
         self._exchanges: Any = None
         self._gathers: Any = None
+        self._hosts: Any = None
+        """Group over which the hosts exchange records, beside NCCL's; None = `group` takes host tensors."""
         self.subgroups: list[Any] = []
         """Process groups of some of the ranks. `SubGroup` adds its group here, so that a failure aborts its
         collectives too, and removes it before leaving the group."""
@@ -174,17 +177,18 @@ class Comm(Accounts):
 
     def gather_record(self, record: Sequence[float], *, label: str = "step record") -> list[list[float]]:
         """All-gather one short record of float64 per rank; return the records in rank order, equal on every
-        rank."""
+        rank. The hosts exchange it among themselves: no one waits for a device."""
         if self.world_size == 1:
             return [list(record)]
         mine = torch.tensor(record, dtype=torch.float64, device="cpu")  # not the program's default device
-        if self.device.type == "cuda":  # from page-locked memory: the host does not wait for the device
-            mine = mine.pin_memory().to(self.device, non_blocking=True)
-        full = torch.empty(self.world_size * mine.numel(), dtype=torch.float64, device=self.device)
-        self.all_gather(full, mine, label=label).wait()
+        full = torch.empty(self.world_size * mine.numel(), dtype=torch.float64, device="cpu")
+        if self.device.type == "cpu":
+            self.all_gather(full, mine, label=label).wait()
+        else:
+            group = self._hosts or self.group
+            work = self.issue(FLAT_ALL_GATHER, full, mine, group=group, async_op=True)
+            self.account("all_gather", label, mine.nbytes, work, on_host=True).wait()
         rows: list[list[float]] = full.view(self.world_size, -1).tolist()
-        if self._watchdog is not None:
-            self._watchdog.check()  # on CUDA the values arrive here, those of an aborted collective too
         return rows
 
     def broadcast(self, tensor: torch.Tensor, *, label: str, source: int = 0) -> None:
@@ -205,10 +209,10 @@ class Comm(Accounts):
             self._watchdog.close()
         if self._shared is not None:
             self._shared.close()
-        for made in (self._exchanges, self._gathers):
+        for made in (self._exchanges, self._gathers, self._hosts):
             if made is not None and self._members is None and dist.is_initialized():
                 dist.destroy_process_group(made)
-        self._exchanges = self._gathers = None
+        self._exchanges = self._gathers = self._hosts = None
         _OPEN.discard(self._serial)
 
     def _name(self, op: str, label: str) -> str:
@@ -243,11 +247,14 @@ class Comm(Accounts):
         return options.local_world_size if len(set(sizes)) == 1 else 0, not any(opened)
 
     def _make_groups(self, timeout: timedelta, *, is_first: bool) -> None:
-        """Make the groups of this engine: a second one of the same ranks, for exchanges of gradients, and one
-        for gathers if another engine is open."""
-        options = _options(dist.get_backend(), timeout)
+        """Make the groups of this engine: a second one of the same ranks, for exchanges of gradients, one for
+        gathers if another engine is open, and one for records where NCCL takes no tensors of the host."""
+        backend = dist.get_backend()
+        options = _options(backend, timeout)
         if self._members is None:
             self._exchanges = dist.new_group(timeout=timeout, pg_options=options)
+            if backend == "nccl":
+                self._hosts = dist.new_group(timeout=timeout, backend="gloo")
             if not is_first and self.device.type == "cpu":
                 # In one group with another engine, a rank that uses the engines in another order would
                 # receive that one's values. On a GPU, a communicator would take too much memory for that.
@@ -258,10 +265,10 @@ class Comm(Accounts):
             # Only the members call this. torch derives the name of such a group from the groups that exist,
             # so a group made after another was destroyed would find the old one's addresses. The group is
             # therefore kept.
-            _SECOND_GROUPS[key] = dist.new_group(
-                self._members, timeout=timeout, use_local_synchronization=True, pg_options=options
-            )
-        self._exchanges = _SECOND_GROUPS[key]
+            make = partial(dist.new_group, self._members, timeout=timeout, use_local_synchronization=True)
+            hosts = make(backend="gloo") if backend == "nccl" else None
+            _SECOND_GROUPS[key] = make(pg_options=options), hosts
+        self._exchanges, self._hosts = _SECOND_GROUPS[key]
 
     def _make_watchdog(self, bound_seconds: float) -> Watchdog | None:
         if self.world_size == 1 or bound_seconds == 0:
@@ -317,8 +324,8 @@ collective: enough for the watchdog to find ranks that wait elsewhere."""
 _OPEN: set[int] = set()
 """Serial numbers of the objects that are not closed."""
 
-_SECOND_GROUPS: dict[tuple[int, ...], Any] = {}
-"""Second groups by their global ranks; they live as long as the process."""
+_SECOND_GROUPS: dict[tuple[int, ...], tuple[Any, Any]] = {}
+"""Groups for exchanges and for records by their global ranks; they live as long as the process."""
 
 _ENGINES = itertools.count()
 """Counter of engines. Every rank makes its engines in the same order, so their watchdogs find each other by

@@ -24,6 +24,28 @@ def event_behind(stream: Any) -> Any:
     return event
 
 
+class HostCopy:
+    """A small tensor on its way to the host. Making it waits for nothing; reading waits for what the stream
+    had been given by then, and for nothing behind that."""
+
+    __slots__ = ("_event", "_values")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Start the copy on the current stream. On a CPU there is none, and the tensor must not change."""
+        self._values, self._event = tensor.detach(), None
+        if tensor.device.type == "cuda":
+            self._values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+            self._values.copy_(tensor, non_blocking=True)
+            self._event = event_behind(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> torch.Tensor:
+        """Return the values in host memory, once they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        return self._values
+
+
 class ComputeStream(NamedTuple):
     """The stream on which something was computed."""
 

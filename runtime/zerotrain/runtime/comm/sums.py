@@ -106,6 +106,19 @@ def sums_of_squares(flats: Sequence[torch.Tensor]) -> list[float]:
     return [_on_host(flat) if flat.device.type == "cpu" else next(found) for flat in flats]
 
 
+@torch.no_grad()
+def squares_on_device(flats: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the values of `sums_of_squares`, float64 on the tensors' device, without waiting for it.
+
+    None where our kernel may not be used for all of them: without it, a sum that is infinite says nothing
+    about the values.
+    """
+    kernels = find(flats[0], Family.SUMS) if flats else None
+    if kernels is None or not all(can_sum(flat, ()) for flat in flats):
+        return None
+    return square_sums(kernels, flats)
+
+
 def square_sum(flat: torch.Tensor) -> torch.Tensor:
     """Return the value of `sums_of_squares` for one tensor, on its device, 0-d float64. On CUDA without our
     kernel it may be infinite for values that are finite."""
@@ -118,10 +131,10 @@ def square_sum(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _on_gpu(flats: Sequence[torch.Tensor]) -> list[float]:
-    kernels = find(flats[0], Family.SUMS)
-    if kernels is not None and all(can_sum(flat, ()) for flat in flats):
-        exact: list[float] = square_sums(kernels, flats).tolist()
-        return exact
+    exact = squares_on_device(flats)
+    if exact is not None:
+        known: list[float] = exact.tolist()
+        return known
     sums = [_by_rows(flat) for flat in flats]
     found: list[float] = torch.stack(sums).tolist()
     # Recompute sums that are not finite in float64: squares may overflow float32 although the values are

@@ -71,13 +71,16 @@ class Watched:
         watchdog: Watchdog | None,
         delays: Delays,
         measurement: Measurement | None = None,
+        on_host: bool = False,
     ) -> None:
-        """Report the collective to the watchdog; `name` is the same on every rank."""
+        """Report the collective to the watchdog; `name` is the same on every rank. `on_host`: the wait blocks
+        the host beside an accelerator, too."""
         self._work = work
         self._what = f"{name} on rank {rank}"
         self._watchdog = watchdog
         self._delays = delays
         self._measurement = measurement
+        self._on_host = on_host or (watchdog is not None and watchdog.is_host)
         self._number = 0 if watchdog is None else watchdog.start(name, work)
 
     def wait(self) -> None:
@@ -92,7 +95,7 @@ class Watched:
         if watchdog is not None:
             watchdog.enter(self._number)
         try:
-            if watchdog is None or not watchdog.is_host or isinstance(work, Ready):
+            if watchdog is None or not self._on_host or isinstance(work, Ready):
                 work.wait()
                 if watchdog is not None:
                     watchdog.check()  # on CUDA an aborted collective ends without an error

@@ -81,6 +81,7 @@ class EngineCheckpoints:
                 "engine.step() returned at_boundary"
             )
         self._core.updates.settle_all()
+        self._pipeline.settle()  # no checkpoint of a step in which ranks diverged
         return CheckpointState(
             layout=self._core.layout,
             rank=self._comm.rank,

@@ -141,6 +141,7 @@ class EngineParts:
             return
         try:
             self.core.updates.settle_all()
+            self.pipeline.settle()
             self.checkpoints.close()  # not after a failed update: the other ranks do not get here then
             self.state.observer.closing()
         finally:

@@ -11,6 +11,7 @@ from math import inf
 
 import torch
 
+from zerotrain.runtime.optim.device_scale import DeviceScale
 from zerotrain.runtime.optim.rules import AdamRule
 from zerotrain.runtime.optim.update import Kernel, Segment, TorchKernel, UnitUpdate, UpdateRule
 from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ
@@ -45,10 +46,15 @@ class FusedKernel(TorchKernel):
         super().__init__(rule, unit)
         self._divisor: torch.Tensor | None = None
         """Divisor of the gradients; None = 1."""
-        if unit.grad_scale != 1.0:
-            # Clipping gives a scale of 0 for gradients that are not finite: finite ones become 0, the others
-            # NaN.
-            inverse = 1.0 / unit.grad_scale if unit.grad_scale else inf
+        self._found_inf: torch.Tensor | None = None
+        """Not zero: the kernel writes nothing."""
+        scale = unit.grad_scale
+        # Clipping gives a scale of 0 for gradients that are not finite: finite ones become 0, the others NaN.
+        if isinstance(scale, DeviceScale):
+            self._divisor = scale.factor.reciprocal().float()
+            self._found_inf = None if scale.found_inf is None else scale.found_inf.float()
+        elif scale != 1.0:
+            inverse = 1.0 / scale if scale else inf
             self._divisor = torch.full((), inverse, dtype=torch.float32, device=unit.grads.device)
 
     def update(
@@ -74,4 +80,5 @@ class FusedKernel(TorchKernel):
             amsgrad=rule.amsgrad,
             maximize=False,
             grad_scale=self._divisor,
+            found_inf=self._found_inf,
         )

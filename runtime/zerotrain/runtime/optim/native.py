@@ -8,7 +8,8 @@ raises ImportError. Called by `ZeroOptimizer`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -17,6 +18,7 @@ from zerotrain.runtime._native import UpdateTask, update_
 from zerotrain.runtime.kernels.adam import AdamArrays, update
 from zerotrain.runtime.kernels.device import Family, find
 from zerotrain.runtime.offload.states import Block
+from zerotrain.runtime.optim.device_scale import DeviceScale, on_host
 from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
 from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule
 from zerotrain.runtime.optim.update import Kernel, Segment, UnitUpdate, UpdateRule
@@ -73,7 +75,7 @@ class NativeKernel(Kernel):
             [rule.segment(segment) for segment in unit.segments],
             unit.grads,
             unit.weights,
-            grad_scale=unit.grad_scale,
+            grad_scale=on_host(unit.grad_scale),
             weight_is_master=unit.writes_masters,
             bf16_states=unit.state_dtype is torch.bfloat16,
         )
@@ -104,16 +106,25 @@ class CudaKernel(Kernel):
             grad=self._unit.grads[block.start : block.stop],
             weight=block.weight,
         )
-        if arrays.is_valid():
-            update(self._kernels, self._rule.kernel_name, [arrays], grad_scale=self._unit.grad_scale)
-        else:
+        if not arrays.is_valid():
             FusedKernel(self._rule, self._unit).run(block)
+            return
+        scale, launch = (
+            self._unit.grad_scale,
+            partial(update, self._kernels, self._rule.kernel_name, [arrays]),
+        )
+        if isinstance(scale, DeviceScale):
+            launch(factor=scale.factor, found_inf=scale.found_inf)
+        else:
+            launch(grad_scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeAdamRule(_NativeRule, FusedAdamRule):
     """Adam and AdamW by the native kernel; on CUDA by ours where the device may use it, else by torch's fused
     kernel."""
+
+    takes_device_scale: ClassVar[bool] = True
 
     def kernel(self, update: UnitUpdate) -> Kernel:
         """Return the kernel for the device of the gradients."""

@@ -190,6 +190,10 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.num_updates += 1
         return [group_hyper(group) for group in self.param_groups]
 
+    def withdraw_step(self) -> None:
+        """Do not count the last update: a gradient was not finite, and the device wrote nothing."""
+        self.num_updates -= 1
+
     @property
     def is_local(self) -> bool:
         """Whether the next update takes each rank's own gradients: 1-bit Adam after its warm-up."""

@@ -12,6 +12,7 @@ import torch
 
 from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
+from zerotrain.runtime.optim.device_scale import GradScale, on_host
 from zerotrain.runtime.optim.joint import JointRule, update_jointly
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.update import StepUpdate, UpdateRule
@@ -38,7 +39,7 @@ class StepExecutor:
         self._link = link
 
     @torch.no_grad()
-    def start(self, grad_scale: float) -> float:
+    def start(self, grad_scale: GradScale) -> float:
         """Update every unit and start to bring its replicas up to date; return the seconds spent on the
         latter. What is not over then is waited for when it is used."""
         core, optimizer = self._core, self._optimizer
@@ -64,7 +65,7 @@ class StepExecutor:
         if self._link is not None:
             self._link.close()
 
-    def _update(self, grad_scale: float) -> None:
+    def _update(self, grad_scale: GradScale) -> None:
         """Update every unit, and publish each right after its update, or all after a joint one."""
         core, optimizer = self._core, self._optimizer
         parts, replicas = core.gradients, core.updates.replicas
@@ -76,7 +77,7 @@ class StepExecutor:
                 list(parts.values()),
                 hypers,
                 step=step,
-                grad_scale=grad_scale,
+                grad_scale=on_host(grad_scale),
             )
             for part in parts.values():
                 replicas.publish(part.unit)
@@ -89,7 +90,7 @@ class StepExecutor:
                     self._link.wait(name)
                 replicas.publish(parts[name].unit)
 
-    def _update_in_background(self, updater: Updater, grad_scale: float) -> None:
+    def _update_in_background(self, updater: Updater, grad_scale: GradScale) -> None:
         core, rule = self._core, self._optimizer.rule
         assert not isinstance(rule, JointRule)  # `make_updater` makes no thread for those
         units = update_order(core)
@@ -111,7 +112,7 @@ class StepExecutor:
             publication=publication_order(core),
         )
 
-    def _begin(self, rule: UpdateRule, parts: Sequence[UnitGradients], grad_scale: float) -> StepUpdate:
+    def _begin(self, rule: UpdateRule, parts: Sequence[UnitGradients], grad_scale: GradScale) -> StepUpdate:
         optimizer = self._optimizer
         if self._link is not None:
             states, device = optimizer.states, self._core.comm.device
@@ -125,7 +126,7 @@ class StepExecutor:
         if rule.prepares:
             self._core.updates.wait()  # it reads states, which the last update may still be storing
             rule = rule.prepare(
-                parts, optimizer.registry, hypers, grad_scale=grad_scale, ledger=self._core.ledger
+                parts, optimizer.registry, hypers, grad_scale=on_host(grad_scale), ledger=self._core.ledger
             )
         return StepUpdate(rule, optimizer.registry, parts, hypers, step=step, grad_scale=grad_scale)
 

@@ -18,6 +18,7 @@ import torch
 
 from zerotrain.runtime.offload.resident import ResidentStates
 from zerotrain.runtime.offload.states import Block, Encoding
+from zerotrain.runtime.optim.device_scale import GradScale, on_host
 from zerotrain.runtime.optim.groups import Hyper
 from zerotrain.runtime.optim.state_registry import StateRegistry
 from zerotrain.runtime.zero.gradients import UnitGradients, shard_on
@@ -52,7 +53,7 @@ class UnitUpdate:
     segments: Sequence[Segment]
     grads: torch.Tensor
     """The gradients of all elements of the states, 1-D; a kernel may overwrite them."""
-    grad_scale: float
+    grad_scale: GradScale
     weights: torch.Tensor
     """Weights of the same elements, on the same device."""
     writes_masters: bool = False
@@ -82,6 +83,8 @@ class UpdateRule(ABC):
 
     prepares: ClassVar[bool] = False
     """Whether `prepare` must be called at every step."""
+    takes_device_scale: ClassVar[bool] = False
+    """Whether its kernels beside the CPU's take a `DeviceScale`."""
 
     @property
     @abstractmethod
@@ -166,8 +169,8 @@ class TorchKernel(Kernel):
         self, master: torch.Tensor, grad: torch.Tensor, states: Mapping[str, torch.Tensor], segment: Segment
     ) -> None:
         """Update masters and states of a tile in place."""
-        if self.unit.grad_scale != 1.0:
-            grad.mul_(self.unit.grad_scale)
+        if (scale := on_host(self.unit.grad_scale)) != 1.0:
+            grad.mul_(scale)
         self.rule.update(master, grad, states, segment.hyper, segment.step)
 
 
@@ -183,7 +186,7 @@ class StepUpdate:
         hypers: Sequence[Hyper],
         *,
         step: int,
-        grad_scale: float,
+        grad_scale: GradScale,
     ) -> None:
         """Copy the numbers for the units of `parts`, which are in forward order; `hypers` by group. The
         gradients are read when a unit is updated, and overwritten."""

@@ -21,6 +21,7 @@ import torch
 
 from zerotrain.contract.progress import RejectedCheckpoint
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
+from zerotrain.runtime.comm.streams import HostCopy
 from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.report import Reporter
 
@@ -51,8 +52,8 @@ class AutomaticEvents(EngineEvents):
         self._has_saved_to_stop = False
         """Whether a durable checkpoint was made since all ranks were to stop."""
         self._hides_saves = False
-        self._loss: torch.Tensor | None = None
-        """Sum of the losses of the step in progress."""
+        self._losses: list[HostCopy] = []
+        """Parts of the loss of the step in progress."""
         self._tokens = 0
         self._pause: Callable[[], AbstractContextManager[None]] | None = None
         self._finish: Callable[[], None] | None = None
@@ -89,15 +90,15 @@ class AutomaticEvents(EngineEvents):
 
     def loss(self, loss: torch.Tensor, *, weight: float) -> None:
         """Add a part of the step's loss, without waiting for the device."""
-        part = loss.reshape(()).to(torch.float64) * weight
-        self._loss = part if self._loss is None else self._loss + part
+        self._losses.append(HostCopy(loss.reshape(()).to(torch.float64) * weight))
 
-    def take_step(self) -> tuple[torch.Tensor | float, int]:
-        """Return loss and tokens of the step that ended, NaN and 0 where they are not known."""
+    def take_step(self) -> tuple[float, int]:
+        """Return loss and tokens of the step that ended, NaN and 0 where they are not known. Waits until the
+        device has computed the loss, not for the update."""
         self._end_pause()
         self._had_pause, self._has_pause = self._has_pause, False
-        loss, tokens = nan if self._loss is None else self._loss, self._tokens
-        self._loss, self._tokens = None, 0
+        loss = sum(float(part.read()) for part in self._losses) if self._losses else nan
+        tokens, self._losses, self._tokens = self._tokens, [], 0
         return loss, tokens
 
     def training_pass(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.runtime.comm.streams import HostCopy
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train import digest
 from zerotrain.runtime.train.checkpointing import Checkpoints, is_due
@@ -69,7 +70,7 @@ class TrainingLoop:
         self._is_first = False
         rows = engine.comm.gather_record(
             [
-                float(torch.stack(losses).double().mean()),
+                float(torch.stack([loss.read() for loss in losses]).double().mean()),
                 float(self.checkpoints.is_time_up),
                 digest.digest(engine) if looks else 0.0,
             ]
@@ -91,9 +92,9 @@ class TrainingLoop:
         self._watch_divergence(loss, is_skipped=result.skipped)
         return bool(rows[0][1])
 
-    def _micro_batches(self) -> tuple[list[torch.Tensor], float, StepResult]:
+    def _micro_batches(self) -> tuple[list[HostCopy], float, StepResult]:
         engine = self.session.engine
-        losses: list[torch.Tensor] = []
+        losses: list[HostCopy] = []
         data_seconds = 0.0
         batches = self.session.loader.step_batches()
         while True:
@@ -104,7 +105,7 @@ class TrainingLoop:
                 break
             loss = self.session.model.loss(engine, _sent(batch, engine.device))
             engine.backward(loss)
-            losses.append(loss.detach())
+            losses.append(HostCopy(loss))  # before the update, which the host need not wait for
             result = engine.step()
         return losses, data_seconds, result
 
