@@ -9,10 +9,10 @@ stop, and hashes that show whether the ranks issued the same collectives. Called
 
 [Note: the host behind the device] On a GPU the host need not know the norm to start an update. The ranks'
 sums of squares are then gathered by the devices, beside the record, which the hosts exchange. Kernels compute
-the factor from them, and write nothing if a gradient was not finite and such steps are skipped. Whether a
-step was skipped decides rates, ages and the loss scale, so where it may be the host reads the sums at the end
-of the step, while the device updates. Elsewhere it reads them when somebody asks for the norm, or at the next
-step.
+the factor from them, and write nothing if a gradient was not finite and such steps are skipped. The host
+counts the step, and advances the schedule. It reads the sums at the next step, before anything else, or when
+somebody asks for the norm, the loss scale or whether the step was skipped. If it was, ages, counts and rates
+are taken back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import compress
 from time import perf_counter
 
@@ -31,7 +30,7 @@ from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm, CommError
 from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import squares_on_device, sums_of_squares
-from zerotrain.runtime.late_numbers import DeviceSquares, LateNumber
+from zerotrain.runtime.late_numbers import DeviceSquares, Late, LateStep
 from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
 from zerotrain.runtime.optim.device_scale import device_scale
@@ -70,12 +69,13 @@ class StepResult:
     """Step boundaries so far, skipped ones included."""
     at_boundary: bool
     """Whether a step ended; False inside gradient accumulation, where the other fields have no meaning."""
-    grad_norm: LateNumber = LateNumber()  # noqa: RUF009  # a descriptor, one for all results
+    grad_norm: Late[float] = Late(0.0)  # noqa: RUF009  # a descriptor, one for all results
     """Global 2-norm of the averaged gradient before clipping, without the loss scale. Under 1-bit Adam after
     its warm-up the root mean square of the ranks' own norms, as no rank has the average. On a GPU, reading it
     may wait until the device has computed it."""
-    skipped: bool = False
-    """Whether the gradient was not finite; weights, states and schedule are unchanged then."""
+    skipped: Late[bool] = Late(False)  # noqa: RUF009
+    """Whether the gradient was not finite; weights, states and schedule are unchanged then. Reading it may
+    wait as well."""
     loss_scale: float = 1.0
     """Factor on the loss of this step; 1 unless the model computes in fp16."""
     lr: float = 0.0
@@ -117,6 +117,8 @@ class StepOutcome:
     """Result for the user, and values for the engine alone."""
 
     result: StepResult
+    late: LateStep | None = None
+    """The step, if the host does not know yet whether it was skipped."""
     stop: bool
     """Whether a rank wants to stop."""
     save_stages: tuple[int, ...] = ()
@@ -137,9 +139,10 @@ class _Update:
     """The update of a step, as far as it is known when it has started."""
 
     norm: float | Callable[[], float]
-    skipped: bool
+    skipped: bool | Callable[[], bool]
     gathering: float
     """Seconds of bringing replicas up to date."""
+    late: LateStep | None = None
 
 
 class StepPipeline:
@@ -162,7 +165,7 @@ class StepPipeline:
         if comm.device.type == "cuda" and offload is not None:
             link = DeviceLink(comm.device, core.ledger, pins=offload.pin_memory)
         self.executor = StepExecutor(core, optimizer, updater=updater, link=link)
-        self.scaler = LossScaler(precision)
+        self._scaler = LossScaler(precision)
         self.division = LossDivision(precision)
         self._core = core
         self._optimizer = optimizer
@@ -173,10 +176,16 @@ class StepPipeline:
         is_offloaded = offload is not None or config.zero.offload_param is not None
         self._may_run_ahead = not is_offloaded and comm.model_parallel is None
         """Whether an update may start before the host knows the norm; see docs/adr/0073."""
-        self._unread: DeviceSquares | None = None
-        """Sums of the last step that nobody may have read."""
+        self._late: LateStep | None = None
+        """The last step, if the host may not know what became of it."""
         self._overflowed: list[str] = []
         """Units whose gradients, in this rank's part, were not finite in this step."""
+
+    @property
+    def scaler(self) -> LossScaler:
+        """The loss scale, as the last step left it."""
+        self.settle()
+        return self._scaler
 
     @property
     def gradient_scale(self) -> float:
@@ -216,6 +225,7 @@ class StepPipeline:
         )
         return StepOutcome(
             result=result,
+            late=update.late,
             stop=decision.stop,
             save_stages=tuple(int(row.flags) % (4 * SAVE_STAGE) // SAVE_STAGE for row in rows),
         )
@@ -243,30 +253,32 @@ class StepPipeline:
         )
         gathering = self.executor.start(scale)
         self._end_update(gathering)
-        norm = partial(squares.norm, gradient_scale)
-        if not (self._skips_non_finite or self.scaler.is_active):
-            self._unread = squares
-            return _Update(norm=norm, skipped=False, gathering=gathering)
-        by_unit, by_rank = squares.read()
-        overflow = not all(map(math.isfinite, by_rank))
-        skipped = overflow and self._skips_non_finite
-        if skipped:
-            self._optimizer.withdraw_step()
-        bad = (not math.isfinite(value) for value in by_unit)
-        self._overflowed = [*compress(self._core.gradients, bad)]
-        self.scaler.update(overflow=overflow, where=self._overflowed)
-        return _Update(norm=norm(), skipped=skipped, gathering=gathering)
+        late = self._late = LateStep(
+            squares,
+            gradient_scale=gradient_scale,
+            may_skip=self._skips_non_finite,
+            end=self._end_late_step,
+        )
+        skipped: bool | Callable[[], bool] = late.is_skipped if late.may_skip else False
+        return _Update(norm=late.norm, skipped=skipped, gathering=gathering, late=late)
 
     def _end_update(self, gathering: float) -> None:
         self.clear()
         self._clock.count_published(gathering)
 
+    def _end_late_step(self, bad_units: list[bool], overflow: bool) -> None:
+        """Follow what the device found in the last step's gradients."""
+        if overflow and self._skips_non_finite:
+            self._optimizer.withdraw_step()
+        self._overflowed = [*compress(self._core.gradients, bad_units)]
+        self._scaler.update(overflow=overflow, where=self._overflowed)
+
     def settle(self) -> None:
-        """Read what the device found in the last step, if nobody has. Raises CommError where ranks have
-        diverged meanwhile."""
-        unread, self._unread = self._unread, None
-        if unread is not None:
-            unread.read()
+        """Read what the device found in the last step, if nobody has. Raises the errors of
+        `LateStep.settle`."""
+        if self._late is not None:
+            self._late.settle()
+            self._late = None
 
     def _settle_gradients(
         self, phases: dict[str, float], flags: int

@@ -73,7 +73,7 @@ def lines_of(**entries: Any) -> list[tuple[int, str]]:
     for step in range(1, 5):
         seconds = dict.fromkeys((*PHASES, "wait"), 1e-3 * step)
         result = StepResult(step=step, at_boundary=True, seconds=seconds, lr=1e-3, grad_norm=0.5)
-        lines = log.add(result, samples=4, skipped_steps=1, phase_peaks={"forward": 3 << 20})
+        lines = log.add(result, samples=4, skipped_steps=lambda: 1, phase_peaks={"forward": 3 << 20})
         found += [(step, line) for line in lines]
     return found
 

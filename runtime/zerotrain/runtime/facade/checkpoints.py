@@ -104,6 +104,7 @@ class EngineCheckpoints:
     def apply(self, state: CheckpointState, choice: LoadChoice | None = None) -> None:
         """Apply a state that was overwritten in place; see `Engine.after_state_load`. Collective."""
         choice, scalars = choice or LoadChoice(), state.scalars
+        self._pipeline.settle()
         order = self._check_scalars(choice, scalars)
         restore_extra_states(self._core.model, state.extra)
         if not choice.module_only:

@@ -64,6 +64,7 @@ class EngineParts:
         self.pipeline = StepPipeline(
             core, optimizer, comm=comm, config=config, clock=self.clock, updater=updater
         )
+        state.settle = self.pipeline.settle
         self.relayout = Relayout(core, optimizer, plan)
         self.generation = SyncedGeneration(core)
         self.entries = Entries(core, config)
@@ -131,6 +132,7 @@ class EngineParts:
             drop_gradients=self.loop.zero_grad,
             backward=partial(self.loop.backward, is_divided=False, release_loss=False),
             loss_scale=lambda: self.pipeline.scaler.scale,
+            settle=self.pipeline.settle,
             was_skipped=lambda: self.state.last_step is not None and self.state.last_step.skipped,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(kw_only=True, slots=True)
 class EngineState:
     """Counts, results and the present configuration of one engine."""
@@ -28,8 +33,10 @@ class EngineState:
     """Trackers of the configuration."""
     global_steps: int = 0
     """Step boundaries so far, skipped ones included."""
-    skipped_steps: int = 0
-    """Step boundaries whose gradient was not finite."""
+    known_skips: int = 0
+    """`skipped_steps`, without those of which the host does not know yet."""
+    settle: Callable[[], None] = _nothing
+    """Makes the host know what became of the last step."""
     global_samples: int = 0
     """Samples of all steps of this process so far, over all ranks."""
     micro_steps: int = 0
@@ -46,6 +53,16 @@ class EngineState:
     """Whether this rank asked to stop."""
     stop_agreed: bool = False
     """Whether a rank asked to stop before the last boundary; the same on every rank."""
+
+    @property
+    def skipped_steps(self) -> int:
+        """Step boundaries whose gradient was not finite."""
+        self.settle()
+        return self.known_skips
+
+    @skipped_steps.setter
+    def skipped_steps(self, number: int) -> None:
+        self.known_skips = number
 
     @property
     def accumulation_steps(self) -> int:

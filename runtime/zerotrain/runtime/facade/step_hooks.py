@@ -68,7 +68,7 @@ class StepHooks:
         lines = self._log.add(
             result,
             samples=samples,
-            skipped_steps=self._state.skipped_steps,
+            skipped_steps=lambda: self._state.skipped_steps,
             phase_peaks=self._core.ledger.phase_peaks(),
         )
         if self._core.comm.rank == 0:
@@ -92,9 +92,15 @@ class StepLog:
         self._began = perf_counter()
 
     def add(
-        self, result: StepResult, *, samples: int, skipped_steps: int, phase_peaks: Mapping[str, int]
+        self,
+        result: StepResult,
+        *,
+        samples: int,
+        skipped_steps: Callable[[], int],
+        phase_peaks: Mapping[str, int],
     ) -> list[str]:
-        """Add a step of so many samples; return the lines to print now, if any."""
+        """Add a step of so many samples; return the lines to print now, if any. `skipped_steps` returns how
+        many were skipped so far, and may wait for the device."""
         if not self._interval:
             return []
         self._num_steps += 1
@@ -102,7 +108,7 @@ class StepLog:
         self._seconds.update(result.seconds)
         if result.step % self._interval:
             return []
-        lines = [self._step_line(result, skipped_steps)]
+        lines = [self._step_line(result, skipped_steps())]
         if self._times:
             lines.append(self._times_line(result.step))
         if self._memory:

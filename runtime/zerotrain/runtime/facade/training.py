@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from zerotrain.runtime.facade.feeding import Feeding
 from zerotrain.runtime.facade.state import EngineState
 from zerotrain.runtime.facade.step_hooks import StepHooks
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.optim.schedule import Schedule
+from zerotrain.runtime.optim.schedule import LrSchedule, Schedule
 from zerotrain.runtime.refreeze import Relayout
-from zerotrain.runtime.step import StepPipeline, StepResult
+from zerotrain.runtime.step import StepOutcome, StepPipeline, StepResult
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.sharded_model import ShardedModel, has_lost_spill
 from zerotrain.runtime.zero.transforms import outside_inference_mode
@@ -164,6 +165,7 @@ class TrainingLoop:
         self.core.check_open("step()")
         check_trains(self.core, "step()")
         self.core.check_step()
+        self.pipeline.settle()
         self.optimizer.check_groups()
         if self.accumulation.updates_now():
             self.hooks.run_before()
@@ -178,10 +180,7 @@ class TrainingLoop:
             stop=self.state.stop_requested,
             save_stage=self.checkpoints.save_stage,
         )
-        if outcome.result.skipped:
-            self.state.skipped_steps += 1
-        elif self.steps_schedule:
-            self.schedule.step()
+        self._count(outcome)
         self.state.stop_agreed = outcome.stop
         self._settle_device()
         self.clock.restart()
@@ -189,3 +188,22 @@ class TrainingLoop:
         self.hooks.run_after(outcome.result)
         self.checkpoints.end_if_over(outcome.save_stages)
         return outcome.result
+
+    def _count(self, outcome: StepOutcome) -> None:
+        """Advance the schedule unless the step was skipped. Where the host does not know, the step counts
+        until it does; a schedule that cannot go back waits."""
+        late, steps = outcome.late, self.steps_schedule
+        can_undo = isinstance(self.schedule, LrSchedule) or not steps
+        if late is not None and late.may_skip and can_undo:
+            late.undo = partial(self._undo, steps=steps)
+        elif outcome.result.skipped:
+            self.state.skipped_steps += 1
+            return
+        if steps:
+            self.schedule.step()
+
+    def _undo(self, *, steps: bool) -> None:
+        """Count the last step as skipped after all; `steps`: the schedule was advanced for it."""
+        self.state.known_skips += 1
+        if steps and isinstance(self.schedule, LrSchedule):
+            self.schedule.undo()

@@ -133,13 +133,18 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self._configured = [_json_values(group) for group in self.param_groups]
         self._fixed = [fixed_options(group) for group in self.param_groups]
         self._members = [list(group["params"]) for group in self.param_groups]
-        self.num_updates = 0
-        """Number of steps that changed the weights; skipped ones do not count."""
+        self._num_updates = 0
         self.layout = layout
         self.registry = StateRegistry(group_of, takes_all=given is None)
         self.states = self.registry.states
         self.is_default = False
         """Whether the run names no optimizer; states are then made at the first backward pass."""
+
+    @property
+    def num_updates(self) -> int:  # type: ignore[override]  # an attribute for others
+        """Number of steps that changed the weights; skipped ones do not count."""
+        self.calls.settle()
+        return self._num_updates
 
     def make_states(self, unit: Unit, ledger: MemoryLedger) -> None:
         """Make the states of a new unit, which releases its fp32 values: the values of all units never exist
@@ -187,12 +192,12 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
 
     def begin_step(self) -> list[Hyper]:
         """Count the next update, and return the present hyperparameters by group."""
-        self.num_updates += 1
+        self._num_updates += 1
         return [group_hyper(group) for group in self.param_groups]
 
     def withdraw_step(self) -> None:
         """Do not count the last update: a gradient was not finite, and the device wrote nothing."""
-        self.num_updates -= 1
+        self._num_updates -= 1
 
     @property
     def is_local(self) -> bool:
@@ -229,7 +234,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         """
         order = match_stored(scalars, self.registry.group_of, len(self.param_groups))
         groups = [scalars["groups"][index] for index in order]
-        self.num_updates = int(scalars["num_updates"])
+        self._num_updates = int(scalars["num_updates"])
         configured = scalars.get("configured")
         before = self._configured if configured is None else [configured[index] for index in order]
         if any(

@@ -72,6 +72,13 @@ class LrSchedule:
         self.num_updates += 1
         self._write()
 
+    def undo(self) -> None:
+        """Take back the last `step`, which no update followed. Values that were changed since then stay."""
+        written = self._values()
+        self.num_updates -= 1
+        for group, before, now in zip(self._groups, written, self._values(), strict=False):
+            group.update({key: value for key, value in now.items() if group[key] == before[key]})
+
     def get_last_lr(self) -> list[float]:
         """Return the rates that the next update uses, one per group."""
         return [float(group["lr"]) for group in self._groups]
@@ -94,10 +101,16 @@ class LrSchedule:
             self._base.append(float(self._groups[index]["lr"]))
             if self._curves is not None and self.config is not None:
                 self._curves.append(_curve_of(self.config, index, len(self._groups)))
-        for group, base, curve in zip(self._groups, self._base, self._curves or (), strict=False):
-            group["lr"] = curve.rate(self.num_updates, base)
-            if curve.betas is not None:
-                group["betas"] = curve.betas(self.num_updates)
+        for group, values in zip(self._groups, self._values(), strict=False):
+            group.update(values)
+
+    def _values(self) -> list[dict[str, Any]]:
+        """Return the values that the schedule writes, by group; none where it is constant."""
+        done, found = self.num_updates, []
+        for base, curve in zip(self._base, self._curves or (), strict=False):
+            betas = {} if curve.betas is None else {"betas": curve.betas(done)}
+            found.append({"lr": curve.rate(done, base), **betas})
+        return found
 
 
 class TorchSchedule:

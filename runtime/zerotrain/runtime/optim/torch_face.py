@@ -170,6 +170,8 @@ class EngineCalls:
     """The implementation of `zero_grad`."""
     backward: Callable[..., Any] = lambda *_, **__: None
     loss_scale: Callable[[], float] = lambda: 1.0
+    settle: Callable[[], None] = lambda: None
+    """Makes the host know what became of the last step."""
     was_skipped: Callable[[], bool] = lambda: False
     """Whether the last step changed nothing, because the gradient was not finite."""
 

@@ -32,6 +32,7 @@ def digest(engine: Engine) -> float:
     """Return this rank's digest, never 0. Wait for an update in the background; collective if there is
     one."""
     engine.synchronize()
+    engine.pipeline.settle()
     numbers = f"{engine.global_steps} {engine.optimizer.lr!r} {engine.pipeline.scaler.scale!r}"
     value = zlib.crc32(numbers.encode())
     for unit in engine.core.units:
