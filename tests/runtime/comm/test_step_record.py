@@ -1,12 +1,15 @@
-"""The record that ranks exchange at a step is made on the host."""
+"""The record that ranks exchange at a step is made on the host, and the hosts exchange it."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from zerotrain.runtime.comm import group
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
 
@@ -31,3 +34,36 @@ def test_the_programs_default_device_is_not_the_records() -> None:
         assert comm.gather_record([1.0, 2.5]) == [[1.0, 2.5]] * 2
     finally:
         torch.set_default_device(None)
+
+
+class OnGpu(Comm):
+    """One of two ranks with GPUs, whose hosts have a group of their own."""
+
+    def __init__(self) -> None:
+        self.device, self.world_size, self.rank = torch.device("cuda", 0), 2, 0
+        self.group, self._hosts, self._members, self._watchdog = "NCCL", None, None, None
+
+    def issue(self, start: Any, full: torch.Tensor, mine: torch.Tensor, **options: Any) -> Any:  # type: ignore[override]
+        assert {full.device.type, mine.device.type} == {"cpu"}
+        assert options == {"group": "gloo", "async_op": True}
+        full.view(2, -1).copy_(mine)
+
+    def account(self, *given: Any, on_host: bool = False, **_: Any) -> Pending:
+        assert on_host
+        return Pending.done()
+
+
+def test_no_record_passes_through_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm: Any = OnGpu()
+    made: list[Any] = []
+
+    def noted(**given: Any) -> Any:
+        made.append(given.get("backend"))
+        return made[-1]
+
+    monkeypatch.setattr(dist, "get_backend", lambda *_: "nccl")
+    monkeypatch.setattr(dist, "new_group", noted)
+    monkeypatch.setattr(group, "_options", lambda *_: None)
+    comm._make_groups(timedelta(seconds=1), is_first=True)
+    assert made == [None, "gloo"]
+    assert comm.gather_record([1.0, 2.5]) == [[1.0, 2.5]] * 2

@@ -6,6 +6,7 @@ The kernel exists for CPUs as well.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from tests.support.unit_updates import update_on
 from zerotrain.runtime.offload.states import Block
+from zerotrain.runtime.optim.device_scale import DeviceScale, GradScale
 from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
 from zerotrain.runtime.optim.groups import Hyper
 from zerotrain.runtime.optim.rules import AdamRule
@@ -101,6 +103,33 @@ def test_a_clip_of_zero_is_a_step_as_elsewhere() -> None:
     FusedKernel(rule, unit).run(block_of(weight, None, states))
     assert weight.isnan().tolist() == [False, True, False]
     assert weight[[0, 2]].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kept", ["master", "split", "bf16"])
+def test_a_scale_on_the_device_is_the_hosts(kept: str) -> None:
+    """With `found_inf` no bit changes, whatever the gradients hold."""
+    rule, everything = AdamRule(), [Segment(start=0, stop=64, hyper=HYPERS[0], step=2)]
+    values = torch.linspace(-2.0, 3.0, 64, dtype=torch.float32)
+    start = [values.bfloat16(), values.clone()] if kept == "master" else [*split(values.clone())]
+    scale = torch.tensor([SCALE], dtype=torch.float64)
+
+    def updated(grad_scale: GradScale, grad: torch.Tensor) -> list[torch.Tensor]:
+        weight, first = (half.clone() for half in start)
+        states = {kind: torch.full((64,), 0.5, dtype=torch.float32) for kind in rule.kinds}
+        block = block_of(weight, first, states)
+        if kept == "bf16":
+            block, first = replace(block_of(weight, None, states), master=weight), weight
+        unit = UnitUpdate(segments=everything, grads=grad, grad_scale=grad_scale, weights=weight)
+        FusedKernel(rule, unit).run(block)
+        return [weight, first, *states.values()]
+
+    counts, bad = (DeviceScale(factor=scale, found_inf=torch.full_like(scale, flag)) for flag in (0.0, 1.0))
+    for found, wanted in zip(updated(counts, values.cos()), updated(SCALE, values.cos()), strict=True):
+        assert torch.equal(found, wanted)
+    weight, first, *states = updated(bad, values.log())
+    assert torch.equal(weight, start[0])
+    assert kept == "bf16" or torch.equal(first, start[1])
+    assert all((state == 0.5).all() for state in states)
 
 
 def test_the_programs_default_dtype_is_not_the_kernels() -> None:
