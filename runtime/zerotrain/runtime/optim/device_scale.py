@@ -14,11 +14,11 @@ from zerotrain.runtime.zero.clipping import CLIP_EPSILON
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceScale:
-    """What an update multiplies the gradients by, and whether it happens. Tensors of one float64 element."""
+    """Factor of the gradients of an update, and whether it happens: tensors of one float64 element."""
 
     factor: torch.Tensor
     found_inf: torch.Tensor | None
-    """Not zero: a gradient is not finite, and the update must write nothing. None: every step counts."""
+    """Flag of a gradient that is not finite: the update then writes nothing. None: every step counts."""
 
 
 GradScale = float | DeviceScale

@@ -47,7 +47,7 @@ class FusedKernel(TorchKernel):
         self._divisor: torch.Tensor | None = None
         """Divisor of the gradients; None = 1."""
         self._found_inf: torch.Tensor | None = None
-        """Not zero: the kernel writes nothing."""
+        """Flag with which the kernel writes nothing."""
         scale = unit.grad_scale
         # Clipping gives a scale of 0 for gradients that are not finite: finite ones become 0, the others NaN.
         if isinstance(scale, DeviceScale):
