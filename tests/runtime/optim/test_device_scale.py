@@ -29,3 +29,12 @@ def test_equal_to_the_hosts_factor(squares: list[float], gradient_scale: float) 
     free = device_scale(given, gradient_scale=gradient_scale, max_norm=0.0, skips_non_finite=False)
     assert free.factor.tolist() == [1.0 / gradient_scale]
     assert free.found_inf is None
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.5])
+def test_nothing_waits_for_the_device(max_norm: float) -> None:
+    """Tensors without memory raise where a value of theirs would come to the host."""
+    squares = torch.empty(8, dtype=torch.float64, device="meta")
+    found = device_scale(squares, gradient_scale=3.0, max_norm=max_norm, skips_non_finite=True)
+    assert found.found_inf is not None
+    assert (found.factor.shape, found.found_inf.shape) == ((1,), (1,))
