@@ -139,9 +139,12 @@ class Engine(Names):
         updated in the background with the present hyperparameters: changing a learning rate afterwards
         affects the next step. Code that uses weights or states waits for the update; see `synchronize`.
 
+        On a GPU it may return before the device knows the norm; reading it from the result then waits.
+
         Raises CommError when the ranks have diverged (they issued different collectives), CheckpointError
-        when a checkpoint in the background failed (the step itself is done then), RuntimeError after a
-        backward pass that raised, within `full_parameters` and after `close`, ValueError for `lr_kwargs`.
+        when a checkpoint in the background failed (the step itself is done then), LossScaleError (on a GPU
+        perhaps in the next pass), RuntimeError after a backward pass that raised, within `full_parameters`
+        and after `close`, ValueError for `lr_kwargs`.
         """
         return self._parts.loop.step(lr_kwargs)
 
