@@ -25,7 +25,7 @@ from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.update import UpdateRule
-from zerotrain.runtime.step import RELAYOUT_MARK
+from zerotrain.runtime.step_record import RELAYOUT_MARK
 from zerotrain.runtime.zero.build import build_unit
 from zerotrain.runtime.zero.callers import has_swapped_parameters
 from zerotrain.runtime.zero.gradients import UnitGradients

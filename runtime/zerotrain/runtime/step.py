@@ -3,9 +3,7 @@
 The update may go on in the background when `Engine.step` returns (docs/adr/0016). What is agreed here, and
 every number of the update, is final by then.
 
-The record that the ranks exchange carries everything on which they must agree: the gradient norm (summed in
-rank order, so its bits are the same everywhere), whether a gradient was not finite, whether a rank wants to
-stop, and hashes that show whether the ranks issued the same collectives. Called by `Engine.step`.
+The ranks agree by the record of `step_record.py`. Called by `Engine.step`.
 
 [Note: the host behind the device] On a GPU the host need not know the norm to start an update. The ranks'
 sums of squares are then gathered by the devices, beside the record, which the hosts exchange. Kernels compute
@@ -27,7 +25,7 @@ import torch
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.clock import StepClock
-from zerotrain.runtime.comm.group import Comm, CommError
+from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import squares_on_device, sums_of_squares
 from zerotrain.runtime.late_numbers import DeviceSquares, Late, LateStep
@@ -38,27 +36,19 @@ from zerotrain.runtime.optim.loss_scale import LossDivision, LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.step_executor import StepExecutor
 from zerotrain.runtime.optim.update import UpdateRule
+from zerotrain.runtime.step_record import (
+    LATE_GRADIENTS,
+    ON_DEVICE,
+    OUTSIDE_WRITES,
+    REST,
+    SAVE_STAGE,
+    STOP,
+    StepRecord,
+    exchange_records,
+)
 from zerotrain.runtime.zero.clipping import clip_factor
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.sharded_model import ShardedModel
-
-RELAYOUT_MARK = -1.0
-"""Value in place of a step record's sum of squares: the rank rebuilds its units instead of taking a step."""
-
-STOP, LATE_GRADIENTS = 1, 2
-"""Flags of a step record: the rank wants to stop; it holds gradients that were not sent (see
-zero/reduce.py)."""
-
-SAVE_STAGE = 4
-"""Factor, in the flags of a step record, of the stage (0 to 3) of a checkpoint written in the background."""
-
-OUTSIDE_WRITES = 16
-"""Flag of a step record: the rank wrote into parameters since the last step (see zero/writes.py)."""
-ON_DEVICE = 32
-"""Flag of a step record: the rank's sum of squares is on its device, and the record has none."""
-REST = 64
-"""Factor, in the flags of a step record, of the number by which the gradients are still to be divided
-(optim/loss_scale.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,26 +80,6 @@ class StepResult:
     rank_wait_seconds: tuple[float, ...] = ()
     """Part of `rank_seconds` spent waiting for collectives, per rank: a rank that differs from the others is
     the straggler."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord:
-    """Record that each rank sends at a step, 64 bytes; see the module's text."""
-
-    sum_squares: float
-    not_finite: float
-    flags: float
-    """Sum of `STOP`, `LATE_GRADIENTS`, `SAVE_STAGE` times the stage, `OUTSIDE_WRITES`, `ON_DEVICE` and
-    `REST` times the rest."""
-    sequence: float
-    unit_order: float
-    step_seconds: float
-    compute_seconds: float
-    wait_seconds: float
-
-    def fields(self) -> list[float]:
-        """Return the values in the order of declaration."""
-        return [getattr(self, name) for name in self.__slots__]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -388,29 +358,8 @@ class StepPipeline:
         return StepDecision(sum_squares=total, overflow=overflow, stop=stop)
 
     def agree(self, record: StepRecord) -> list[StepRecord]:
-        """Exchange records. Raises CommError when the ranks did not issue the same collectives."""
-        names = StepRecord.__slots__
-        raw = self._comm.gather_record(record.fields())
-        rows = [StepRecord(**dict(zip(names, row, strict=True))) for row in raw]
-        changed = [rank for rank, row in enumerate(rows) if row.sum_squares == RELAYOUT_MARK]
-        if changed:
-            raise CommError(
-                f"ranks {changed} changed requires_grad of parameters since the last step and rank "
-                f"{self._comm.rank} did not; freeze and unfreeze the same parameters on every rank"
-            )
-        mismatched = [rank for rank, row in enumerate(rows) if row.sequence != rows[0].sequence]
-        if mismatched:
-            raise CommError(
-                f"ranks {mismatched} issued other collectives than rank 0 since the last step; "
-                "the model must call the same modules in the same order on every rank (where ranks visit "
-                "different experts at stage 3, name the module that holds them in "
-                "zero_optimization.leaf_module)"
-            )
-        if len({int(row.flags) // REST for row in rows}) > 1:
-            raise CommError(
-                "some ranks began the step with a bfloat16 loss and others with one of another dtype; return "
-                "a loss of one dtype on every rank, for example loss.float()"
-            )
+        """Exchange records; see `exchange_records`."""
+        rows = exchange_records(record, self._comm)
         if len({row.unit_order for row in rows}) == 1:
             self._core.reducer.adopt_seen_order()
         return rows

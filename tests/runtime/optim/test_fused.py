@@ -107,7 +107,7 @@ def test_a_clip_of_zero_is_a_step_as_elsewhere() -> None:
 
 @pytest.mark.parametrize("kept", ["master", "split", "bf16"])
 def test_a_scale_on_the_device_is_the_hosts(kept: str) -> None:
-    """Whatever the gradients hold, no bit changes with `found_inf`."""
+    """Change no bit with `found_inf`, whatever the gradients hold."""
     rule, everything = AdamRule(), [Segment(start=0, stop=64, hyper=HYPERS[0], step=2)]
     values = torch.linspace(-2.0, 3.0, 64, dtype=torch.float32)
     start = [values.bfloat16(), values.clone()] if kept == "master" else [*split(values.clone())]

@@ -140,7 +140,7 @@ def account(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record_fields() -> tuple[str, ...]:
-    from zerotrain.runtime.step import StepRecord
+    from zerotrain.runtime.step_record import StepRecord
 
     return tuple(StepRecord.__slots__)
 
