@@ -17,6 +17,7 @@ from zerotrain.contract.config.schema import (
     AioConfig,
     BatchConfig,
     CheckpointConfig,
+    CompileConfig,
     Fp8Config,
     LeafModuleConfig,
     OffloadConfig,
@@ -42,6 +43,7 @@ _BLOCKS: Mapping[str, type] = {
     "aio": AioConfig,
     "checkpoint": CheckpointConfig,
     "fp8": Fp8Config,
+    "compile": CompileConfig,
 }
 _FREE = frozenset(("nvme_path", "paths", "notices", "unsupported", "report", "source"))
 """Fields that are not compared. Folders may differ between machines; the reader's messages and the notation

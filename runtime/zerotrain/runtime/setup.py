@@ -18,6 +18,8 @@ from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.worlds import check_worlds
+from zerotrain.runtime.compiling.check import check_compilation
+from zerotrain.runtime.compiling.units import compile_units
 from zerotrain.runtime.config_check import check_same_config
 from zerotrain.runtime.construct.buffers import BufferRules, check_buffers
 from zerotrain.runtime.construct.pending import is_pending
@@ -205,6 +207,7 @@ def build_core(
     background."""
     check_same_config(config, comm)
     warn_of_slow_products(config, comm)
+    check_compilation(model, config.compile, comm.device)
     layout = optimizer.layout
     _check_agreement(layout, comm)
     check_buffers(model, comm)
@@ -231,6 +234,8 @@ def build_core(
     if (layers := compute_in_fp8(model, config, comm)) is not None:
         core.fp8 = layers
         core.until_closed(layers)
+    if (compiled := compile_units(model, layout, config.compile)) is not None:
+        core.until_closed(compiled)
     serve(core)
     return_free_memory()  # held by the model's own tensors before
     return core
@@ -281,6 +286,7 @@ def _options(
         reduce_bucket_numel=zero.reduce_bucket_size,
         publish_numel=zero.allgather_bucket_size,
         stays_in_flight=_stays_in_flight(config, comm),
+        compiles_units=config.compile.enabled,
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )

@@ -21,9 +21,11 @@ from torch.nn import functional
 
 import zerotrain.runtime as zt
 from tests.support.collectives import watch_collectives
+from tests.support.free_form import config
 from tests.support.just_in_time import WIDTH, Chain, batch, contents
 from tests.support.late_gathers import land_late
 from tests.support.ranks import run_ranks, use_transport
+from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.timing import Pending
@@ -31,6 +33,7 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.optim.update import StepUpdate
 from zerotrain.runtime.train import digest
 from zerotrain.runtime.zero import replicas
+from zerotrain.runtime.zero.hooks import has_compiled_code
 
 pytestmark = pytest.mark.ranks
 
@@ -329,3 +332,29 @@ def test_steps_wait_where_nothing_overlaps() -> None:
     assert over_messages(left_in_flight, False, False) == [[], []]
     assert run_ranks(2, left_in_flight, True, False) == [[], []], "ranks share their memory"
     assert over_messages(left_in_flight, True, True) == [[], []], "guards of compiled code see parameters"
+
+
+def steps_of_blocks(is_compiled: bool) -> tuple[list[float], list[str], bool]:
+    """Return losses of steps, the units in flight after the last one, and whether code was compiled."""
+    torch.manual_seed(3)
+    settings = config(2, compile={"enabled": is_compiled, "backend": "eager"})
+    settings["zero_optimization"]["overlap_comm"] = True
+    engine, *_ = zt.initialize(model=TinyGPT(layers=2), config=settings)
+    land_late(engine)
+    losses = []
+    for tokens, targets in token_batches(3, size=2):
+        loss = engine(tokens, targets)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    found = in_flight(engine)
+    engine.close()
+    return losses, found, has_compiled_code()
+
+
+def test_units_that_the_engine_compiles_are_whole_before_their_guards() -> None:
+    eager, compiled = (over_messages(steps_of_blocks, is_compiled) for is_compiled in (False, True))
+    for before, (losses, found, has_compiled) in zip(eager, compiled, strict=True):
+        assert (losses, found) == before[:2]
+        assert has_compiled
+        assert {"blocks.0", "blocks.1"} <= set(found)

@@ -14,6 +14,7 @@ from .schema import (
     AioConfig,
     BatchConfig,
     CheckpointConfig,
+    CompileConfig,
     Dtype,
     EngineConfig,
     Fp8Config,
@@ -87,6 +88,7 @@ def build(draft: ConfigDraft, report: tuple[KeyReport, ...], written: Mapping[st
         zero=ZeroConfig(**zero),
         precision=_precision(draft),
         fp8=_fp8(draft),
+        compile=_compile(draft),
         optimizer=_optimizer(draft),
         scheduler=_scheduler(draft),
         activation_checkpointing=ActivationCheckpointingConfig(
@@ -134,6 +136,11 @@ def _offload(draft: ConfigDraft, block: str) -> OffloadConfig | None:
 def _fp8(draft: ConfigDraft) -> Fp8Config:
     values = {item.name: draft.value(f"fp8.{item.name}") for item in fields(Fp8Config)}
     return Fp8Config(**{**values, "exclude": tuple(values["exclude"])})
+
+
+def _compile(draft: ConfigDraft) -> CompileConfig:
+    values = {item.name: draft.value(f"compile.{item.name}") for item in fields(CompileConfig)}
+    return CompileConfig(**{**values, "options": values["options"] or None})
 
 
 def _precision(draft: ConfigDraft) -> PrecisionConfig:

@@ -165,6 +165,26 @@ def fp8(draft: ConfigDraft) -> None:
         )
 
 
+def compilation(draft: ConfigDraft) -> None:
+    """Check that the options of a backend stand alone and capture no CUDA graphs."""
+    options = draft.value("compile.options")
+    if not draft.value("compile.enabled") or not options:
+        return
+    if draft.value("compile.mode") != "default":
+        raise draft.error(
+            "compile.options",
+            "cannot be combined with compile.mode, which stands for options of its own",
+            "Remove one of the two.",
+        )
+    if options.get("triton.cudagraphs"):
+        raise draft.error(
+            "compile.options",
+            "must not set triton.cudagraphs: CUDA graphs read weights at fixed addresses, and gathered "
+            "weights have others at each use",
+            "Remove that option.",
+        )
+
+
 def remainders(draft: ConfigDraft) -> None:
     """Derive or check master weights in two halves, which need bf16 and a native update."""
     kind = draft.value("optimizer.type")
@@ -274,6 +294,7 @@ RULES: tuple[Callable[[ConfigDraft], None], ...] = (
     spill,
     bf16_masters,
     fp8,
+    compilation,
     remainders,
     optimizer,
     scheduler,

@@ -361,6 +361,29 @@ class Fp8Config:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CompileConfig:
+    """Compilation of each unit's forward by torch.compile, whose arguments the other fields are."""
+
+    enabled: bool = False
+    """Whether units are compiled."""
+
+    backend: str = "inductor"
+    """Name of the backend."""
+
+    mode: str = "default"
+    """Mode of the backend, never one with CUDA graphs."""
+
+    options: Mapping[str, Any] | None = None
+    """Options of the backend, in place of a mode."""
+
+    dynamic: bool | None = None
+    """Whether sizes count as changing from the start; None = once they have changed."""
+
+    fullgraph: bool = False
+    """Whether a forward that is not one graph is an error."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
     """The optimizer that the engine builds; absent if the caller provides one."""
 
@@ -475,6 +498,9 @@ class EngineConfig(WrittenMapping):
 
     fp8: Fp8Config = field(default_factory=Fp8Config)
     """Products in FP8."""
+
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    """Compilation of the units."""
 
     optimizer: OptimizerConfig | None = None
     """Optimizer; None if the caller passes one or the trainer's default applies."""

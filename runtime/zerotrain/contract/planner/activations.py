@@ -22,6 +22,7 @@ ID = 8
 ASSUMPTIONS = (
     "attention is fused: no matrix of tokens by tokens is ever stored",
     "forward keeps what the trainer's own models keep; the loss is taken in fp32 over all tokens at once",
+    "compile.enabled changes no figure: what compiled units keep, and how fast they are, is not known",
 )
 
 

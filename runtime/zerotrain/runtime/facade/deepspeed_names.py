@@ -248,7 +248,8 @@ class DeepSpeedNames:
         """Raise: the model's hooks are in place, and torch.compile cannot trace them."""
         raise RuntimeError(
             "engine.compile() is not possible: initialize() has put hooks into the model that torch.compile "
-            "cannot trace; call torch.compile, or compile() of the model or its blocks, before initialize()"
+            "cannot trace; set compile.enabled of the configuration, or call torch.compile, or compile() of "
+            "the model or its blocks, before initialize()"
         )
 
 

@@ -58,8 +58,9 @@ class TrainingLoop:
         self.feeding.look_at_batch(args, kwargs)
         if self.core.model._compiled_call_impl is not None and not self.core.knows_compiler:
             raise RuntimeError(
-                "the model was compiled after initialize(), whose hooks torch.compile cannot trace; call "
-                "torch.compile (or module.compile()) on the model or its blocks before initialize()"
+                "the model was compiled after initialize(), whose hooks torch.compile cannot trace; set "
+                "compile.enabled of the configuration, or call torch.compile (or module.compile()) on the "
+                "model or its blocks before initialize()"
             )
         try:
             with self._autocast():

@@ -115,8 +115,8 @@ class _LinearProduct(torch.autograd.Function):
         ctx.scheme, ctx.magnitudes = scheme, magnitudes
         x = scheme.quantize(x_MK.contiguous(), E4M3)
         weight = scheme.quantize(weight_NK.contiguous(), E4M3)
-        _note(magnitudes, Operand.INPUT, x)
-        _note(magnitudes, Operand.WEIGHT, weight)
+        x = _noted(x, magnitudes, Operand.INPUT)
+        weight = _noted(weight, magnitudes, Operand.WEIGHT)
         return scheme.product(x, weight, fast_sum=True)
 
     @staticmethod
@@ -126,7 +126,7 @@ class _LinearProduct(torch.autograd.Function):
         dx_MK = dw_NK = None
         if ctx.needs_input_grad[0]:
             gradient = scheme.quantize(gradient_MN.contiguous(), scheme.gradient_dtype)
-            _note(ctx.magnitudes, Operand.GRADIENT, gradient)
+            gradient = _noted(gradient, ctx.magnitudes, Operand.GRADIENT)
             weight_KN = weight_NK.t().contiguous()
             dx_MK = scheme.product(gradient, scheme.quantize(weight_KN, E4M3))
         if ctx.needs_input_grad[1]:
@@ -144,6 +144,32 @@ def _weight_gradient(x_MK: torch.Tensor, gradient_MN: torch.Tensor, scheme: Sche
     return scheme.product(gradient, scheme.quantize(x_MK.t().contiguous(), E4M3))
 
 
-def _note(magnitudes: torch.Tensor, operand: Operand, codes: Codes) -> None:
-    """Write the largest magnitude, on the device: nothing waits for it."""
-    torch.amax(codes.amax, dim=tuple(range(codes.amax.ndim)), out=magnitudes[operand])
+def _noted(codes: Codes, magnitudes: torch.Tensor, operand: Operand) -> Codes:
+    """Write the largest magnitude, on the device: nothing waits for it. Return the codes to use."""
+    if torch.compiler.is_compiling():
+        return codes._replace(scale=_note_in_graph(codes.scale, codes.amax, magnitudes, int(operand)))
+    _note(codes.amax, magnitudes, operand)
+    return codes
+
+
+def _note(amax: torch.Tensor, magnitudes: torch.Tensor, operand: int) -> None:
+    torch.amax(amax, dim=tuple(range(amax.ndim)), out=magnitudes[operand])
+
+
+@torch.library.custom_op("zerotrain::note_amax", mutates_args=())
+def _note_in_graph(
+    scale: torch.Tensor, amax: torch.Tensor, magnitudes: torch.Tensor, operand: int
+) -> torch.Tensor:
+    """Return a copy of the scale, and write the largest magnitude.
+
+    It does not declare the write: a graph keeps `magnitudes` for its backward, and would refuse to run that
+    after any layer's next write. Nothing in a graph reads what is written. The copy keeps the call in the
+    graph.
+    """
+    _note(amax, magnitudes.data, operand)  # `data` has a count of writes of its own
+    return scale.clone()
+
+
+@_note_in_graph.register_fake
+def _(scale: torch.Tensor, _amax: torch.Tensor, _magnitudes: torch.Tensor, _operand: int) -> torch.Tensor:
+    return torch.empty_like(scale)

@@ -79,7 +79,8 @@ def rank_environment(
         channel_socket=socket_path,
         stacks_path=stacks_path,
     )
-    return {**DEFAULTS, **allocator(environ), **environ, **spec.to_env(), **rank_env.to_env()}
+    found = {**DEFAULTS, **allocator(environ), **compiler_caches(environ, spec.run_dir)}
+    return {**found, **environ, **spec.to_env(), **rank_env.to_env()}
 
 
 DEFAULTS = {
@@ -101,6 +102,20 @@ def allocator(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF"):
         return {}
     return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def compiler_caches(environ: Mapping[str, str], run_dir: Path) -> dict[str, str]:
+    """Return the variables that put the caches of torch.compile and Triton into the worker's own folder.
+
+    Nothing is set where the home folder can be written, as in a pod whose home is its scratch volume: the
+    libraries' own folders work there, and outlive a local run. A pod whose template or image names another
+    home has a read-only one.
+    """
+    home = environ.get("HOME")
+    if home and os.access(home, os.W_OK | os.X_OK):
+        return {}
+    folder = run_dir / "compiled"
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def start_rank(

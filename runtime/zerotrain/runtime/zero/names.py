@@ -57,6 +57,11 @@ def _is(module: nn.Module, wrapper: tuple[str, str, str]) -> bool:
     return isinstance(module, getattr(sys.modules.get(home), name, ()))
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether `torch.compile` wraps the module, or its `compile()` was called."""
+    return _is(module, _COMPILED) or module._compiled_call_impl is not None
+
+
 def walk(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Layers]]:
     """Yield every module by its plain name, in the order of `named_modules`.
 

@@ -93,8 +93,8 @@ class PendingUpdates:
     """Updates of one engine that are not over, or whose results are not on all ranks yet; see [Note: fences].
     `fence_seconds` is never reset."""
 
-    def __init__(self, *, publish_numel: int, stays_in_flight: bool) -> None:
-        """`publish_numel`, `stays_in_flight`: see `CoreOptions`."""
+    def __init__(self, *, publish_numel: int, stays_in_flight: bool, compiles_units: bool = False) -> None:
+        """See `CoreOptions` for all of them."""
         self.failure: BaseException | None = None
         """First error of an update. It is final: masters, moments and weights may be of different steps."""
         self.fence_seconds = 0.0
@@ -102,7 +102,11 @@ class PendingUpdates:
         self.background_seconds = 0.0
         """Seconds of the updates themselves."""
         self.replicas = Replicas(
-            most_numel=publish_numel, stays_in_flight=stays_in_flight, settle=self.settle, fail=self.fail
+            most_numel=publish_numel,
+            stays_in_flight=stays_in_flight,
+            compiles_units=compiles_units,
+            settle=self.settle,
+            fail=self.fail,
         )
         self._traceback: TracebackType | None = None
         self._tickets: dict[Unit, Ticket] = {}

@@ -103,7 +103,9 @@ class ShardedModel:
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self.live = LiveWeights(options.live)
         self.updates = PendingUpdates(
-            publish_numel=options.publish_numel, stays_in_flight=options.stays_in_flight
+            publish_numel=options.publish_numel,
+            stays_in_flight=options.stays_in_flight,
+            compiles_units=options.compiles_units,
         )
         self._opened: list[Window] = []
         """Windows of the current pass; a retained graph may open them again."""

@@ -172,14 +172,77 @@ PROFILERS: tuple[Key, ...] = (
     _not_run_block("autotuning", "Autotuning", postponed=True),
 )
 
+_MOVING_WEIGHTS = "CUDA graphs read weights at fixed addresses, and gathered weights have others at each use."
+
 COMPILE: tuple[Key, ...] = (
+    Key(
+        path="compile.enabled",
+        kind=KeyKind.BOOL,
+        default=False,
+        effect="Compile the forward of each unit's module with torch.compile; gathers and reductions stay "
+        "outside of the graphs. A model of which the caller compiled a part is refused.",
+    ),
+    Key(
+        path="compile.backend",
+        kind=KeyKind.TEXT,
+        default="inductor",
+        needs="compile.enabled",
+        effect="Backend of torch.compile. `inductor` needs a C++ compiler on CPUs and a C compiler on GPUs; "
+        "initialize compiles a small function first and refuses to start where that fails.",
+    ),
+    Key(
+        path="compile.mode",
+        kind=KeyKind.TEXT,
+        default="default",
+        needs="compile.enabled",
+        choices=(
+            Choice(value="default"),
+            Choice(value="max-autotune-no-cudagraphs"),
+            *(
+                Choice(
+                    value=value,
+                    status=Status.NOT_RUN,
+                    note=_MOVING_WEIGHTS,
+                    way_out=f'Set compile.mode to "{instead}".',
+                )
+                for value, instead in (
+                    ("reduce-overhead", "default"),
+                    ("max-autotune", "max-autotune-no-cudagraphs"),
+                )
+            ),
+        ),
+        effect="torch.compile's `mode`.",
+    ),
+    Key(
+        path="compile.options",
+        kind=KeyKind.OBJECT,
+        default=None,
+        off=({},),
+        needs="compile.enabled",
+        effect="torch.compile's `options`, such as `epilogue_fusion`; not together with a mode.",
+    ),
+    Key(
+        path="compile.dynamic",
+        kind=KeyKind.BOOL,
+        default=None,
+        needs="compile.enabled",
+        effect="torch.compile's `dynamic`: compile for sizes that change from the start (true), compile each "
+        "size anew (false); absent = sizes that have changed once count as changing.",
+    ),
+    Key(
+        path="compile.fullgraph",
+        kind=KeyKind.BOOL,
+        default=False,
+        needs="compile.enabled",
+        effect="torch.compile's `fullgraph`: an error where a unit's forward is not one graph.",
+    ),
     Key(
         path="compile.deepcompile",
         kind=KeyKind.BOOL,
         default=False,
         status=Status.NOT_RUN,
         note="DeepCompile is not part of this version.",
-        way_out="Set compile.deepcompile to false; torch.compile of a model's blocks is the caller's.",
+        way_out="Set compile.deepcompile to false; compile.enabled compiles each unit.",
         effect="DeepSpeed's compiler passes.",
     ),
     *(
