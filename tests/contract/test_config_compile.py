@@ -8,6 +8,9 @@ import pytest
 
 from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.schema import CompileConfig
+from zerotrain.contract.planner.activations import ASSUMPTIONS, activations
+from zerotrain.contract.planner.shape import gpt_shape
+from zerotrain.contract.presets import PRESETS
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +28,13 @@ def test_defaults_are_those_of_torch() -> None:
 
 def test_arguments_of_torch_compile() -> None:
     options = {"epilogue_fusion": True, "max_autotune": True}
-    block: dict[str, Any] = {"enabled": True, "backend": "aot_eager", "options": options, "dynamic": True, "fullgraph": True}
+    block: dict[str, Any] = {
+        "enabled": True,
+        "backend": "aot_eager",
+        "options": options,
+        "dynamic": True,
+        "fullgraph": True,
+    }
     assert resolved(block).compile == CompileConfig(**block)
 
 
@@ -53,3 +62,9 @@ def test_modes_with_cuda_graphs_are_not_run(mode: str, instead: str) -> None:
 def test_what_cannot_run_is_named(block: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolved({"enabled": True, **block})
+
+
+def test_plans_count_units_as_eager_and_say_so() -> None:
+    shape = gpt_shape(PRESETS["gpt-5m"], source="a test")
+    assert activations(shape, resolved({"enabled": True})) == activations(shape, resolved({}))
+    assert any("compile.enabled" in each for each in ASSUMPTIONS)
