@@ -1,4 +1,4 @@
-"""What cannot be compiled is refused before anything is sharded, with the way out."""
+"""Refusals of what cannot be compiled, before anything is sharded, with the way out."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class CompiledUnits:
     """Modules with a compiled forward, until `remove`. Their class, parameters and hooks stay as they are."""
 
     def __init__(self, modules: Sequence[nn.Module], settings: CompileConfig) -> None:
-        """Nothing is compiled before the modules' first calls."""
+        """Replace each forward; the modules' first calls compile."""
         self._before: list[tuple[nn.Module, Any]] = []
         """Modules, and what their own dictionaries held as `forward`."""
         _raise_limits(modules)

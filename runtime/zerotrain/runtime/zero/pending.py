@@ -94,7 +94,7 @@ class PendingUpdates:
     `fence_seconds` is never reset."""
 
     def __init__(self, *, publish_numel: int, stays_in_flight: bool, compiles_units: bool = False) -> None:
-        """See `CoreOptions` for all of them."""
+        """Take the options of the same names in `CoreOptions`."""
         self.failure: BaseException | None = None
         """First error of an update. It is final: masters, moments and weights may be of different steps."""
         self.fence_seconds = 0.0
