@@ -20,8 +20,8 @@ from zerotrain.runtime.compiling.check import arguments
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.names import innermost, named_modules
 
-VARIANTS = 2
-"""Graphs of one module: with gradients and without."""
+VARIANTS = 4
+"""Graphs of one module: with gradients and without, for the first sizes and for sizes that change."""
 
 
 class CompiledUnits:
