@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,13 @@ SAVED = ("dataset_info.json", "dataset_dict.json")
 
 KINDS = (("prompt", "completion"), ("messages",), ("text",))
 """Columns of the kinds of rows."""
+
+TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "messages": ("a list of messages", (list,)),
+    "text": ("a text", (str,)),
+}
+"""What a column holds, if not a text or a list of messages."""
+ANY_TYPE = "a text or a list of messages", (str, list)
 
 
 def load_rows(spec: FinetuneSpec) -> tuple[Any, Any]:
@@ -59,26 +67,70 @@ def check_rows(spec: FinetuneSpec) -> None:
 
 
 def _load(field: str, source: str) -> Any:
+    # Imported late: the alias must be there before.
+    import datasets
+
     try:
         rows = _read(field, source)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CompatError(
-            f"spec.finetune.{field}: {source} cannot be read: {error}; give JSONL, Parquet, a folder of "
-            "datasets' save_to_disk, or a name on the hub that the job may reach"
+            f"spec.finetune.{field}: {source} cannot be read: {_bad_line(Path(source)) or error}; give JSONL, "
+            "Parquet, a folder of datasets' save_to_disk, or a name on the hub that the job may reach"
         ) from error
     if not len(rows):
         raise CompatError(f"spec.finetune.{field}: {source} has no rows; name a file or folder that has some")
     columns = rows.column_names
-    if not any(set(kind) <= set(columns) for kind in KINDS):
+    kind = next((kind for kind in KINDS if set(kind) <= set(columns)), None)
+    if kind is None:
         raise CompatError(
             f"spec.finetune.{field}: the rows of {source} have {', '.join(columns)}; they need prompt and "
             "completion, or messages, or text"
         )
+    _check_values(field, source, rows.select_columns(list(kind)))
     return rows
 
 
+def _check_values(field: str, source: str, rows: Any) -> None:
+    """Raise CompatError that names the first row with a value of another type, or none."""
+    import pyarrow.types as arrow
+
+    for column in rows.column_names:
+        what, types = TYPES.get(column, ANY_TYPE)
+        # The rule is a column of one type in Arrow's own form, so nobody looks at millions of rows.
+        kept = rows.data.column(column)
+        is_text = arrow.is_string(kept.type) or arrow.is_large_string(kept.type)
+        is_list = arrow.is_list(kept.type) or arrow.is_large_list(kept.type)
+        if not kept.null_count and ((is_text and str in types) or (is_list and list in types)):
+            continue
+        for number, value in enumerate(rows[column], start=1):
+            if not isinstance(value, types):
+                raise CompatError(
+                    f"spec.finetune.{field}: row {number} of {source} has {value!r:.80} as {column}; give "
+                    f"{what} in every row, or remove the row"
+                )
+
+
+def _bad_line(source: Path) -> str:
+    """Return place and fault of the first line of JSON that cannot be read; empty if there is none."""
+    for file in _files(source):
+        if READERS.get(file.suffix) != "json" or file.read_bytes()[:1] == b"[":  # one array
+            continue
+        for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+            try:
+                json.loads(line or b"{}")
+            except ValueError as error:
+                return f"line {number} of {file} is no JSON object: {error}"
+    return ""
+
+
+def _files(source: Path) -> list[Path]:
+    """Return the file, or the files of the folder that may hold rows; none for a name on the hub."""
+    if source.is_dir():
+        return sorted(item for item in source.rglob("*") if item.suffix in READERS)
+    return [source] if source.is_absolute() else []
+
+
 def _read(field: str, source: str) -> Any:
-    # Imported late: the alias must be there before.
     import datasets
 
     if not source.startswith("/"):
@@ -87,7 +139,7 @@ def _read(field: str, source: str) -> Any:
     if path.is_dir() and any((path / name).exists() for name in SAVED):
         saved = datasets.load_from_disk(source)
         return saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
-    files = sorted(item for item in path.rglob("*") if item.suffix in READERS) if path.is_dir() else [path]
+    files = _files(path)
     kinds = {READERS.get(item.suffix) for item in files}
     if len(kinds) != 1 or None in kinds:
         raise CompatError(
