@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.support.hf_cases import OTHERS_CASES, OWN_CASES, TIERS, Case
-from tests.support.hf_parity import TOLERANCE, Bench
-from tests.support.hf_scripts import Losses
+from tests.support.hf_parity import TOLERANCE, Bench, runs_everything
+from tests.support.hf_scripts import Losses, difference, run_script
 
 pytestmark = pytest.mark.ranks
 
 EACH = 4
 """Steps between two stops."""
 GLOBAL_BATCH, MICRO_BATCH = 8, 2
+STRATEGIES = ("zerotrain_stage_3", "deepspeed_stage_2", "zerotrain_stage_1", "deepspeed_stage_3_offload")
 CASES = {"trainer": OWN_CASES["trainer"], "sft": OTHERS_CASES["sft"]}
 
 
@@ -62,3 +64,24 @@ def test_a_stopped_run_goes_on_elsewhere(bench: Bench, name: str, way: str) -> N
     parts = went_on(bench, f"{name}_{way}", CASES[name], stations)
     assert len(parts) == len(whole) == steps
     assert max(abs(one - two) for one, two in zip(parts, whole, strict=True)) <= TOLERANCE
+
+
+def lightning_in_two_parts(folder: Path, strategy: str) -> list[Losses]:
+    """Fit ten steps, and the rest from their checkpoint; return the second run's losses.
+
+    Lightning begins the epoch's data anew. ModelCheckpoint saves step 10 again after the resume, in the
+    middle of step 11's accumulation.
+    """
+    script, given = OWN_CASES["lightning"].path, ("--output_dir", "out", "--strategy", strategy)
+    run_script(script, folder / "first", *given, "--max_steps", "10")
+    return run_script(
+        script, folder / "second", *given, "--resume_from_checkpoint", "../first/out/step-step=10.ckpt"
+    )
+
+
+def test_a_lightning_run_goes_on_as_under_ddp(tmp_path: Path) -> None:
+    reference = lightning_in_two_parts(tmp_path / "ddp", "ddp")
+    assert len(reference[0].losses) > EACH
+    for strategy in STRATEGIES if runs_everything() else STRATEGIES[:1]:
+        found = lightning_in_two_parts(tmp_path / strategy, strategy)
+        assert difference(found, reference) <= TOLERANCE

@@ -65,8 +65,13 @@ def save_models(folder: Path) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
-        model.save_pretrained(folder / name)
-        save_tokenizer(folder / name)
+        _save(model, folder / name)
+    _save(kinds["causal"].bfloat16(), folder / "causal-bf16")
+
+
+def _save(model: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
 
 
 def sentence(number: int) -> str:

@@ -94,6 +94,24 @@ OWN_CASES: Mapping[str, Case] = {
     "lora": Case(script="peft_clm.py", arguments=CLM, tier="3"),
     "dora": Case(script="peft_clm.py", arguments=(*CLM, "--dora"), tier="3 cpu"),
     "lightning": Case(script="lightning_fit.py", arguments=("--output_dir", "out"), tier="3"),
+    "fabric": Case(script="fabric_loop.py", arguments=("--output_dir", "out"), tier="3"),
+    "trainer of one's own": Case(
+        script="trainer_own.py",
+        arguments=(
+            *("--model", "{models}/classifier", "--data", "{data}/labels", *TRAINER),
+            *("--gradient_accumulation_steps", "3", "--max_grad_norm", "0.3"),
+        ),
+        tier="3 cpu",
+    ),
+    "seq2seq": Case(script="seq2seq.py", arguments=(*CLM, "--label_smoothing_factor", "0.1"), tier="3"),
+    "dpo, reference first": Case(
+        script="dpo_reference.py",
+        arguments=(
+            *("--model", "{models}/causal", "--data", "{data}/preferences", "--max_length", "64", *TRAINER),
+            *("--bf16", "false", "--gradient_checkpointing", "false", "--learning_rate", "1e-3"),
+        ),
+        tier="3",
+    ),
 }
 OTHERS_CASES: Mapping[str, Case] = {
     "sft": _trl("sft", "310f4eb5f750a8f2", "3", "--dataset_name", "{data}/chat", "--max_length", "64"),

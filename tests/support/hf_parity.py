@@ -16,10 +16,14 @@ ALL = "ZEROTRAIN_HF"
 """Variable that is `all` where every script runs in every tier (`make test-hf`)."""
 
 
+def runs_everything() -> bool:
+    """Return whether every script runs in every tier here."""
+    return os.environ.get(ALL) == "all"
+
+
 def tiers_of(name: str, case: Case) -> list[str]:
     """Return the tiers in which a case runs here."""
-    everything = os.environ.get(ALL) == "all" or name in IN_ALL_TIERS
-    return list(TIERS) if everything else [case.tier]
+    return list(TIERS) if runs_everything() or name in IN_ALL_TIERS else [case.tier]
 
 
 @dataclass(kw_only=True)

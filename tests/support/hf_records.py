@@ -9,18 +9,20 @@ from typing import Any
 _losses: list[float] = []
 _logged: dict[str, list[float]] = {}
 
-KEYS = ("loss", "eval_loss", "grad_norm", "reward", "rewards/margins")
+KEYS = ("loss", "eval_loss", "eval_tokens", "grad_norm", "reward", "rewards/margins")
 """Values of the Trainer's logs that are compared besides the losses."""
 
 
 def install() -> None:
     """Record the losses of Accelerate's loops (the Trainer's included) and of Lightning's."""
     import accelerate
+    from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
     from lightning.pytorch.strategies import Strategy
     from transformers import Trainer
 
     _record(accelerate.Accelerator, "backward")
     _record(Strategy, "backward")
+    _record(FabricStrategy, "backward")
     log: Any = Trainer.log
 
     def logged(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:

@@ -58,6 +58,8 @@ class Engine(Names):
         last_step: result of the last boundary, None before the first.
         last_load: what `load_checkpoint` found, None before.
         stop_agreed: whether a rank asked to stop before the last boundary; the same on every rank.
+        saves_drop_gradients: whether a save inside gradient accumulation leaves the gradients out, as
+            DeepSpeed's does, instead of raising RuntimeError; False unless it is set, on every rank.
     """
 
     config: StateValue[EngineConfig] = StateValue()
@@ -71,6 +73,7 @@ class Engine(Names):
     last_load: StateValue[LoadResult | None] = StateValue()
     last_save: StateValue[SaveResult | None] = StateValue()
     stop_agreed: StateValue[bool] = StateValue()
+    saves_drop_gradients: StateValue[bool] = StateValue()
 
     def __init__(
         self,

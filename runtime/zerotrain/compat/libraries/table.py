@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from zerotrain.compat.libraries.surface import ACCELERATE, LIGHTNING, TRANSFORMERS, TRL, Surface
+from zerotrain.compat.libraries.surface import ACCELERATE, TRANSFORMERS, TRL, Surface
 from zerotrain.compat.libraries.table_of_jobs import IN_A_JOB
+from zerotrain.compat.libraries.table_of_lightning import OF_LIGHTNING
 
 SURFACES: tuple[Surface, ...] = (
     Surface(
@@ -33,6 +34,13 @@ SURFACES: tuple[Surface, ...] = (
         versions=TRANSFORMERS,
         why="a resume would look for global_step* only",
         mend="transformers.load_own_checkpoints",
+    ),
+    Surface(
+        module="transformers.integrations.deepspeed",
+        symbol="deepspeed_init",
+        versions=TRANSFORMERS,
+        why="an optimizer that a script gives its Trainer would be replaced by another",
+        mend="transformers.keep_own_optimizers",
     ),
     Surface(
         module="transformers.modeling_utils",
@@ -75,73 +83,32 @@ SURFACES: tuple[Surface, ...] = (
     ),
     Surface(
         module="trl.trainer.utils",
+        symbol="hash_module",
+        versions=TRL,
+        why="each rank would read the whole model into its memory",
+        mend="trl.hash_one_by_one",
+    ),
+    Surface(
+        module="trl.trainer.dpo_trainer",
+        symbol="DPOTrainer._precompute_ref_logps",
+        versions=TRL,
+        why="the model would belong to an engine for evaluation when training begins",
+        mend="trl.give_back_policy_of_dpo",
+    ),
+    Surface(
+        module="trl.trainer.kto_trainer",
+        symbol="KTOTrainer._precompute_ref_logps",
+        versions=TRL,
+        why="the model would belong to an engine for evaluation when training begins",
+        mend="trl.give_back_policy_of_kto",
+    ),
+    Surface(
+        module="trl.trainer.utils",
         symbol="maybe_gather_lm_head_ctx",
         versions=TRL,
         why="losses in chunks would read ds_status of a parameter that is whole",
         mend="trl.gather_heads",
     ),
-    Surface(
-        module="lightning.pytorch.strategies.deepspeed",
-        symbol="DeepSpeedStrategy.setup_environment",
-        versions=LIGHTNING,
-        why="the strategy would refuse processors",
-        mend="lightning.train_on_processors",
-    ),
-    Surface(
-        module="lightning.pytorch.strategies.deepspeed",
-        symbol="DeepSpeedStrategy._initialize_deepspeed_inference",
-        versions=LIGHTNING,
-        why="an evaluation after a fit would remove the engine's hooks",
-        mend="lightning.evaluate_after_fit",
-    ),
-    Surface(
-        module="lightning.pytorch.strategies.deepspeed",
-        symbol="DeepSpeedStrategy.handles_gradient_accumulation",
-        versions=LIGHTNING,
-        why="Lightning and the engine would count micro-batches differently",
-        mend="lightning.accumulate_as_ddp",
-    ),
-    Surface(
-        module="lightning.pytorch.strategies.deepspeed",
-        symbol="DeepSpeedStrategy.teardown",
-        versions=LIGHTNING,
-        why="the end of a run would move partitioned parameters to the host",
-        mend="lightning.leave_models_in_place",
-    ),
-    Surface(
-        module="lightning.pytorch.strategies.deepspeed",
-        symbol="DeepSpeedStrategy.lightning_module_state_dict",
-        versions=LIGHTNING,
-        why="a checkpoint would read weights during an update in the background",
-        mend="lightning.settle_before_reading",
-    ),
-    Surface(
-        module="lightning.pytorch.plugins.precision.deepspeed",
-        symbol="DeepSpeedPrecision.backward",
-        versions=LIGHTNING,
-        why="losses would be divided twice by the accumulation steps",
-        mend="lightning.divide_losses_once",
-    ),
-    Surface(
-        module="lightning.pytorch.strategies",
-        symbol="StrategyRegistry",
-        versions=LIGHTNING,
-        why='Trainer(strategy="zerotrain") would not exist',
-        mend="lightning.register_names",
-    ),
-    Surface(
-        module="lightning.pytorch.accelerators.cpu",
-        symbol="CPUAccelerator.auto_device_count",
-        versions=LIGHTNING,
-        why="ranks on processors would each be a world of its own",
-        mend="lightning.count_ranks_of_processors",
-    ),
-    Surface(
-        module="lightning.pytorch.trainer.trainer",
-        symbol="Trainer.fit",
-        versions=LIGHTNING,
-        why="a rank that sees another number of ranks must not train",
-        mend="lightning.check_number_of_ranks",
-    ),
+    *OF_LIGHTNING,
     *IN_A_JOB,
 )

@@ -100,8 +100,15 @@ def settle(parameter: nn.Parameter) -> None:
 
 def postpone(parameter: nn.Parameter) -> None:
     """Make a parameter pending again, whose values are those of its expression."""
+    parameter.__class__ = nn.Parameter
     parameter.data = _placeholder(expression_of(parameter))
     parameter.__class__ = PendingParameter
+
+
+def make_pending(parameter: nn.Parameter, expression: Expression) -> None:
+    """Make a parameter pending with this expression, whatever it was."""
+    _expressions[parameter] = expression
+    postpone(parameter)
 
 
 def release(parameter: nn.Parameter, device: torch.device) -> None:

@@ -63,9 +63,9 @@ class EngineCheckpoints:
         """Host memory for the state that is written in the background; kept from the first such save to
         `close`."""
 
-    def state(self) -> CheckpointState:
+    def state(self, *, drops_gradients: bool = False) -> CheckpointState:
         """Return this rank's part of the training state; see `Engine.checkpoint_state`. Collective where an
-        update runs in the background."""
+        update runs in the background. With `drops_gradients` also inside gradient accumulation."""
         self._core.check_open("saving or loading a checkpoint")
         if self._comm.model_parallel is not None:
             raise RuntimeError(
@@ -74,7 +74,7 @@ class EngineCheckpoints:
                 "get_full_optimizer_state, and save those"
             )
         steps = self._state.accumulation_steps
-        if self._state.micro_steps % steps or self._core.has_gradients:
+        if not drops_gradients and (self._state.micro_steps % steps or self._core.has_gradients):
             raise RuntimeError(
                 "a checkpoint inside gradient accumulation would lose gradients (micro-batch "
                 f"{self._state.micro_steps % steps or 1} of {steps}); save and load after "
@@ -178,7 +178,7 @@ class EngineCheckpoints:
         self._core.check_open("saving or loading a checkpoint")
         with self._clock.standing_still(), self._state.observer.saving():
             self._core.meet_and_settle("save_checkpoint")
-            state = self.state()
+            state = self.state(drops_gradients=self._state.saves_drop_gradients)
             check_storable(state, folder, client_state, group=self._ranks)
             self._end_save(lambda saving: saving.finish())
             if exclude_frozen_parameters:

@@ -49,6 +49,8 @@ class EngineState:
     """Result of the last `load_checkpoint`, None before."""
     last_save: SaveResult | None = None
     """The newest durable checkpoint of this engine."""
+    saves_drop_gradients: bool = False
+    """Whether a save inside gradient accumulation leaves the gradients out, instead of raising."""
     stop_requested: bool = False
     """Whether this rank asked to stop."""
     stop_agreed: bool = False

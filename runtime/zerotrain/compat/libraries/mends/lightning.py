@@ -78,6 +78,8 @@ def evaluate_after_fit(module: ModuleType) -> None:
         train(self, model)
         self._zerotrain_engine = self.model
         self.model.set_gradient_accumulation_boundary(True)  # see accumulate_as_ddp
+        # After a resume ModelCheckpoint may save step N again, after the first micro-batch of step N + 1.
+        self.model.saves_drop_gradients = True
 
     @functools.wraps(evaluate)
     def initialize_inference(self: Any, model: torch.nn.Module) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
 
 from zerotrain.runtime.models.from_pretrained import take_over
 
@@ -20,6 +24,30 @@ def load_own_checkpoints(module: ModuleType) -> None:
             raise ValueError(f"{checkpoint_path} has no checkpoint of the engine to resume from")
 
     module.deepspeed_load_checkpoint = deepspeed_load_checkpoint  # type: ignore[attr-defined]
+
+
+def keep_own_optimizers(module: ModuleType) -> None:
+    """Make the Trainer train with the optimizer and the schedule that its caller gave it (`optimizers=...`).
+
+    `deepspeed_init` replaces both by those of the arguments. A JSON that names an optimizer or a scheduler
+    still decides.
+    """
+    init = module.deepspeed_init
+
+    @functools.wraps(init)
+    def deepspeed_init(trainer: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        own, own_schedule = trainer.optimizer, trainer.lr_scheduler
+        optimizer, schedule = init(trainer, *args, **kwargs)
+        if _is_given(own) and isinstance(optimizer, torch.optim.Optimizer):
+            return own, own_schedule if schedule is None else schedule
+        return optimizer, schedule
+
+    module.deepspeed_init = deepspeed_init  # type: ignore[attr-defined]
+
+
+def _is_given(optimizer: object) -> bool:
+    """Return whether an optimizer is the caller's: that of an earlier `train` is wrapped."""
+    return isinstance(optimizer, torch.optim.Optimizer) and not isinstance(optimizer, AcceleratedOptimizer)
 
 
 def read_weights_by_ranges(module: ModuleType) -> None:

@@ -1,14 +1,18 @@
-"""Mends of TRL: generation during training, and losses that read the weight of the output layer."""
+"""Mends of TRL: generation during training, losses that read the weight of the output layer, and log
+probabilities of the reference that are computed before training."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
+from zerotrain.compat.libraries.mends.lending import give_back, is_driven, is_lent, lend
 from zerotrain.runtime.deepspeed.runtime.zero.partition_parameters import is_zero_param
 from zerotrain.runtime.deepspeed.zero import GatheredParameters
 
@@ -30,16 +34,63 @@ def give_models_for_evaluation(module: ModuleType) -> None:
     """Make `prepare_deepspeed` return the model that the engine drives, not the engine.
 
     TRL tells models from functions that return rewards by `isinstance(reward, nn.Module)`, which the engine
-    is not. A call of the model is one of the engine.
+    is not. A call of the model is one of the engine. A model that is to be trained later, or is trained
+    already, is only lent: see `give_back_policy`.
     """
     prepare = module.prepare_deepspeed
 
     @functools.wraps(prepare)
     def prepare_deepspeed(model: nn.Module, accelerator: Any) -> nn.Module:
+        if is_driven(model):
+            return model
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            return lend(model, lambda: prepare(model, accelerator))
         found: nn.Module = prepare(model, accelerator).module
         return found
 
     module.prepare_deepspeed = prepare_deepspeed  # type: ignore[attr-defined]
+
+
+def give_back_policy_of_dpo(module: ModuleType) -> None:
+    """Make DPO's model free for training once it has computed the log probabilities of the reference."""
+    _give_back_after(module.DPOTrainer)
+
+
+def give_back_policy_of_kto(module: ModuleType) -> None:
+    """Make KTO's model free for training once it has computed the log probabilities of the reference."""
+    _give_back_after(module.KTOTrainer)
+
+
+def _give_back_after(trainer: Any) -> None:
+    compute = trainer._precompute_ref_logps
+
+    @functools.wraps(compute)
+    def precompute(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return compute(self, *args, **kwargs)
+        finally:
+            self._precompute_engine = None
+            if is_lent(self.model):
+                give_back(self.model)
+
+    trainer._precompute_ref_logps = precompute
+
+
+def hash_one_by_one(module: ModuleType) -> None:
+    """Make `hash_module` read parameters that are not read yet one at a time, instead of keeping them."""
+    module.hash_module = _hash  # type: ignore[attr-defined]
+
+
+def _hash(module: nn.Module) -> str:
+    """Return the digest that TRL's function gives for the same values."""
+    digest = hashlib.sha256()
+    for _, tensor in sorted(module.state_dict().items()):
+        values = tensor.clone().cpu()
+        digest.update(str(values.dtype).encode())
+        if values.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+            values = values.float()
+        digest.update(values.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def gather_heads(module: ModuleType) -> None:

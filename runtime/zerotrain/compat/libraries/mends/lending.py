@@ -1,0 +1,79 @@
+"""Models that an engine evaluates for a while before they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from zerotrain.runtime.construct.expressions import Expression
+from zerotrain.runtime.construct.pending import expression_of, is_pending, make_pending
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero.placeholder import owner_of
+from zerotrain.runtime.zero.sharded_model import ShardedModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """A parameter as it was before an engine took it over."""
+
+    parameter: nn.Parameter
+    kind: type[nn.Parameter]
+    requires_grad: bool
+    values: torch.Tensor | Expression
+    """Memory of the parameter, or what gives its values where they were not read yet."""
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> _Before:
+        values = expression_of(parameter) if is_pending(parameter) else parameter.data
+        return cls(parameter, type(parameter), parameter.requires_grad, values)
+
+    def restore(self) -> None:
+        """Make the parameter what it was."""
+        if isinstance(self.values, torch.Tensor):
+            self.parameter.__class__ = self.kind
+            self.parameter.data = self.values
+        else:
+            make_pending(self.parameter, self.values)
+        self.parameter.requires_grad_(self.requires_grad)
+
+
+_lent: WeakKeyDictionary[nn.Module, tuple[Engine, list[_Before]]] = WeakKeyDictionary()
+"""Model -> its engine, and its parameters as they were before."""
+
+
+def is_driven(model: nn.Module) -> bool:
+    """Return whether an open engine has the model."""
+    owners = (owner_of(parameter) for parameter in model.parameters())
+    return any(isinstance(owner, ShardedModel) and not owner.is_closed for owner in owners)
+
+
+def is_lent(model: nn.Module) -> bool:
+    """Return whether `lend` gave the model to an engine that has it still."""
+    return model in _lent
+
+
+def lend(model: nn.Module, initialize: Callable[[], Any]) -> nn.Module:
+    """Let `initialize` make an engine that only evaluates the model; return the model, whose calls are the
+    engine's. Collective, as is `give_back`.
+
+    Parameters whose values are not read yet take no memory besides the engine's; the memory of others is
+    kept.
+    """
+    before = [_Before.of(parameter) for parameter in model.parameters()]
+    for each in before:
+        each.parameter.requires_grad_(False)
+    _lent[model] = initialize(), before
+    return model
+
+
+def give_back(model: nn.Module) -> None:
+    """End the engine of a lent model, whose parameters are what they were before."""
+    engine, before = _lent.pop(model)
+    engine.close()
+    for each in before:
+        each.restore()

@@ -1,0 +1,145 @@
+"""The rows of the table for Lightning's Trainer and Fabric, under both names of the package."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zerotrain.compat.libraries.surface import LIGHTNING, Surface
+
+_NAMES = {
+    "lightning": {"pytorch": "lightning.pytorch", "fabric": "lightning.fabric"},
+    "pytorch-lightning": {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"},
+}
+"""Installed distribution -> module of its Trainer and of its Fabric. Both hold the same code, twice."""
+
+_TRAINER: tuple[Surface, ...] = (
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.setup_environment",
+        versions=LIGHTNING,
+        why="the strategy would refuse processors",
+        mend="lightning.train_on_processors",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy._initialize_deepspeed_inference",
+        versions=LIGHTNING,
+        why="an evaluation after a fit would remove the engine's hooks",
+        mend="lightning.evaluate_after_fit",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.handles_gradient_accumulation",
+        versions=LIGHTNING,
+        why="Lightning and the engine would count micro-batches differently",
+        mend="lightning.accumulate_as_ddp",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.teardown",
+        versions=LIGHTNING,
+        why="the end of a run would move partitioned parameters to the host",
+        mend="lightning.leave_models_in_place",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.lightning_module_state_dict",
+        versions=LIGHTNING,
+        why="a checkpoint would read weights during an update in the background",
+        mend="lightning.settle_before_reading",
+    ),
+    Surface(
+        module="pytorch.plugins.precision.deepspeed",
+        symbol="DeepSpeedPrecision.backward",
+        versions=LIGHTNING,
+        why="losses would be divided twice by the accumulation steps",
+        mend="lightning.divide_losses_once",
+    ),
+    Surface(
+        module="pytorch.strategies",
+        symbol="StrategyRegistry",
+        versions=LIGHTNING,
+        why='Trainer(strategy="zerotrain") would not exist',
+        mend="lightning.register_names",
+    ),
+    Surface(
+        module="pytorch.accelerators.cpu",
+        symbol="CPUAccelerator.auto_device_count",
+        versions=LIGHTNING,
+        why="ranks on processors would each be a world of its own",
+        mend="lightning.count_ranks_of_processors",
+    ),
+    Surface(
+        module="pytorch.trainer.trainer",
+        symbol="Trainer.fit",
+        versions=LIGHTNING,
+        why="a rank that sees another number of ranks must not train",
+        mend="lightning.check_number_of_ranks",
+    ),
+)
+
+_FABRIC: tuple[Surface, ...] = (
+    Surface(
+        module="fabric.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.setup_environment",
+        versions=LIGHTNING,
+        why="the strategy would refuse processors",
+        mend="lightning.train_on_processors",
+    ),
+    Surface(
+        module="fabric.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.module_to_device",
+        versions=LIGHTNING,
+        why="a model that was built without memory could not be set up",
+        mend="fabric.leave_unread_models",
+    ),
+    Surface(
+        module="fabric.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.optimizer_step",
+        versions=LIGHTNING,
+        why="a step would be one of the optimizer, which updates nothing",
+        mend="fabric.step_the_engine",
+    ),
+    Surface(
+        module="fabric.strategies.deepspeed",
+        symbol="_get_deepspeed_engines_from_state",
+        versions=LIGHTNING,
+        why="save and load would not find the engine, which is no module",
+        mend="fabric.find_engines",
+    ),
+    Surface(
+        module="fabric.strategies",
+        symbol="STRATEGY_REGISTRY",
+        versions=LIGHTNING,
+        why='Fabric(strategy="zerotrain") would not exist',
+        mend="lightning.register_names",
+    ),
+    Surface(
+        module="fabric.accelerators.cpu",
+        symbol="CPUAccelerator.auto_device_count",
+        versions=LIGHTNING,
+        why="ranks on processors would each be a world of its own",
+        mend="lightning.count_ranks_of_processors",
+    ),
+    Surface(
+        module="fabric.fabric",
+        symbol="Fabric._validate_setup",
+        versions=LIGHTNING,
+        why="a rank that sees another number of ranks must not train",
+        mend="fabric.check_number_of_ranks",
+    ),
+)
+
+
+def _under_each_name(row: Surface) -> list[Surface]:
+    """Return a row of `pytorch` or `fabric` once for each package."""
+    part, _, rest = row.module.partition(".")
+    return [
+        replace(row, module=f"{modules[part]}.{rest}", distribution=distribution)
+        for distribution, modules in _NAMES.items()
+    ]
+
+
+OF_LIGHTNING: tuple[Surface, ...] = tuple(
+    found for row in (*_TRAINER, *_FABRIC) for found in _under_each_name(row)
+)
