@@ -40,8 +40,8 @@ def tokenize(rows):
 
 
 model = Classifier()
-groups = [{"params": model.body.parameters(), "lr": 1e-3}, {"params": model.head.parameters(), "lr": 1e-2}]
-optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+groups = [{"params": model.body.parameters(), "lr": 1e-2}, {"params": model.head.parameters(), "lr": 1e-1}]
+optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=0.01)
 data = datasets.load_dataset(more.data).map(tokenize, batched=True, remove_columns=["text", "label"])
 trainer = WeightedTrainer(
     model=model,
@@ -53,4 +53,4 @@ trainer = WeightedTrainer(
 )
 trainer.train()
 rates = [group["lr"] for group in trainer.optimizer.param_groups]
-assert rates == [1e-3 * 0.95**args.max_steps, 1e-2 * 0.95**args.max_steps], rates
+assert rates == [1e-2 * 0.95**args.max_steps, 1e-1 * 0.95**args.max_steps], rates

@@ -29,6 +29,13 @@ SURFACES: tuple[Surface, ...] = (
         mend="accelerate.give_shapes_on_other_ranks",
     ),
     Surface(
+        module="accelerate.utils.deepspeed",
+        symbol="map_pytorch_optim_to_deepspeed",
+        versions=ACCELERATE,
+        why="with offload an optimizer such as SGD would be replaced by Adam",
+        mend="accelerate.keep_offloaded_optimizers",
+    ),
+    Surface(
         module="transformers.integrations.deepspeed",
         symbol="deepspeed_load_checkpoint",
         versions=TRANSFORMERS,

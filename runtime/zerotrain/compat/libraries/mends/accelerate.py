@@ -1,4 +1,4 @@
-"""Mends of Accelerate: ranks on processors that train through the engine."""
+"""Mends of Accelerate: ranks on processors, and optimizers, that train through the engine."""
 
 from __future__ import annotations
 
@@ -70,3 +70,20 @@ def give_shapes_on_other_ranks(module: ModuleType) -> None:
         }
 
     accelerator.get_state_dict = get_state_dict
+
+
+def keep_offloaded_optimizers(module: ModuleType) -> None:
+    """Make `prepare` pass the script's optimizer on to the engine where its states are offloaded.
+
+    Accelerate replaces it by one of DeepSpeed's for processors, which is Adam for all that it does not know:
+    SGD, say. The engine runs the rule of the optimizer it is given, wherever its states are. Those of
+    bitsandbytes are replaced still.
+    """
+    replace = module.map_pytorch_optim_to_deepspeed
+
+    @functools.wraps(replace)
+    def map_pytorch_optim_to_deepspeed(optimizer: torch.optim.Optimizer) -> Any:
+        is_of_others = type(optimizer).__module__.startswith("bitsandbytes.")
+        return replace(optimizer) if is_of_others else optimizer
+
+    module.map_pytorch_optim_to_deepspeed = map_pytorch_optim_to_deepspeed  # type: ignore[attr-defined]
