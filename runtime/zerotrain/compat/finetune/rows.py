@@ -74,8 +74,8 @@ def _load(field: str, source: str) -> Any:
         rows = _read(field, source)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CompatError(
-            f"spec.finetune.{field}: {source} cannot be read: {_bad_line(Path(source)) or error}; give JSONL, "
-            "Parquet, a folder of datasets' save_to_disk, or a name on the hub that the job may reach"
+            f"spec.finetune.{field}: {source} cannot be read: {_bad_line(Path(source)) or error}; give "
+            "JSONL, Parquet, a folder of datasets' save_to_disk, or a name on the hub that the job may reach"
         ) from error
     if not len(rows):
         raise CompatError(f"spec.finetune.{field}: {source} has no rows; name a file or folder that has some")
