@@ -4,6 +4,7 @@ that it names."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,17 +132,33 @@ def test_training_ends_when_the_evaluation_no_longer_improves(assets: Path, tmp_
             {"completion_only": True, "data": "text"},
             "spec.finetune.completionOnly: the rows have no completions",
         ),
+        (
+            {"model": "bare", "data": "turns"},
+            "spec.finetune.chatTemplate: the rows of ",
+        ),
+        (
+            {"data": "turns", "chat_template": "{% for turn in"},
+            "with these settings: unexpected 'end of template'; change the rows, chatTemplate",
+        ),
     ],
-    ids=["targets", "format", "completions"],
+    ids=["targets", "format", "completions", "no-template", "bad-template"],
 )
 def test_bad_input_names_the_field(
     assets: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "rows.csv").write_text("prompt,completion\na,b\n")
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "rows.jsonl").write_text('{"text": "red"}\n{"text": "blue"}\n')
-    if "data" in changes:
-        changes = {**changes, "data": str(tmp_path / changes["data"])}
+    turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "green"}]
+    for name, rows in {
+        "text": [{"text": "red"}, {"text": "blue"}],
+        "turns": [{"messages": turns}] * 4,
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bare = shutil.copytree(assets / "models" / "causal", tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    changes = {
+        key: str(tmp_path / value) if key in ("data", "model") else value for key, value in changes.items()
+    }
     with pytest.raises(ScriptFailed, match="CompatError") as failed:
         finetuned(assets, tmp_path / "run", ranks=1, **changes)
     assert message in str(failed.value)

@@ -45,15 +45,27 @@ def _trainer(spec: FinetuneSpec, config: Path) -> Any:
     for name, value in losses_of(spec, rows.column_names).items():
         setattr(arguments, name, value)
     model, tokenizer = _model(transformers, spec)
-    return trl.SFTTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        eval_dataset=evaluated,
-        processing_class=tokenizer,
-        peft_config=_adapter(spec, model),
-        callbacks=_callbacks(transformers, spec),
-    )
+    if tokenizer.chat_template is None and trl.is_conversational(rows[0]):
+        raise CompatError(
+            f"spec.finetune.chatTemplate: the rows of {spec.data} are messages, and {spec.model} has no chat "
+            "template; give one as chatTemplate, or rows with prompt and completion as text"
+        )
+    adapter = _adapter(spec, model)
+    try:
+        return trl.SFTTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=rows,
+            eval_dataset=evaluated,
+            processing_class=tokenizer,
+            peft_config=adapter,
+            callbacks=_callbacks(transformers, spec),
+        )
+    except (ValueError, TypeError, _library("jinja2").TemplateError) as error:
+        raise CompatError(
+            f"spec.finetune: TRL cannot train on {spec.data} with these settings: {error}; change the rows, "
+            "chatTemplate, completionOnly or packing"
+        ) from error
 
 
 def options(spec: FinetuneSpec, config: Path) -> dict[str, Any]:
