@@ -148,10 +148,8 @@ def test_bad_input_names_the_field(
 ) -> None:
     (tmp_path / "rows.csv").write_text("prompt,completion\na,b\n")
     turns = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "green"}]
-    for name, rows in {
-        "text": [{"text": "red"}, {"text": "blue"}],
-        "turns": [{"messages": turns}] * 4,
-    }.items():
+    folders: dict[str, list[Any]] = {"text": [{"text": "red"}] * 2, "turns": [{"messages": turns}] * 4}
+    for name, rows in folders.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     bare = shutil.copytree(assets / "models" / "causal", tmp_path / "bare")

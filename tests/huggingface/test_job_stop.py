@@ -86,3 +86,16 @@ def test_a_loop_over_accelerate_ends_after_its_next_save_and_goes_on_from_it(tmp
         assert launcher.report()["ranks"][0]["checkpoint"]["path"] == ended.checkpoint.path
         code, output = launcher.finish()
         assert code == ExitCode.DONE, output
+
+
+def test_the_best_model_at_the_end_leaves_the_reported_step_as_it_is(tmp_path: Path) -> None:
+    """The evaluation after step 2 is the best by this measure, and its checkpoint is loaded after step 6."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    with trainer(tmp_path, 1, steps=6, **best, eval_strategy="steps", eval_steps=2, save_steps=2) as launcher:
+        code, output = launcher.finish()
+    assert code == ExitCode.DONE, output
+    state = json.loads(
+        (tmp_path / "job" / "script" / "out" / "checkpoint-6" / "trainer_state.json").read_text()
+    )
+    assert state["best_global_step"] == 2
+    assert launcher.termination.step == 6

@@ -20,7 +20,7 @@ TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "messages": ("a list of messages", (list,)),
     "text": ("a text", (str,)),
 }
-"""What a column holds, if not a text or a list of messages."""
+"""Name and types of the values of columns that are not of `ANY_TYPE`."""
 ANY_TYPE = "a text or a list of messages", (str, list)
 
 

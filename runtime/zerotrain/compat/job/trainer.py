@@ -109,6 +109,13 @@ def evaluate(method: Method, trainer: Any, *args: Any, **given: Any) -> Any:
         return method(trainer, *args, **given)
 
 
+def load_best_model(load: Method, trainer: Any) -> None:
+    """Load the best model at the end of a training; the steps that were taken stay reported."""
+    reporter = AutomaticReporter.current()
+    with nullcontext() if reporter is None else reporter.loading_result():
+        load(trainer)
+
+
 def trainer_callback() -> Any:
     """Return a callback that reports the length of the training and stops it on request."""
     from transformers import TrainerCallback

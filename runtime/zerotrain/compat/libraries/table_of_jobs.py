@@ -41,6 +41,13 @@ IN_A_JOB: tuple[Surface, ...] = (
     ),
     Surface(
         module="transformers.trainer",
+        symbol="Trainer._load_best_model",
+        versions=TRANSFORMERS,
+        why="the steps of a complete training would fall back to those of its best model",
+        mend="jobs.keep_reported_steps",
+    ),
+    Surface(
+        module="transformers.trainer",
         symbol="sort_checkpoints",
         versions=TRANSFORMERS,
         why="the end of a training would remove the checkpoint from which the job goes on",

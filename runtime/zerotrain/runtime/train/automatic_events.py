@@ -51,7 +51,7 @@ class AutomaticEvents(EngineEvents):
         """Folder whose load comes next; None = show the engine's own."""
         self._has_saved_to_stop = False
         """Whether a durable checkpoint was made since all ranks were to stop."""
-        self._hides_saves = False
+        self._hides_saves = self._hides_loads = False
         self._losses: list[HostCopy] = []
         """Parts of the loss of the step in progress."""
         self._tokens = 0
@@ -135,6 +135,16 @@ class AutomaticEvents(EngineEvents):
         finally:
             self._hides_saves = before
 
+    @contextmanager
+    def hiding_loads(self) -> Iterator[None]:
+        """Report no load of the engine within: its weights become the result, and no step is taken from
+        them."""
+        before, self._hides_loads = self._hides_loads, True
+        try:
+            yield
+        finally:
+            self._hides_loads = before
+
     def saved(self, result: SaveResult, *, is_latest: bool) -> None:
         """Report the checkpoint, unless it is one part of another."""
         if self._hides_saves:
@@ -146,6 +156,8 @@ class AutomaticEvents(EngineEvents):
 
     def loaded(self, result: LoadResult, *, seconds: float, module_only: bool) -> None:
         """Report the load under the name of the folder that the program resumes from."""
+        if self._hides_loads:
+            return
         if self._loads_from is not None and result.path is not None:
             result = replace(result, path=self._loads_from)
         self._loads_from = None

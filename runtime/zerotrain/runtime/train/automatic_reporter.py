@@ -81,6 +81,14 @@ class AutomaticReporter(ProgressReporter):
         with self.pause(), events.hiding_saves() if isinstance(events, AutomaticEvents) else nullcontext():
             yield
 
+    @contextmanager
+    def loading_result(self) -> Iterator[None]:
+        """Mark a load of weights that become the result of a training that is over. It is a pause, and the
+        steps that were taken stay reported."""
+        events = self._events
+        with self.pause(), events.hiding_loads() if isinstance(events, AutomaticEvents) else nullcontext():
+            yield
+
     def saved(self, result: SaveResult) -> None:
         """Report a checkpoint of the program's library, which is durable."""
         if self._reporter is not None and self._events is not None:

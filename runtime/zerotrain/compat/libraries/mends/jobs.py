@@ -28,6 +28,11 @@ def pause_for_evaluation(module: ModuleType) -> None:
         _replace(module.Trainer, name, "trainer", "evaluate")
 
 
+def keep_reported_steps(module: ModuleType) -> None:
+    """Make the load of the best model at the end of a training leave the reported steps as they are."""
+    _replace(module.Trainer, "_load_best_model", "trainer", "load_best_model")
+
+
 def find_whole_checkpoints(module: ModuleType) -> None:
     """Make `get_last_checkpoint` pass over checkpoints that are not whole."""
     _replace(module, "get_last_checkpoint", "trainer", "newest_checkpoint")
