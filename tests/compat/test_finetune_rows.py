@@ -90,3 +90,14 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     (folder / "b.jsonl").write_text(json.dumps(ROWS[0]) + '\n{"prompt": "red", "completion": \n')
     with pytest.raises(CompatError, match=r"line 2 of .*/b\.jsonl is no JSON object: Expecting value"):
         read(folder)
+
+
+def test_of_several_splits_the_one_named_train_is_read(tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict(train=rows, test=rows.select([0])).save_to_disk(tmp_path / "two")
+    assert read(tmp_path / "two").to_list() == ROWS
+    datasets.DatasetDict(test=rows).save_to_disk(tmp_path / "other")
+    with pytest.raises(CompatError, match=r"spec\.finetune\.data: .*of the splits of .* \(test\) none"):
+        read(tmp_path / "other")

@@ -136,7 +136,14 @@ def _read(field: str, source: str) -> Any:
     path = Path(source)
     if path.is_dir() and any((path / name).exists() for name in SAVED):
         saved = datasets.load_from_disk(source)
-        return saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
+        if not isinstance(saved, datasets.DatasetDict):
+            return saved
+        if "train" not in saved:
+            raise CompatError(
+                f"spec.finetune.{field}: of the splits of {source} ({', '.join(saved)}) none is named train; "
+                "name the folder of one split"
+            )
+        return saved["train"]
     files = _files(path)
     kinds = {READERS.get(item.suffix) for item in files}
     if len(kinds) != 1 or None in kinds:
