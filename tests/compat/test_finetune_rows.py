@@ -88,7 +88,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     folder.mkdir()
     lines(folder / "a.jsonl", ROWS)
     (folder / "b.jsonl").write_text(json.dumps(ROWS[0]) + '\n{"prompt": "red", "completion": \n')
-    with pytest.raises(CompatError, match=r"line 2 of .*/b\.jsonl is no JSON object: Expecting value"):
+    with pytest.raises(CompatError, match=r"line 2 of .*/b\.jsonl is not JSON \(Expecting value"):
         read(folder)
 
 

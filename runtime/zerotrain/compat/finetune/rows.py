@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from zerotrain.compat.refusal import CompatError
 from zerotrain.contract.finetune_spec import FinetuneSpec
+from zerotrain.contract.strict_json import strict_json
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 SAVED = ("dataset_info.json", "dataset_dict.json")
@@ -115,9 +115,9 @@ def _bad_line(source: Path) -> str:
             continue
         for number, line in enumerate(file.read_bytes().splitlines(), start=1):
             try:
-                json.loads(line or b"{}")
+                strict_json(line or b"{}")
             except ValueError as error:
-                return f"line {number} of {file} is no JSON object: {error}"
+                return f"line {number} of {file} {error}"
     return ""
 
 
