@@ -45,6 +45,23 @@ class Late(Generic[Value]):
         instance.__dict__[self._name] = value
 
 
+class StepLoss:
+    """Loss of the step in progress, whose parts are on their way to the host."""
+
+    def __init__(self) -> None:
+        self._parts: list[HostCopy] = []
+
+    def add(self, loss: torch.Tensor, *, weight: float) -> None:
+        """Add a part, without waiting for the device."""
+        self._parts.append(HostCopy(loss.reshape(()).to(torch.float64) * weight))
+
+    def take(self) -> float | None:
+        """Return the sum of the parts, None without any, and begin anew. Waits until the device has computed
+        them, not for what came after."""
+        parts, self._parts = self._parts, []
+        return sum(float(part.read()) for part in parts) if parts else None
+
+
 class DeviceSquares:
     """Sums of squares of one step's gradients, on the device and on their way to the host."""
 

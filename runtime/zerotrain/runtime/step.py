@@ -213,7 +213,6 @@ class StepPipeline:
 
     def _update_ahead(self, squares: DeviceSquares) -> _Update:
         """Start the update of every unit; see [Note: the host behind the device]."""
-        self.settle()
         gradient_scale = self.gradient_scale
         scale = device_scale(
             squares.by_rank,

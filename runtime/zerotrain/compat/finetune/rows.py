@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,10 @@ def _check_values(field: str, source: str, rows: Any) -> None:
 def _bad_line(source: Path) -> str:
     """Return place and fault of the first line of JSON that cannot be read; empty if there is none."""
     for file in _files(source):
-        if READERS.get(file.suffix) != "json" or file.read_bytes()[:1] == b"[":  # one array
+        data = file.read_bytes() if READERS.get(file.suffix) == "json" and os.access(file, os.R_OK) else b""
+        if data.startswith(b"["):  # one array
             continue
-        for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        for number, line in enumerate(data.splitlines(), start=1):
             try:
                 strict_json(line or b"{}")
             except ValueError as error:

@@ -35,7 +35,7 @@ def save_state(save: Method, accelerator: Any, output_dir: Any = None, *args: An
     if not is_named or folder is None or accelerator.project_configuration.save_on_each_node:
         return save(accelerator, output_dir, *args, **given)
     reporter = AutomaticReporter.current()
-    with nullcontext() if reporter is None else reporter.saving_more():
+    with nullcontext() if reporter is None else reporter.silent_pause():
         if target.parent not in _opened:
             _opened.add(target.parent)
             folder.open(default_group())

@@ -72,7 +72,7 @@ def save_checkpoint(save: Method, trainer: Any, model: Any, trial: Any) -> None:
     """Save as the Trainer does, but in a folder of this attempt, and move it to its place when it is whole.
     Collective."""
     reporter, args = AutomaticReporter.current(), trainer.args
-    with nullcontext() if reporter is None else reporter.saving_more():
+    with nullcontext() if reporter is None else reporter.silent_pause():
         folder = OutputFolder.in_job(args.output_dir)
         if folder is None or trial is not None or args.save_on_each_node:
             save(trainer, model, trial)
@@ -112,7 +112,7 @@ def evaluate(method: Method, trainer: Any, *args: Any, **given: Any) -> Any:
 def load_best_model(load: Method, trainer: Any) -> None:
     """Load the best model at the end of a training; the steps that were taken stay reported."""
     reporter = AutomaticReporter.current()
-    with nullcontext() if reporter is None else reporter.loading_result():
+    with nullcontext() if reporter is None else reporter.silent_pause():
         load(trainer)
 
 

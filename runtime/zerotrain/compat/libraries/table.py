@@ -100,14 +100,14 @@ SURFACES: tuple[Surface, ...] = (
         symbol="DPOTrainer._precompute_ref_logps",
         versions=TRL,
         why="the model would belong to an engine for evaluation when training begins",
-        mend="trl.give_back_policy_of_dpo",
+        mend="trl.give_back_policy",
     ),
     Surface(
         module="trl.trainer.kto_trainer",
         symbol="KTOTrainer._precompute_ref_logps",
         versions=TRL,
         why="the model would belong to an engine for evaluation when training begins",
-        mend="trl.give_back_policy_of_kto",
+        mend="trl.give_back_policy",
     ),
     Surface(
         module="trl.trainer.utils",

@@ -45,10 +45,15 @@ def check_compilation(model: nn.Module, settings: CompileConfig, device: torch.d
     try:
         compiled = torch.compile(_small, **arguments(settings))
     except Exception as error:  # of several kinds
-        is_backend = isinstance(error, torch._dynamo.exc.InvalidBackend)
-        field, value = ("backend", settings.backend) if is_backend else ("options", settings.options)
+        value: Any
+        if isinstance(error, torch._dynamo.exc.InvalidBackend):
+            names = ", ".join(torch._dynamo.list_backends(exclude_tags=()))
+            field, value, way_out = "backend", settings.backend, f"Name one of {names}."
+        else:
+            field, value = "options", settings.options
+            way_out = "Remove what the error names, or set compile.mode instead of options."
         raise ConfigError(
-            f"compile.{field}", f"is refused by torch.compile ({_cause(error)})", value, "Correct it."
+            f"compile.{field}", f"is refused by torch.compile ({_cause(error)})", value, way_out
         ) from error
     try:
         with torch.no_grad():  # one kernel, in place of one for backward besides

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(kw_only=True, slots=True)
 class EngineState:
     """Counts, results and the present configuration of one engine."""
@@ -35,7 +31,7 @@ class EngineState:
     """Step boundaries so far, skipped ones included."""
     known_skips: int = 0
     """`skipped_steps`, without those of which the host does not know yet."""
-    settle: Callable[[], None] = _nothing
+    settle: Callable[[], None] = lambda: None
     """Makes the host know what became of the last step."""
     global_samples: int = 0
     """Samples of all steps of this process so far, over all ranks."""

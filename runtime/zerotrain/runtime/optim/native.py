@@ -109,10 +109,8 @@ class CudaKernel(Kernel):
         if not arrays.is_valid():
             FusedKernel(self._rule, self._unit).run(block)
             return
-        scale, launch = (
-            self._unit.grad_scale,
-            partial(update, self._kernels, self._rule.kernel_name, [arrays]),
-        )
+        scale = self._unit.grad_scale
+        launch = partial(update, self._kernels, self._rule.kernel_name, [arrays])
         if isinstance(scale, DeviceScale):
             launch(factor=scale.factor, found_inf=scale.found_inf)
         else:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.runtime.comm.streams import HostCopy
 from zerotrain.runtime.facade.memory import peak_memory_bytes
+from zerotrain.runtime.late_numbers import StepLoss
 from zerotrain.runtime.trackers.run import Run, run_of_process
 from zerotrain.runtime.trackers.sinks import Settings, open_sink
 from zerotrain.runtime.trackers.writer import TrackerWriter
@@ -38,8 +38,7 @@ class Monitor:
         """Whether a reporter calls `put` with every step."""
         self._writers: list[TrackerWriter] = []
         self._run: Run | None = None
-        self._losses: list[HostCopy] = []
-        """Parts of the loss of the step in progress."""
+        self._loss = StepLoss()
         self._since: float | None = None
 
     def open(self, trackers: Mapping[str, Settings], *, samples_per_step: int, writes: bool) -> None:
@@ -72,7 +71,7 @@ class Monitor:
     def loss(self, loss: torch.Tensor, *, weight: float) -> None:
         """Add a part of the step's loss, without waiting for the device."""
         if self._writers and not self.is_fed:
-            self._losses.append(HostCopy(loss.reshape(()).to(torch.float64) * weight))
+            self._loss.add(loss, weight=weight)
 
     def stepped(self, result: StepResult, *, samples: int) -> None:
         """Put the numbers of a step, unless a reporter does; `samples` are those of all ranks."""
@@ -80,12 +79,12 @@ class Monitor:
             return
         now, before = perf_counter(), self._since
         seconds = None if before is None else now - before
-        losses, self._losses, self._since = self._losses, [], now
+        self._since = now
         self.put(
             result.step,
             {
                 **step_values(result),
-                "train/loss": sum(float(part.read()) for part in losses) if losses else None,
+                "train/loss": self._loss.take(),
                 "train/step_seconds": seconds,
                 "train/samples_per_second": samples / seconds if seconds else None,
                 "train/memory_peak_bytes": peak_memory_bytes(),

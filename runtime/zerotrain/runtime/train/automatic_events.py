@@ -21,7 +21,7 @@ import torch
 
 from zerotrain.contract.progress import RejectedCheckpoint
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
-from zerotrain.runtime.comm.streams import HostCopy
+from zerotrain.runtime.late_numbers import StepLoss
 from zerotrain.runtime.train.engine_events import EngineEvents
 from zerotrain.runtime.train.report import Reporter
 
@@ -51,9 +51,8 @@ class AutomaticEvents(EngineEvents):
         """Folder whose load comes next; None = show the engine's own."""
         self._has_saved_to_stop = False
         """Whether a durable checkpoint was made since all ranks were to stop."""
-        self._hides_saves = self._hides_loads = False
-        self._losses: list[HostCopy] = []
-        """Parts of the loss of the step in progress."""
+        self._is_silent = False
+        self._loss = StepLoss()
         self._tokens = 0
         self._pause: Callable[[], AbstractContextManager[None]] | None = None
         self._finish: Callable[[], None] | None = None
@@ -90,16 +89,15 @@ class AutomaticEvents(EngineEvents):
 
     def loss(self, loss: torch.Tensor, *, weight: float) -> None:
         """Add a part of the step's loss, without waiting for the device."""
-        self._losses.append(HostCopy(loss.reshape(()).to(torch.float64) * weight))
+        self._loss.add(loss, weight=weight)
 
     def take_step(self) -> tuple[float, int]:
         """Return loss and tokens of the step that ended, NaN and 0 where they are not known. Waits until the
         device has computed the loss, not for the update."""
         self._end_pause()
         self._had_pause, self._has_pause = self._has_pause, False
-        loss = sum(float(part.read()) for part in self._losses) if self._losses else nan
-        tokens, self._losses, self._tokens = self._tokens, [], 0
-        return loss, tokens
+        loss, tokens, self._tokens = self._loss.take(), self._tokens, 0
+        return nan if loss is None else loss, tokens
 
     def training_pass(self) -> None:
         """End a pause; training goes on."""
@@ -127,27 +125,17 @@ class AutomaticEvents(EngineEvents):
             self.paused_seconds -= perf_counter() - began
 
     @contextmanager
-    def hiding_saves(self) -> Iterator[None]:
-        """Report no save of the engine within: it is one part of a checkpoint."""
-        before, self._hides_saves = self._hides_saves, True
+    def silent(self) -> Iterator[None]:
+        """Report no save and no load of the engine within."""
+        before, self._is_silent = self._is_silent, True
         try:
             yield
         finally:
-            self._hides_saves = before
-
-    @contextmanager
-    def hiding_loads(self) -> Iterator[None]:
-        """Report no load of the engine within: its weights become the result, and no step is taken from
-        them."""
-        before, self._hides_loads = self._hides_loads, True
-        try:
-            yield
-        finally:
-            self._hides_loads = before
+            self._is_silent = before
 
     def saved(self, result: SaveResult, *, is_latest: bool) -> None:
         """Report the checkpoint, unless it is one part of another."""
-        if self._hides_saves:
+        if self._is_silent:
             return
         super().saved(result, is_latest=is_latest)
         engine = self._reporter.engine
@@ -155,8 +143,8 @@ class AutomaticEvents(EngineEvents):
             self._has_saved_to_stop = True
 
     def loaded(self, result: LoadResult, *, seconds: float, module_only: bool) -> None:
-        """Report the load under the name of the folder that the program resumes from."""
-        if self._hides_loads:
+        """Report the load under the name of the folder that the program resumes from, unless it is silent."""
+        if self._is_silent:
             return
         if self._loads_from is not None and result.path is not None:
             result = replace(result, path=self._loads_from)

@@ -74,19 +74,12 @@ class AutomaticReporter(ProgressReporter):
             self._reporter.set_plan(steps=total_steps)
 
     @contextmanager
-    def saving_more(self) -> Iterator[None]:
-        """Mark a save in which the engine's checkpoint is one part. It is a pause, and only `saved` reports
-        the whole."""
+    def silent_pause(self) -> Iterator[None]:
+        """Mark a save in which the engine's checkpoint is one part, or a load of weights that become the
+        result of a training that is over. It is a pause in which the engine's saves and loads are not
+        reported: `saved` reports the whole, and the steps that were taken stay."""
         events = self._events
-        with self.pause(), events.hiding_saves() if isinstance(events, AutomaticEvents) else nullcontext():
-            yield
-
-    @contextmanager
-    def loading_result(self) -> Iterator[None]:
-        """Mark a load of weights that become the result of a training that is over. It is a pause, and the
-        steps that were taken stay reported."""
-        events = self._events
-        with self.pause(), events.hiding_loads() if isinstance(events, AutomaticEvents) else nullcontext():
+        with self.pause(), events.silent() if isinstance(events, AutomaticEvents) else nullcontext():
             yield
 
     def saved(self, result: SaveResult) -> None:

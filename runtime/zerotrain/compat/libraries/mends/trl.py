@@ -51,17 +51,10 @@ def give_models_for_evaluation(module: ModuleType) -> None:
     module.prepare_deepspeed = prepare_deepspeed  # type: ignore[attr-defined]
 
 
-def give_back_policy_of_dpo(module: ModuleType) -> None:
-    """Make DPO's model free for training once it has computed the log probabilities of the reference."""
-    _give_back_after(module.DPOTrainer)
-
-
-def give_back_policy_of_kto(module: ModuleType) -> None:
-    """Make KTO's model free for training once it has computed the log probabilities of the reference."""
-    _give_back_after(module.KTOTrainer)
-
-
-def _give_back_after(trainer: Any) -> None:
+def give_back_policy(module: ModuleType) -> None:
+    """Make the model of DPO or KTO free for training once it has computed the log probabilities of the
+    reference."""
+    trainer = next(vars(module)[name] for name in ("DPOTrainer", "KTOTrainer") if name in vars(module))
     compute = trainer._precompute_ref_logps
 
     @functools.wraps(compute)
