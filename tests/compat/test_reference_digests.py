@@ -11,7 +11,7 @@ from torch import nn
 
 from zerotrain.compat.libraries.mends import trl as mends
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.ranks  # the import of TRL takes many seconds
 
 
 def test_equal_to_that_of_trl() -> None:
