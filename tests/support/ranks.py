@@ -31,7 +31,7 @@ TIMEOUT_S = 240.0
 torch.set_num_threads(1)
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "zerotrain.runtime.engine"])
+_context.set_forkserver_preload(["tests.support.preload"])
 
 
 _transport = TRANSPORTS[0]

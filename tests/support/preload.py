@@ -1,0 +1,15 @@
+"""What the processes that become ranks have imported before they are forked: all but the test's own file."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np  # noqa: F401
+import pytest  # noqa: F401
+
+import tests.support.training  # noqa: F401
+import zerotrain.runtime.engine  # noqa: F401
+
+# They live as long as the process: collections in the ranks pass them by and write to no shared page.
+gc.collect()
+gc.freeze()
