@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -177,6 +178,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the builds, in one process for all, and go on to the tests."""
     if session.config.option.collectonly:
         return
+    # The tests stay to the end; unfrozen, every full collection visits them all, for up to a second.
+    gc.collect()
+    gc.freeze()
     # Hypothesis marks its tests after pytest_collection_modifyitems above has run.
     if any(item.get_closest_marker("hypothesis") for item in session.items):
         _fill_hypothesis_tables()

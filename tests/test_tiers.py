@@ -6,11 +6,21 @@ import ast
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests.support.tiers import TIERS, fault_of, fault_of_slow, leaves_out, problems
+from tests.support.tiers import (
+    A_ROW,
+    TIERS,
+    fault_of,
+    fault_of_slow,
+    leaves_out,
+    markers_of,
+    problems,
+    with_slow_rows,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -96,6 +106,18 @@ def test_a_slow_test_has_a_quick_sibling() -> None:
     for cheaper in (None, "tests/test_tiers.py::test_nowhere", "tests/nowhere.py::test_a", SLOW):
         assert "names as its cheaper sibling" in str(fault_of_slow("ranks", cheaper, ROOT))
     assert "a slow test is a unit test" in str(fault_of_slow("unit", SIBLING, ROOT))
+
+
+def test_rows_of_a_table_are_slow_but_for_the_quick_ones() -> None:
+    rows: list[Any] = with_slow_rows([(0, "a"), (1, "b"), (2, "c")], quick=[(1, "b")])
+    assert rows[1] == (1, "b")
+    assert [row.values for row in rows[::2]] == [(0, "a"), (2, "c")]
+    assert {mark.kwargs["cheaper"] for row in rows[::2] for mark in row.marks} == {A_ROW}
+    assert leaves_out("ranks and not slow", markers_of("pytest.mark.ranks; with_slow_rows")) is False
+    assert leaves_out("slow", markers_of("pytest.mark.ranks; with_slow_rows")) is False
+    for quick in ([], [3]):
+        with pytest.raises(ValueError, match="the quick rows are rows of the table"):
+            with_slow_rows([0, 1], quick=quick)
 
 
 def test_this_session_checks_its_tests(request: pytest.FixtureRequest) -> None:

@@ -16,6 +16,7 @@ import zerotrain.runtime as zt
 from tests.support import resident
 from tests.support.hf_folders import save, token_ids
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import whole_parameters, world
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.main import app
@@ -56,7 +57,7 @@ def checkpoint(base: str, folder: str, stage: int) -> dict[str, np.ndarray[Any, 
     return found
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", with_slow_rows([1, 3], quick=[3]))
 def test_both_commands_write_what_was_trained(stage: int, tmp_path: Path) -> None:
     import transformers
 

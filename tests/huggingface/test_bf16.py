@@ -10,6 +10,7 @@ import pytest
 from tests.support.hf_cases import OTHERS_CASES, OWN, OWN_CASES, STEPS, Case
 from tests.support.hf_parity import Bench, tiers_of
 from tests.support.hf_scripts import Losses, difference, run_script
+from tests.support.tiers import with_slow_rows
 
 pytestmark = pytest.mark.ranks
 
@@ -48,7 +49,7 @@ def without_norms(runs: list[Losses]) -> list[Losses]:
     return [replace(run, logged={"loss": run.logged["loss"]}) for run in runs]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", with_slow_rows(CASES, quick=["sft"]))
 def test_bf16_is_that_of_a_plain_loop(bench: Bench, name: str) -> None:
     case, weights = CASES[name], str(bench.assets.folder / "models" / "causal-bf16")
     flag = "--model" if name == "trainer" else "--model_name_or_path"

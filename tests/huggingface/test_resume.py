@@ -10,6 +10,7 @@ import pytest
 from tests.support.hf_cases import OTHERS_CASES, OWN_CASES, TIERS, Case
 from tests.support.hf_parity import TOLERANCE, Bench, runs_everything
 from tests.support.hf_scripts import Losses, difference, run_script
+from tests.support.tiers import with_slow_rows
 
 pytestmark = pytest.mark.ranks
 
@@ -52,8 +53,8 @@ def went_on(bench: Bench, name: str, case: Case, stations: Sequence[tuple[str, i
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", ["tiers", "ranks"])
+@pytest.mark.parametrize("name", with_slow_rows(CASES, quick=["trainer"]))
+@pytest.mark.parametrize("way", with_slow_rows(["tiers", "ranks"], quick=["ranks"]))
 def test_a_stopped_run_goes_on_elsewhere(bench: Bench, name: str, way: str) -> None:
     if way == "tiers":
         stations = [(tier, 2) for tier in (*TIERS, next(iter(TIERS)))]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ TIERS = ("unit", "ranks", "cluster", "node", "tools")
 SLOW = "slow"
 MAX_SLOW_SHARE = 0.03
 """Largest share of slow tests among all tests."""
+A_ROW = "a row of this test"
+"""What a slow row of a parametrized test names as its cheaper sibling."""
 
 TIER_OF_FIXTURE = {
     "control_plane": "cluster",
@@ -54,7 +57,10 @@ def problems(items: Iterable[pytest.Item]) -> list[str]:
         named = [tier for tier in TIERS if tier in marks]
         fault = fault_of(named, getattr(item, "fixturenames", ()))
         if fault is None and SLOW in marks:
-            fault = fault_of_slow(named[0], marks[SLOW].kwargs.get("cheaper"), item.config.rootpath)
+            cheaper = marks[SLOW].kwargs.get("cheaper")
+            if cheaper == A_ROW:
+                cheaper = f"{file}::{item.name.partition('[')[0]}"
+            fault = fault_of_slow(named[0], cheaper, item.config.rootpath)
         if fault is not None:
             found.setdefault(f"{file}: {fault}", item.name)
     return [f"{fault} (first seen at {name})" for fault, name in found.items()]
@@ -86,6 +92,22 @@ def fault_of_slow(tier: str, cheaper: object, root: Path) -> str | None:
     return None
 
 
+def with_slow_rows(rows: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
+    """Return the rows of a table for `pytest.mark.parametrize`; all but the quick ones are slow.
+
+    It is for rows that check one property, of which the quick ones are the most telling. Raises ValueError
+    without a quick row, and for one that the table lacks.
+    """
+    table = list(rows)
+    if not quick or any(row not in table for row in quick):
+        raise ValueError(f"the quick rows are rows of the table and at least one; got {quick!r}")
+    mark = pytest.mark.slow(cheaper=A_ROW)
+    return [
+        row if row in quick else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=mark)
+        for row in table
+    ]
+
+
 def has_quick_test(root: Path, name: str) -> bool:
     """Return whether a file has this test and does not mark it as slow."""
     path, _, test = name.partition("::")
@@ -108,7 +130,8 @@ def too_many_slow(items: Sequence[pytest.Item]) -> list[str]:
 
 def markers_of(source: str) -> frozenset[str]:
     """Return the names of all markers in a file's text."""
-    return frozenset(re.findall(r"\bpytest\.mark\.(\w+)", source))
+    slow = {SLOW} if with_slow_rows.__name__ in source else set()
+    return frozenset(re.findall(r"\bpytest\.mark\.(\w+)", source)) | slow
 
 
 def leaves_out(expression: str, markers: frozenset[str]) -> bool:

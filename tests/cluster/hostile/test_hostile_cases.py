@@ -16,6 +16,7 @@ from tests.cluster.hostile.bodies import Post
 from tests.cluster.hostile.cases import CASES, Bystander, Case, batches
 from tests.cluster.hostile.complaints import command_complaints
 from tests.cluster.hostile.tenant import Answer
+from tests.support.tiers import with_slow_rows
 
 pytestmark = pytest.mark.cluster
 
@@ -27,6 +28,11 @@ UNSEEN = ("text-managed-by",)
 
 TABLES = (case_names, case_sizes, case_texts)
 """Modules that fill CASES when they are imported."""
+
+
+BATCHES = batches()
+SLOW_ONES = ("fat-eight", "slow-touched", "deep-and-fat")
+QUICK = [cases for cases in BATCHES if cases[0].name not in SLOW_ONES]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,7 @@ def problems(stage: Arena, cases: Sequence[Case]) -> list[str]:
     return wrong + command_complaints(stage.cluster, stage.job_names(), "get", "-A")
 
 
-@pytest.mark.parametrize("cases", batches(), ids=lambda cases: cases[0].name)
+@pytest.mark.parametrize("cases", with_slow_rows(BATCHES, quick=QUICK), ids=lambda cases: cases[0].name)
 def test_alone_without_the_policy(stage: Arena, cases: list[Case]) -> None:
     attack(stage, cases, "alone")
 

@@ -14,6 +14,7 @@ from tests.cluster.hostile.schema_values import Variant, variants
 from tests.cluster.hostile.schema_walk import places, spec_with
 from tests.cluster.hostile.tenant import Answer
 from tests.support.jobs import ABSENT, job_json
+from tests.support.tiers import with_slow_rows
 from zerotrain.operator.api.crd import openapi_schema
 
 pytestmark = pytest.mark.cluster
@@ -46,7 +47,7 @@ def worst_taken(stage: Arena, variant: Variant, name: str) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("number", BATCHES)
+@pytest.mark.parametrize("number", with_slow_rows(BATCHES, quick=BATCHES[1:]))
 def test_without_the_policy(stage: Arena, number: int) -> None:
     """A place at which the API server accepts no value was not tested."""
     untried, answers = [], []

@@ -14,6 +14,7 @@ from tests.cluster.hostile.arena import Arena
 from tests.cluster.hostile.bodies import COLLECTIONS, Post, job
 from tests.cluster.hostile.surroundings import dead_webhook, surroundings
 from tests.support.devcluster import wait_until
+from tests.support.tiers import with_slow_rows
 
 pytestmark = pytest.mark.cluster
 
@@ -22,6 +23,8 @@ ROWS = tuple(surroundings("x"))
 
 SILENT = ("policy-of-status", "webhook-dead")
 """Surroundings in which the tenant's own jobs have no condition for a long time."""
+
+SLOW_ROWS = ("quota-zero", "policy-of-deletion", "limits-huge")
 
 READINESS_MESSAGES = {"policy-of-status": "cannot be written"}
 """Part of the further line of /readyz that is right in these surroundings."""
@@ -54,7 +57,7 @@ def around(stage: Arena, objects: list[Json]) -> Iterator[None]:
             stage.cluster.kubectl("delete", item["kind"], "hostile", "-n", namespace, "--ignore-not-found")
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", with_slow_rows(ROWS, quick=[row for row in ROWS if row not in SLOW_ROWS]))
 def test_a_namespace_with(stage: Arena, name: str) -> None:
     objects = surroundings(stage.tenant.namespace)[name]
     with stage.round(), around(stage, objects):

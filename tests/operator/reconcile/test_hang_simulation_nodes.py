@@ -13,6 +13,7 @@ import pytest
 
 from tests.operator.flaky_nodes import NODES, PATIENCE_S, Site
 from tests.operator.reconcile.test_hang_simulation import DAY_S
+from tests.support.tiers import with_slow_rows
 from zerotrain.contract.progress import Phase
 from zerotrain.operator.cluster import progress_poller
 
@@ -93,7 +94,7 @@ def day(seed: int) -> Iterator[Site]:
         yield site
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", with_slow_rows([1, 2], quick=[2]))
 def test_a_day_of_kubelets_and_api_servers_that_come_and_go_gives_no_alarm(seed: int) -> None:
     for site in day(seed):
         assert site.has_reported <= {"AllRanksJoined"}, site.events[-1]

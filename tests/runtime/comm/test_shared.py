@@ -174,7 +174,7 @@ def test_an_arena_gives_memory_back_and_reuses_it() -> None:
 
 
 def die_in_a_collective(report: Path) -> None:
-    """Kill rank 1 while rank 0 waits for it; rank 0 records its error and the files in memory that have names.
+    """Kill rank 1 while rank 0 waits for it; rank 0 records its error and its named memory.
 
     It looks at what it has mapped itself: other processes use /dev/shm at the same time.
     """

@@ -103,6 +103,9 @@ FP8_RUNS = [
 ]
 
 
+@pytest.mark.slow(
+    cheaper="tests/runtime/compiling/test_training.py::test_every_stage_has_the_losses_of_eager_units_and_compiles_at_the_start_alone"
+)
 def test_products_in_fp8_and_their_magnitudes_are_those_of_eager_units() -> None:
     found = run_ranks(1, trainings, [(run, how) for run in FP8_RUNS for how in (False, True)])[0]
     for run, eager, compiled in zip(FP8_RUNS, found[::2], found[1::2], strict=True):

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 import zerotrain.runtime as zt
 from tests.support.free_form import config
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.contract.train_spec import GptSpec
@@ -90,7 +91,10 @@ def compare(stages: tuple[int, ...], dtype: str) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("stages", "dtype"), [((0, 1, 2, 3), "fp32"), ((3,), "bf16")])
+@pytest.mark.parametrize(
+    ("stages", "dtype"),
+    with_slow_rows([((0, 1, 2, 3), "fp32"), ((3,), "bf16")], quick=[((0, 1, 2, 3), "fp32")]),
+)
 def test_no_bit_changes_at_any_stage(stages: tuple[int, ...], dtype: str) -> None:
     run_ranks(2, compare, stages, dtype)
 

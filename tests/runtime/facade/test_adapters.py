@@ -18,6 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 import zerotrain.runtime as zt
 from tests.support.hf_folders import model_of, token_ids
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import world
 from tests.support.wrappers import compiled
 from zerotrain.runtime.zero.layout import LayoutError
@@ -344,7 +345,7 @@ def added_late(stage: int) -> tuple[list[str], bool]:
     return errors, losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", with_slow_rows([1, 3], quick=[3]))
 def test_an_adapter_that_is_added_late_is_named_with_the_way_out(stage: int) -> None:
     for errors, trains in run_ranks(2, added_late, stage):
         assert len(errors) == 2

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import zerotrain.runtime as zt
 from tests.support.free_form import config
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import world
 
 pytestmark = pytest.mark.ranks
@@ -225,7 +226,7 @@ def differences(names: list[str]) -> dict[str, float]:
 LOOPS = {0: (with_engine,), 1: (with_own_loop,), 2: (with_engine,), 3: (with_engine, with_own_loop)}
 
 
-@pytest.mark.parametrize("part", [0, 1, 2])
+@pytest.mark.parametrize("part", with_slow_rows([0, 1, 2], quick=[2]))
 def test_every_entry_equals_torch(part: int) -> None:
     for found in run_ranks(2, differences, list(ENTRIES)[part::3]):
         assert {name: gap for name, gap in found.items() if not gap < 2e-6} == {}

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_no
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import whole_parameters, world
 
 pytestmark = pytest.mark.ranks
@@ -229,6 +230,8 @@ CASES = [
     *((stage, variant) for stage in range(4) for variant in ("fp32", "bf16", "just in time")),
     *((0, "fp16"), (2, "fp16"), (3, "fp16"), (3, "nvme")),
 ]
+QUICK = [(0, "fp16"), (1, "bf16"), (2, "fp32"), (3, "just in time"), (3, "nvme")]
+"""Each stage and each variant once at least."""
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -331,7 +334,7 @@ def reference(script: Script, world_size: int) -> Outcome:
     return seen, whole_parameters(model)
 
 
-@pytest.mark.parametrize(("stage", "variant"), CASES)
+@pytest.mark.parametrize(("stage", "variant"), with_slow_rows(CASES, quick=QUICK))
 def test_operations_on_gradients(stage: int, variant: str, tmp_path: Path) -> None:
     is_narrow = variant in DTYPES
     for rank, found in enumerate(run_ranks(2, all_scripts, stage, variant, str(tmp_path))):

@@ -12,6 +12,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.free_form import config
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
 
@@ -149,7 +150,11 @@ def outcomes(precisions: list[str]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("precisions", [["fp32", "fp16"], ["bf16"], ["bf16 remainders"]], ids="-".join)
+@pytest.mark.parametrize(
+    "precisions",
+    with_slow_rows([["fp32", "fp16"], ["bf16"], ["bf16 remainders"]], quick=[["fp32", "fp16"]]),
+    ids="-".join,
+)
 def test_replicated_weights_keep_what_is_written(precisions: list[str]) -> None:
     for found in run_ranks(2, outcomes, precisions):
         assert {name: each for name, each in found.items() if each != "kept"} == {}

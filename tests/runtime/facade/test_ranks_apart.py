@@ -19,6 +19,7 @@ import zerotrain.runtime as zt
 from tests.support.device import TRANSPORTS
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks, use_transport
+from tests.support.tiers import with_slow_rows
 from zerotrain.runtime.comm.group import CommError
 from zerotrain.runtime.comm.mismatch import CALL, Progress, certain_failure, diagnose
 
@@ -221,7 +222,7 @@ for index in range(5):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("transport", ["shared", "gloo"])
+@pytest.mark.parametrize("transport", with_slow_rows(["shared", "gloo"], quick=["shared"]))
 @pytest.mark.parametrize(
     ("way", "expected"),
     [

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from tests.support.wrappers import WRAPPED
@@ -183,7 +184,7 @@ def compiled_block(stage: int) -> tuple[int, int, list[float], list[float]]:
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()), plain, compiled
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", with_slow_rows([2, 3], quick=[3]))
 def test_a_compiled_block_is_one_unit_without_a_graph_break(stage: int) -> None:
     graphs, breaks, plain, compiled = run_ranks(2, compiled_block, stage)[0]
     assert (graphs, breaks) == (1, 0)

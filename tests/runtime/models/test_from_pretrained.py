@@ -12,6 +12,7 @@ import torch
 import zerotrain.runtime as zt
 from tests.support import hf_families
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import world
 from zerotrain.runtime.construct.pending import is_pending
 from zerotrain.runtime.weights.files import WeightFiles
@@ -70,7 +71,7 @@ def one_loaded(family: str, path: str, reads: Reads, world_size: int) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("part", [0, 1, 2])
+@pytest.mark.parametrize("part", with_slow_rows([0, 1, 2], quick=[1]))
 def test_values_equal_the_librarys_and_every_byte_is_read_once(part: int, tmp_path: Path) -> None:
     families = NAMES[part::3]
     for family in families:

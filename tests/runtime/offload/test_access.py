@@ -16,6 +16,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.runtime.offload.test_parity import Run, build, digest_of, one_step, start
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import world
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.engine import Engine
@@ -120,7 +121,7 @@ def scripts(runs: tuple[Run, ...]) -> list[list[str]]:
     return [script(run) for run in runs]
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", with_slow_rows([0, 2, 3], quick=[3]))
 def test_access_is_the_same_on_every_tier(stage: int) -> None:
     tiers = ("none", "cpu", "encrypted")
     runs = tuple(Run(tier=tier, stage=stage, splits=splits) for splits, tier in product((False, True), tiers))

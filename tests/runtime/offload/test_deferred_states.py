@@ -16,6 +16,7 @@ import torch
 
 import zerotrain.runtime as zt
 from tests.support.ranks import RankFailed, run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
@@ -167,7 +168,7 @@ def every_setting(spill: str) -> list[dict[str, Any]]:
     return [both_ways(setting, spill) for setting in SETTINGS]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", with_slow_rows([1, 2], quick=[2]))
 def test_evaluation_costs_no_states_and_training_has_the_same_bits(world_size: int, tmp_path: Path) -> None:
     for per_rank in run_ranks(world_size, every_setting, str(tmp_path)):
         for setting, found in zip(SETTINGS, per_rank, strict=True):

@@ -18,6 +18,7 @@ import torch
 from tests.support.device import DEVICE
 from tests.support.gradient_scripts import SCRIPTS, WIDTH, put_off, seen_by, started
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import BF16
 from zerotrain.contract.memory import gpu_persistent, host_bytes, memory_inputs
 from zerotrain.runtime.engine import Engine
@@ -129,7 +130,7 @@ def train_all(cases: tuple[Case, ...], is_apart: bool) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", with_slow_rows([1, 2], quick=[2]))
 def test_no_bit_changes_and_the_bytes_are_those_of_the_formulas(ranks: int) -> None:
     apart, plain = run_ranks(ranks, train_all, CASES, True), run_ranks(ranks, train_all, CASES, False)
     for mine, theirs in zip(apart, plain, strict=True):
@@ -198,7 +199,7 @@ def flat(values: Any) -> list[float]:
     return [number for each in values for number in flat(each)] if isinstance(values, list) else [values]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", with_slow_rows([1, 2], quick=[2]))
 def test_what_scripts_do_with_gradients_changes_no_bit(ranks: int) -> None:
     for mine, theirs in zip(
         run_ranks(ranks, run_scripts, True), run_ranks(ranks, run_scripts, False), strict=True

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.offloaded_params import Where, run_all
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import Case
 
 pytestmark = pytest.mark.ranks
@@ -45,7 +46,9 @@ FOUR_RANK_JOBS = [JOBS[0], JOBS[3], JOBS[5], JOBS[7], JOBS[9], JOBS[10]]
 """One of each kind, for ranks that outnumber the cores."""
 
 
-@pytest.mark.parametrize(("ranks", "jobs"), [(1, JOBS), (2, JOBS), (4, FOUR_RANK_JOBS)])
+@pytest.mark.parametrize(
+    ("ranks", "jobs"), with_slow_rows([(1, JOBS), (2, JOBS), (4, FOUR_RANK_JOBS)], quick=[(2, JOBS)])
+)
 def test_offloaded_weights_change_no_bit(
     ranks: int, jobs: list[tuple[Case, Where, bool]], tmp_path: Path
 ) -> None:

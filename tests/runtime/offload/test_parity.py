@@ -23,6 +23,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.device import DEVICE
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import BF16, world
 from zerotrain.contract.memory import memory_inputs
 from zerotrain.contract.memory.tiers import disk_bytes, host_bytes
@@ -199,7 +200,7 @@ def outcomes(ranks: int, stage: int) -> dict[Run, list[dict[str, Any]]]:
 WHERE = [(1, 0), (1, 3), *product((2, 4), (0, 1, 2, 3))]  # one rank has nothing to shard
 
 
-@pytest.mark.parametrize(("ranks", "stage"), WHERE)
+@pytest.mark.parametrize(("ranks", "stage"), with_slow_rows(WHERE, quick=[(2, 3), (1, 0)]))
 def test_every_tier_computes_the_same_bits(ranks: int, stage: int) -> None:
     for run, found in outcomes(ranks, stage).items():
         reference = outcomes(ranks, stage)[run_of(ranks, stage, run.splits, reference_tier(run.tier))]
@@ -247,6 +248,7 @@ RULES = (
 )
 
 
+@pytest.mark.slow(cheaper="tests/runtime/offload/test_parity.py::test_every_tier_computes_the_same_bits")
 def test_every_rule_and_precision_computes_the_same_bits_on_every_tier() -> None:
     found = run_ranks(2, train_all, RULES)
     for rank in found:

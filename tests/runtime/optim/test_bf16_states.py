@@ -16,6 +16,7 @@ import torch
 import zerotrain.runtime as zt
 from tests.support.offloaded_params import Where, run
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import (
     BF16,
@@ -114,7 +115,7 @@ def train_all(cases: tuple[Case, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("is_torch", [True, False], ids=("torch", "native"))
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", with_slow_rows([1, 2], quick=[2]))
 def test_every_stage_equals_the_plain_loop(world_size: int, is_torch: bool) -> None:
     cases = tuple(
         Case(stage=stage, dtype=dtype, accumulation=accumulation, torch_adam=is_torch, steps=4)

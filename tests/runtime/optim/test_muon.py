@@ -15,6 +15,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import (
     GLOBAL_BATCH,
@@ -118,7 +119,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=("plain", "clipped"))
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", with_slow_rows([1, 2], quick=[2]))
 def test_every_stage_equals_torch(world_size: int, variant: dict[str, Any]) -> None:
     cases = tuple(MuonCase(stage=stage, **variant) for stage in (0, 1, 2, 3))
     outcomes = run_ranks(world_size, train_all, cases)[0]
@@ -160,7 +161,10 @@ def train_in_tiers(stage: int, dtype: str) -> list[Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize(("world_size", "stage", "dtype"), [(1, 1, "fp32"), (2, 2, "bf16"), (2, 3, "bf16")])
+@pytest.mark.parametrize(
+    ("world_size", "stage", "dtype"),
+    with_slow_rows([(1, 1, "fp32"), (2, 2, "bf16"), (2, 3, "bf16")], quick=[(1, 1, "fp32"), (2, 3, "bf16")]),
+)
 def test_tiers_have_the_same_bits(world_size: int, stage: int, dtype: str) -> None:
     first, *others = run_ranks(world_size, train_in_tiers, stage, dtype)[0]
     moved = {name: value for name, value in first.parameters.items() if name.startswith("blocks.")}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import with_slow_rows
 from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.train_spec import CheckpointPolicy
 from zerotrain.runtime.checkpoint.names import committed
@@ -16,6 +17,9 @@ GPT = {"gpt": {"d_model": 16, "layers": 2, "heads": 2, "context": 8}}
 
 
 @pytest.mark.ranks
+@pytest.mark.slow(
+    cheaper="tests/runtime/facade/test_activation_checkpointing.py::test_no_bit_changes_at_any_stage"
+)
 def test_activation_checkpointing_changes_no_loss(tmp_path: Path) -> None:
     losses = []
     for name, values in (("plain", config()), ("recomputed", config(activation_checkpointing={}))):
@@ -27,7 +31,7 @@ def test_activation_checkpointing_changes_no_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", with_slow_rows([0, 1, 2], quick=[1]))
 def test_lower_stages_end_in_the_same_losses(tmp_path: Path, stage: int) -> None:
     expected = TrainerRun(tmp_path / "3", job(model=GPT, steps=3), world_size=2).start()
     expected.finish()

@@ -13,6 +13,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.free_form import EPS, LR, STEPS, check_equal, config
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import whole_parameters, world
 
 pytestmark = pytest.mark.ranks
@@ -126,7 +127,7 @@ def gan(stage: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return found, whole_parameters(plains[1])
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", with_slow_rows(STAGES, quick=[3]))
 def test_a_frozen_model_with_an_engine_of_its_own_passes_gradients_on(stage: int) -> None:
     for found, expected in run_ranks(2, gan, stage):
         for name, value in expected.items():
@@ -187,7 +188,11 @@ def accumulated(stage: int, reduce_op: str, measures: bool) -> tuple[dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("stage", "reduce_op"), [(0, "mean"), (1, "mean"), (2, "mean"), (3, "mean"), (0, "sum"), (1, "sum")]
+    ("stage", "reduce_op"),
+    with_slow_rows(
+        [(0, "mean"), (1, "mean"), (2, "mean"), (3, "mean"), (0, "sum"), (1, "sum")],
+        quick=[(0, "sum"), (1, "sum"), (3, "mean")],
+    ),
 )
 @pytest.mark.parametrize("measures", [False, True])
 def test_only_a_parameter_without_gradient_that_is_frozen_at_the_step_is_dropped(

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.support.free_form import engine_outcome, reference_outcome
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import largest_difference
 
 pytestmark = pytest.mark.ranks
@@ -321,7 +322,7 @@ def differences(stage: int) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", with_slow_rows([1, 2, 3], quick=[3]))
 def test_what_a_module_writes_into_its_inputs_reaches_the_caller(stage: int) -> None:
     for found in run_ranks(2, differences, stage):
         assert {way: gap for way, gap in found.items() if not gap < 2e-6} == {}

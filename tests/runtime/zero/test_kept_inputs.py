@@ -13,6 +13,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.free_form import config, engine_outcome, reference_outcome
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import Outcome
 
 pytestmark = pytest.mark.ranks
@@ -172,7 +173,7 @@ def differences(precision: str) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", with_slow_rows(PRECISIONS, quick=["fp32"]))
 def test_kept_inputs_see_later_writes(precision: str) -> None:
     tolerance = 1e-5 if precision == "fp32" else 2e-2
     for found in run_ranks(2, differences, precision):

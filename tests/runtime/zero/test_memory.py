@@ -14,6 +14,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import token_batches
 from tests.support.training import BF16, GLOBAL_BATCH, Case, micro_batches, world
 from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
@@ -93,7 +94,7 @@ def measured(world_size: int, _transport: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", with_slow_rows([1, 2, 4], quick=[1, 2]))
 def test_counters_equal_the_formulas(world_size: int, each_transport: str) -> None:
     for case, counted in zip(
         CASES, measured(world_size, each_transport if world_size > 1 else ""), strict=True

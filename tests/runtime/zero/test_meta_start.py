@@ -14,6 +14,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import Case, whole_parameters, world
 from zerotrain.runtime.construct import context
@@ -131,7 +132,9 @@ CASES = tuple(Case(stage=stage, tied=stage == 2) for stage in (0, 2, 3))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("world_size", "seed"), [(1, None), (2, None), (3, 11)])
+@pytest.mark.parametrize(
+    ("world_size", "seed"), with_slow_rows([(1, None), (2, None), (3, 11)], quick=[(2, None)])
+)
 def test_values_do_not_depend_on_ranks_or_stage(world_size: int, seed: int | None) -> None:
     expected = {}
     for tied in (False, True):

@@ -14,6 +14,7 @@ from itertools import product
 import pytest
 
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import Case, Outcome, largest_difference, train_reference, train_with_engine
 
 pytestmark = pytest.mark.ranks
@@ -61,7 +62,7 @@ def reference_of(accumulation: int, tied: bool, world_size: int) -> Outcome:
     return train_reference(Case(accumulation=accumulation, tied=tied), world_size)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", with_slow_rows([1, 2, 4], quick=[2]))
 def test_training_equals_plain_adamw(world_size: int, each_transport: str) -> None:
     for case, ranks in outcomes(world_size, each_transport if world_size > 1 else "").items():
         reference = reference_of(case.accumulation, case.tied, world_size)

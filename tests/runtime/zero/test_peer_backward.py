@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import zerotrain.runtime as zt
 from tests.support.free_form import EPS, LR, config
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.training import whole_parameters, world
 
 pytestmark = pytest.mark.ranks
@@ -160,7 +161,7 @@ def check(got: Weights, wanted: Weights, what: str) -> None:
         assert np.allclose(got[name], value, rtol=0, atol=1e-5), f"{what}: {name}"
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", with_slow_rows([0, 1, 2, 3], quick=[1, 3]))
 @pytest.mark.usefixtures("each_transport")
 def test_every_way_of_calling_backward(stage: int) -> None:
     for per_script in run_ranks(2, all_scripts, stage):

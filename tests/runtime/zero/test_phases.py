@@ -16,6 +16,7 @@ import zerotrain.runtime as zt
 from tests.support.collectives import delay_collectives
 from tests.support.free_form import config
 from tests.support.ranks import run_ranks
+from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import whole_parameters, world
 from zerotrain.runtime.engine import Engine
@@ -128,7 +129,7 @@ def with_delays(stage: int) -> Weights:
     return weights(engine)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", with_slow_rows([1, 2, 3], quick=[1, 3]))
 @pytest.mark.usefixtures("each_transport")
 def test_unusual_sequences_change_nothing(stage: int) -> None:
     expected = run_ranks(2, straight, stage)[0]
