@@ -1,4 +1,4 @@
-"""What the processes that become ranks have imported before they are forked: all but the test's own file."""
+"""Modules that ranks have imported when they are forked: all that tests share, but the test's own file."""
 
 from __future__ import annotations
 
