@@ -20,7 +20,7 @@ SLOW = "slow"
 MAX_SLOW_SHARE = 0.03
 """Largest share of slow tests among all tests."""
 A_ROW = "a row of this test"
-"""What a slow row of a parametrized test names as its cheaper sibling."""
+"""The cheaper sibling that a slow row of a parametrized test names."""
 
 TIER_OF_FIXTURE = {
     "control_plane": "cluster",
