@@ -40,6 +40,8 @@ class Activations:
     """Largest temporary tensors within one block in backward, including what is recomputed there."""
     host_bytes: int = 0
     """Checkpointed inputs in host memory (`cpu_checkpointing`)."""
+    moving_bytes: int = 0
+    """One checkpointed input, which a GPU holds while it leaves or comes back beside the computation."""
     cache_bytes: int = 0
     """Autocast's copies of the weights of recomputed blocks, which are freed at the end of forward."""
 
@@ -103,6 +105,7 @@ def activations(shape: ModelShape, config: EngineConfig) -> Activations:
         + _fp8_work(shape, config, tokens)
         + (tokens * block + copy if recompute.configured else 0),
         host_bytes=tokens * kept if in_host else 0,
+        moving_bytes=tokens * inputs if in_host else 0,
         cache_bytes=copies if recompute.configured else 0,
     )
 

@@ -7,7 +7,7 @@ other parts are estimates and are kept separate, up to the table that users read
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from zerotrain.contract.config import EngineConfig
@@ -194,6 +194,8 @@ def demand(workload: Workload) -> Demand:
         )
     )
     acts = activations(shape, config)
+    if not workload.on_host:
+        acts = replace(acts, kept_bytes=acts.kept_bytes + acts.moving_bytes)
     compute = _compute(formulas, acts, shape)
     host, nvme = _host(workload, formulas, acts, compute), _nvme(workload, formulas)
     if workload.on_host:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from zerotrain.runtime.activation.kept import Kept, can_move
+from zerotrain.runtime.activation.kept import KeptInputs
 from zerotrain.runtime.activation.settings import Settings, current
 
 
@@ -40,14 +40,13 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
 
         return torch_checkpoint(call, anchors, *args, use_reentrant=False, **kwargs)
     with torch.no_grad():
-        held = [Kept(leaf, settings, arena) if can_move(leaf) else leaf for leaf in leaves]
+        kept = KeptInputs(leaves, settings, arena)
 
-    def run(_anchors: list[torch.Tensor], *held: Any) -> Any:
-        fetched = [leaf.fetch() if isinstance(leaf, Kept) else leaf for leaf in held]
-        args, kwargs = pytree.tree_unflatten(fetched, spec)
+    def run(_anchors: list[torch.Tensor], *leaves: Any) -> Any:
+        args, kwargs = pytree.tree_unflatten(kept.fetch(leaves), spec)
         return function(*args, **kwargs)
 
-    return torch_checkpoint(run, anchors, *held, use_reentrant=False)
+    return torch_checkpoint(run, anchors, *kept.leaves, use_reentrant=False)
 
 
 def _anchors(leaves: Iterable[object]) -> list[torch.Tensor]:

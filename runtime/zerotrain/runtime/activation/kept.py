@@ -1,14 +1,19 @@
-"""One input of a checkpointed part between its forward pass and its recomputation."""
+"""The inputs of a checkpointed part between its forward pass and its recomputation."""
 
 from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 
 from zerotrain.runtime.activation.arena import ActivationArena, ActivationSlot
+from zerotrain.runtime.activation.host_copies import Arriving, copies_of
 from zerotrain.runtime.activation.settings import Settings
 
 
-def can_move(leaf: object) -> bool:
+def can_move(leaf: object) -> TypeGuard[torch.Tensor]:
     """Return whether an argument is a tensor worth moving: an activation, dense.
 
     Others stay where they are. Inputs without gradient (ids, masks, angles of positions) go to all parts, and
@@ -42,6 +47,8 @@ class Kept:
         self._original: torch.Tensor | None = tensor
         self._shape, self._strides = tensor.shape, tensor.stride()
         self._device = tensor.device
+        self._copies = copies_of(tensor.device) if settings.in_host_memory else None
+        self._arriving: Arriving | None = None
         self._parallel = settings.parallel if settings.is_partitioned else None
         self._slot = self._put(_flat(tensor.detach()), settings, arena)
 
@@ -51,11 +58,22 @@ class Kept:
         original, self._original = self._original, None
         if original is not None:
             return original
-        # If this is the slot itself, autograd detects writes into it.
-        flat = self._slot.tensor.to(self._device, non_blocking=True)
+        if self._copies is None:
+            # If this is the slot itself, autograd detects writes into it.
+            flat = self._slot.tensor.to(self._device)
+        else:
+            self.start_fetch()
+            assert self._arriving is not None
+            arriving, self._arriving = self._arriving, None
+            flat = self._copies.arrived(arriving)
         if self._parallel is not None:
             flat = self._parallel.all_gather(flat)
         return flat[: self._shape.numel()].as_strided(self._shape, self._strides).requires_grad_()
+
+    def start_fetch(self) -> None:
+        """Let the activation begin to come back from host memory, where it went to another."""
+        if self._copies is not None and self._arriving is None:
+            self._arriving = self._copies.fetch(self._slot.tensor)
 
     def _put(self, flat: torch.Tensor, settings: Settings, arena: ActivationArena) -> ActivationSlot:
         part, numel = flat, flat.numel()
@@ -64,13 +82,57 @@ class Kept:
             start = self._parallel.rank * numel
             part = flat[start : start + numel]  # the last rank's may be shorter, or empty
         device = torch.device("cpu") if settings.in_host_memory else flat.device
-        pinned = settings.in_host_memory and flat.device.type == "cuda"
+        pinned = self._copies is not None and flat.device.type == "cuda"
         if settings.contiguous:
             slot = arena.take(numel, dtype=flat.dtype, device=device, pinned=pinned)
         else:
             slot = ActivationSlot(torch.empty(numel, dtype=flat.dtype, device=device, pin_memory=pinned))
-        slot.tensor[: part.numel()].copy_(part, non_blocking=True)
+        place = slot.tensor[: part.numel()]
+        if self._copies is None:
+            place.copy_(part)
+        else:
+            self._copies.send(part, place)
         return slot
+
+
+class KeptInputs:
+    """The inputs of one checkpointed part, of which activations are moved. The first `fetch` is that of the
+    forward pass; each later one, of a recomputation, lets the inputs of the part before begin to come
+    back."""
+
+    _last_made: ClassVar[weakref.ref[KeptInputs] | None] = None
+
+    def __init__(self, leaves: Sequence[object], settings: Settings, arena: ActivationArena) -> None:
+        """Move the activations among the leaves."""
+        if settings.in_host_memory:
+            for device in {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}:
+                if (copies := copies_of(device)) is not None:
+                    copies.begin_part()
+        self.leaves = [Kept(leaf, settings, arena) if can_move(leaf) else leaf for leaf in leaves]
+        """The leaves, with a `Kept` in place of each activation."""
+        self._is_forward, self._is_back = True, False
+        self._before, KeptInputs._last_made = KeptInputs._last_made, weakref.ref(self)
+
+    def fetch(self, leaves: Sequence[object]) -> list[Any]:
+        """Return `leaves`, which torch has kept, with the activations in their places."""
+        found = [leaf.fetch() if isinstance(leaf, Kept) else leaf for leaf in leaves]
+        if self._is_forward:
+            self._is_forward = False
+            return found
+        self._is_back = True
+        part = self._next_in_backward()
+        for leaf in [] if part is None else part.leaves:
+            if isinstance(leaf, Kept):
+                leaf.start_fetch()
+        return found
+
+    def _next_in_backward(self) -> KeptInputs | None:
+        """Return the nearest part before this one that was not recomputed; parts within parts are made while
+        outer ones are."""
+        part: KeptInputs | None = self
+        while part is not None and part._is_back:
+            part = None if part._before is None else part._before()
+        return part
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
