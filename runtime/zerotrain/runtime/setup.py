@@ -43,7 +43,7 @@ from zerotrain.runtime.zero.live import LiveLimits
 from zerotrain.runtime.zero.names import check_names, named_parameters
 from zerotrain.runtime.zero.options import CoreOptions, EngineCallbacks
 from zerotrain.runtime.zero.placeholder import owner_of
-from zerotrain.runtime.zero.plan import MIN_UNIT_NUMEL, SmallParameters, plan_layout
+from zerotrain.runtime.zero.plan import JOINED_NUMEL, MIN_UNIT_NUMEL, SmallParameters, plan_layout
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.shards import Placement
 from zerotrain.runtime.zero.ties import refuse_shared_memory
@@ -179,19 +179,27 @@ def make_layout(
     model: nn.Module, config: EngineConfig, unit_modules: Sequence[str | type[nn.Module]] | None
 ) -> ModelLayout:
     """Return the units of the model for the configured precision and number of ranks."""
+    on_host = pick_device().type == "cpu"
     return plan_layout(
         model,
         world_size=config.world_size,
         compute_dtype=config.precision.compute_dtype,
         unit_modules=unit_modules,
         min_unit_numel=config.zero.module_granularity_threshold or MIN_UNIT_NUMEL,
+        joined_numel=joined_numel(config, on_host=on_host),
         leaves=with_marked(model, config.zero.leaf_module),
         small=SmallParameters(
             numel=config.zero.param_persistence_threshold, budget=config.zero.model_persistence_threshold
         )
-        if shards_parameters(config, on_host=pick_device().type == "cpu")
+        if shards_parameters(config, on_host=on_host)
         else None,
     )
+
+
+def joined_numel(config: EngineConfig, *, on_host: bool) -> int:
+    """Return the elements of the largest module whose units are joined: none on a CPU, where a call costs
+    little, nor where the configuration says which modules are units."""
+    return 0 if on_host or config.zero.module_granularity_threshold else JOINED_NUMEL
 
 
 def build_core(

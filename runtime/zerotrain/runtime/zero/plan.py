@@ -2,7 +2,8 @@
 
 The default rule: every child of an outermost `ModuleList` (a transformer block) is a unit. Outside of those,
 every module that itself holds at least `min_unit_numel` parameter elements is one (embedding, head). The rest
-belongs to the root. `unit_modules` replaces the rule.
+belongs to the root. `unit_modules` replaces the rule. Where calls cost more than bytes, a small module that
+holds several units, none of them a block, is one unit instead.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ SMALL_UNIT = "(small)"
 MIN_UNIT_NUMEL = 1024
 """Number of elements below which a unit of its own costs more in calls than it saves in bytes."""
 
+JOINED_NUMEL = 12 << 20
+"""Largest number of elements of a module whose units are joined into one, on a GPU: 24 MiB in 16 bits, about
+DDP's bucket. Collectives of less take longer to start than to send."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallParameters:
@@ -53,6 +58,7 @@ def plan_layout(
     compute_dtype: str,
     unit_modules: Sequence[str | type[nn.Module]] | None = None,
     min_unit_numel: int = MIN_UNIT_NUMEL,
+    joined_numel: int = 0,
     align: int = ALIGN,
     leaves: LeafModuleConfig | None = None,
     small: SmallParameters | None = None,
@@ -62,11 +68,12 @@ def plan_layout(
 
     `unit_modules` lists module names (fqn), class names or classes. A parameter belongs to the innermost unit
     module above it. One that several units share (tied weights) belongs to the innermost module above all its
-    users. `leaves` are units that contain no other unit, in addition to those of the rule or the list.
+    users. Modules of at most `joined_numel` elements are joined into one unit. `leaves` are units that
+    contain no other unit, in addition to those of the rule or the list.
     `small` parameters share one unit of the model. Raises LayoutError if an entry matches no module.
     """
     boundaries = (
-        set(_default_boundaries(model, min_unit_numel))
+        set(_default_boundaries(model, min_unit_numel, joined_numel))
         if unit_modules is None
         else set(_chosen_boundaries(model, unit_modules))
     )
@@ -183,10 +190,12 @@ def _numel(module: nn.Module, *, recurse: bool) -> int:
     return sum(parameter.numel() for parameter in module.parameters(recurse=recurse))
 
 
-def _default_boundaries(model: nn.Module, min_unit_numel: int) -> Iterator[str]:
-    def visit(layers: plain.Layers, name: str) -> Iterator[str]:
+def _default_boundaries(model: nn.Module, min_unit_numel: int, joined_numel: int) -> list[str]:
+    def visit(layers: plain.Layers, name: str) -> list[tuple[str, bool]]:
+        """Return the boundaries within a module, and whether each is a block of a list."""
+        found: list[tuple[str, bool]] = []
         if name and sum(_numel(layer, recurse=False) for layer in layers) >= min_unit_numel:
-            yield name
+            found.append((name, False))
         is_list = isinstance(layers[-1], nn.ModuleList)
         children: dict[nn.Module, str] = {}
         for child_name, child in plain.children_of(layers):
@@ -194,12 +203,20 @@ def _default_boundaries(model: nn.Module, min_unit_numel: int) -> Iterator[str]:
         for child, child_name in children.items():
             fqn, inside = plain.joined(name, child_name), plain.layers_of(child)
             is_block = is_list and _numel(child, recurse=True) >= min_unit_numel
-            if is_block and type(inside[-1]).forward is not nn.Module.forward:
-                yield fqn
+            if is_block and _has_forward(inside):
+                found.append((fqn, True))
             else:
-                yield from visit(inside, fqn)
+                found.extend(visit(inside, fqn))
+        is_joined = len(found) > 1 and not any(is_block for _, is_block in found) and _has_forward(layers)
+        if is_joined and _numel(layers[0], recurse=True) <= joined_numel:
+            found = [(name, False)] if name else []
+        return found
 
-    yield from visit(plain.layers_of(model), "")
+    return [name for name, _ in visit(plain.layers_of(model), "")]
+
+
+def _has_forward(layers: plain.Layers) -> bool:
+    return type(layers[-1]).forward is not nn.Module.forward
 
 
 def _chosen_boundaries(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Iterator[str]:

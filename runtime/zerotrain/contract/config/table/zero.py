@@ -173,7 +173,8 @@ STAGE3: tuple[Key, ...] = (
         default=0,
         minimum=0,
         aliases=("stage3_module_granularity_threshold",),
-        effect="Modules with fewer elements are not units of their own; 0 = 1024.",
+        effect="Modules with fewer elements are not units of their own; 0 = 1024, and on a GPU small modules "
+        "outside of lists share a unit.",
     ),
     Key(
         path=f"{_Z}.use_all_reduce_for_fetch_params",
