@@ -178,6 +178,21 @@ def test_the_host_waits_for_no_step(monkeypatch: pytest.MonkeyPatch, precision: 
     engine.close()
 
 
+def test_fp16_waits_when_the_next_forward_pass_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpu(monkeypatch)
+    engine = make_engine("fp16")
+    reads, losses = HostReads(monkeypatch), list[torch.Tensor]()
+
+    def forward() -> None:
+        losses.append(engine(torch.ones(4, 8, dtype=torch.float16)).float().square().mean())
+
+    reads.during(lambda: train_step(engine, 0))
+    assert reads.during(forward) == []
+    assert reads.during(lambda: engine.backward(losses[0])) == ["an earlier step"]
+    assert reads.during(engine.step) == []
+    engine.close()
+
+
 def test_a_schedule_that_cannot_go_back_waits_behind_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = HostReads(monkeypatch)
     pretend_gpu(monkeypatch, note_updates(pretend_gpu(monkeypatch), reads.notes))

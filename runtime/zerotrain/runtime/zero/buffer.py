@@ -3,6 +3,10 @@ object.
 
 Autograd keeps views of gathered weights until backward. So freeing a unit removes the memory of its tensor,
 and gathering allocates it again. A new tensor would not reach the saved views.
+
+[Note: modules on other streams] A GPU's allocator hands freed memory to the stream that allocated it, at
+once. If a script runs a module on a stream of its own, its unit may have been gathered ahead and allocated on
+another one. The allocator is then told of the stream that reads the weights, and waits for it.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from zerotrain.runtime.comm.streams import ComputeStream
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
 
@@ -50,6 +56,11 @@ def has_pages(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def stream_on(device: torch.device) -> Any:
+    """Return the device's current stream; None on a CPU."""
+    return ComputeStream.current(device).stream
+
+
 class FlatBuffer:
     """Flat buffer of `numel` elements; starts released. Contents are undefined after `allocate()` and lost by
     `release()`."""
@@ -72,6 +83,8 @@ class FlatBuffer:
         self._ledger = ledger
         self._kind = kind
         self._map: mmap.mmap | None = None
+        self._home: Any = None
+        """Stream for which the memory was allocated; None on a CPU."""
         if pages is not None or has_pages(device):
             # Private pages freed with madvise read as zeros. A storage resized to nothing has no address, and
             # reading a forgotten alias of a weight (`w = layer.weight.detach()`) would then crash the
@@ -100,13 +113,23 @@ class FlatBuffer:
             return
         if self._map is None:
             self.tensor.untyped_storage().resize_(self.num_bytes)
+            self._home = stream_on(self.tensor.device)
         self.is_allocated = True
         self._ledger.add(self._kind, self.num_bytes)
+
+    def use(self) -> None:
+        """Record that the current stream reads the memory from now on; see [Note: modules on other
+        streams]."""
+        if self._home is not None and self.is_allocated:
+            current = stream_on(self.tensor.device)
+            if current != self._home:
+                self.tensor.record_stream(current)
 
     def release(self) -> None:
         """Return the memory to the system (CPU) or the caching allocator (CUDA)."""
         if not self.is_allocated:
             return
+        self.use()
         if self._map is None:
             self.tensor.untyped_storage().resize_(0)
         elif not self._is_mapped:

@@ -175,6 +175,7 @@ class Unit(HasShard):
             self.start_gather(is_exact=purpose is UnitState.HELD)
             self._pending.wait()
             self.views.show_all()
+        self.full.use()
         if self.state is not purpose:
             self._become(purpose)
 
@@ -184,6 +185,7 @@ class Unit(HasShard):
             self.start_gather()
             self._pending.wait()
             self._become(UnitState.LENT)
+        self.full.use()
 
     def free(self) -> None:
         """Keep only the shard; the contents of `full` are lost. Does nothing for replicated weights."""

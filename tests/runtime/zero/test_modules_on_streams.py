@@ -1,0 +1,81 @@
+"""Memory of weights that a module on a stream of its own has read is not handed to others before it is done.
+
+Storages are resized as on a GPU, on CPU tensors; streams are names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.free_form import config
+from tests.support.ranks import run_ranks, use_transport
+from zerotrain.runtime.zero import buffer
+
+pytestmark = pytest.mark.ranks
+
+
+class Streams:
+    """The current stream, and which ones the allocator was told of, by address."""
+
+    def __init__(self) -> None:
+        self.current = "main"
+        self.told: list[str] = []
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        before, self.current = self.current, name
+        yield
+        self.current = before
+
+    def install(self) -> None:
+        """Replace torch's and the buffers' functions in this process, which ends with the test."""
+        tensor: Any = torch.Tensor
+        tensor.record_stream = lambda _tensor, stream: self.told.append(stream)
+        buffer.has_pages = lambda device: False
+        buffer.stream_on = lambda device: self.current
+
+
+class Branch(nn.Module):
+    def __init__(self, streams: Streams) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(64, 64) for _ in range(3))
+        self.streams, self.side = streams, "main"
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.one(hidden)
+        with self.streams.on(self.side):
+            hidden = self.two(hidden)
+        total: torch.Tensor = self.three(hidden).sum()
+        return total
+
+
+def told_by_side() -> dict[str, list[str]]:
+    """Return the streams of which the allocator is told in the second forward pass, by that of the branch."""
+    streams = Streams()
+    streams.install()
+    model = Branch(streams)
+    engine, *_ = zt.initialize(model=model, config=config(3))
+    found = {}
+    for side in ("main", "side"):
+        model.side = side
+        for _ in range(2):
+            streams.told.clear()
+            with torch.no_grad():
+                engine(torch.ones(1, 64))
+        found[side] = list(streams.told)
+    engine.close()
+    return found
+
+
+def test_the_allocator_is_told_of_another_stream_alone() -> None:
+    with use_transport("gloo"):
+        for found in run_ranks(2, told_by_side):
+            assert found["main"] == []
+            assert found["side"] == ["side"] * 2, "gathered ahead on the main stream; used and freed here"
