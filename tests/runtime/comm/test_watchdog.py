@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import re
@@ -281,6 +282,27 @@ def test_the_thread_asks_on_the_device_of_its_rank(monkeypatch: pytest.MonkeyPat
         Watchdog(store, rank=0, world_size=2, bound_seconds=60.0, device=device).close()
     assert chosen.get(timeout=60) == ("zerotrain-watchdog", torch.device("cuda", 3))
     assert chosen.empty()
+
+
+@pytest.mark.unit
+def test_the_thread_disturbs_no_capture_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: queue.Queue[tuple[str, int]] = queue.Queue()
+
+    class Driver:
+        def __init__(self, name: str) -> None:
+            assert name == "libcuda.so.1"
+
+        def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+            modes.put((threading.current_thread().name, mode._obj.value))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(ctypes, "CDLL", Driver)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    for device in (torch.device("cpu"), torch.device("cuda", 0)):
+        Watchdog(store, rank=0, world_size=2, bound_seconds=60.0, device=device).close()
+    assert modes.get(timeout=60) == ("zerotrain-watchdog", 1)
+    assert modes.empty()
 
 
 def refuse(*_: Any, **__: Any) -> Any:

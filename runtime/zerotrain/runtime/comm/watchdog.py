@@ -12,6 +12,7 @@ the next wait raises.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import multiprocessing
 import multiprocessing.util
 import os
@@ -59,6 +60,9 @@ TICK_S = 0.5
 
 RANKS_PER_TICK_S = 200.0
 """Ranks whose progress a waiting rank reads per second, at most; it reads larger groups less often."""
+
+THREAD_LOCAL = 1
+"""The driver's CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: captures of other threads are no concern of this one."""
 
 
 class Watchdog:
@@ -215,6 +219,7 @@ class Watchdog:
         if self._device is not None and self._device.type == "cuda":
             # A new thread uses the first GPU, where querying a collective would allocate memory.
             torch.cuda.set_device(self._device)
+            _leave_captures_alone()
         while not self._stop.wait(min(max(self._patience / 2, 0.05), TICK_S)):
             # The store ends with rank 0; the collective then fails by itself.
             with suppress(RuntimeError, OSError, ValueError):
@@ -300,6 +305,14 @@ def own_store(prefix: str) -> Any:
     with suppress(RuntimeError, AttributeError):  # some kinds of stores, and older torch, cannot clone
         store = store.clone()
     return c10d.PrefixStore(prefix, store)
+
+
+def _leave_captures_alone() -> None:
+    """Let this thread ask for events while another one captures a CUDA graph; by default that would make the
+    capture invalid."""
+    mode = ctypes.c_int(THREAD_LOCAL)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 _OPEN: weakref.WeakSet[Watchdog] = weakref.WeakSet()
