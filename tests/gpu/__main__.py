@@ -91,6 +91,7 @@ PARTS = [
         limit_s=60,
         command=module("tests.gpu.fake_world", "64", "zerotrain-3", "zerotrain-3+qwz+qgz", "fsdp2"),
     ),
+    Part(name="small costs", half=1, limit_s=50, command=module("tests.gpu.small_costs")),
     Part(name="FP8", half=2, limit_s=60, command=module("tests.gpu.fp8")),
     Part(
         name="two ranks",

@@ -51,6 +51,12 @@ def test_products_in_fp8_are_compared_and_timed() -> None:
     assert all(row["step_ms"] > 0.0 for row in timed)
 
 
+def test_small_costs_are_beside_the_way_it_was() -> None:
+    found = rows("tests.gpu.small_costs")
+    assert [row["row"].split()[0] for row in found] == ["moved", "joined", "save"]
+    assert all(row["ms"] > 0.0 and row["spread"][0] <= row["ratio"] <= row["spread"][1] for row in found)
+
+
 def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 

@@ -87,7 +87,7 @@ def test_copies_run_beside_the_parts(monkeypatch: pytest.MonkeyPatch, contiguous
     assert [[note.stream for note in both] for both in runs] == [[MAIN, MAIN]] * PARTS
     for index, (forward, again) in enumerate(runs):
         gone, back = 2 * (index + 1), 2 * (2 * PARTS - index)
-        assert forward.seen.get(SIDE, 0) == gone - 2, "its memory is free when the next part begins"
+        assert forward.seen.get(SIDE, 0) == gone - 2, "those of the parts before have left"
         assert again.seen[SIDE] == back
         if index:
             next_back = copies[back]
@@ -108,15 +108,23 @@ def test_parts_without_a_backward_pass_do_not_come_back(monkeypatch: pytest.Monk
     assert len(timeline.cuda.found("copy")) == 2 * 2 + 2
 
 
-def test_memory_stays_until_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_may_be_written_and_freed_after_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    zt.configure_checkpointing(checkpoint_in_cpu=True)
     timeline = Timeline(monkeypatch)
-    one, slot = torch.ones(3), torch.zeros(3)
-    alive = weakref.ref(one)
-    timeline.copies.begin_part()
-    timeline.copies.send(one, slot)
-    del one
-    assert alive() is not None
-    assert timeline.cuda.main.seen.get(SIDE, 0) == 0
-    timeline.copies.begin_part()
-    assert alive() is None
-    assert timeline.cuda.main.seen[SIDE] == 1
+    main, alive = timeline.cuda.main, list[bool]()
+
+    def part(hidden: torch.Tensor) -> torch.Tensor:
+        assert main.seen.get(SIDE, 0) == 0
+        result = hidden * 2.0
+        del hidden
+        alive.append(kept_input() is not None)
+        return result
+
+    hidden = torch.ones(3, requires_grad=True) * 1.0
+    kept_input = weakref.ref(hidden)
+    arguments = [hidden]
+    del hidden
+    zt.checkpoint_activations(part, arguments.pop())
+    assert alive == [True]
+    assert kept_input() is None
+    assert main.seen[SIDE] == 1

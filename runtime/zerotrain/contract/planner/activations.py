@@ -41,7 +41,7 @@ class Activations:
     host_bytes: int = 0
     """Checkpointed inputs in host memory (`cpu_checkpointing`)."""
     moving_bytes: int = 0
-    """One checkpointed input, which a GPU holds while it leaves or comes back beside the computation."""
+    """One checkpointed input, which comes back to a GPU while the block after its own is recomputed."""
     cache_bytes: int = 0
     """Autocast's copies of the weights of recomputed blocks, which are freed at the end of forward."""
 

@@ -195,7 +195,7 @@ def demand(workload: Workload) -> Demand:
     )
     acts = activations(shape, config)
     if not workload.on_host:
-        acts = replace(acts, kept_bytes=acts.kept_bytes + acts.moving_bytes)
+        acts = replace(acts, block_work_bytes=acts.block_work_bytes + acts.moving_bytes)
     compute = _compute(formulas, acts, shape)
     host, nvme = _host(workload, formulas, acts, compute), _nvme(workload, formulas)
     if workload.on_host:

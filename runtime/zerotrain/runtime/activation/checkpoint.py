@@ -44,7 +44,10 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
 
     def run(_anchors: list[torch.Tensor], *leaves: Any) -> Any:
         args, kwargs = pytree.tree_unflatten(kept.fetch(leaves), spec)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            kept.end_part()
 
     return torch_checkpoint(run, anchors, *kept.leaves, use_reentrant=False)
 

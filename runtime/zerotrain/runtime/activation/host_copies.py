@@ -1,11 +1,11 @@
 """Copies of checkpointed inputs between a GPU and host memory, on a stream beside the one that computes.
 
-[Note: inputs on their way] An input leaves while its part runs forward. Its memory on the GPU is kept until
-the next part begins, and only then does the computation wait for the copy. In backward, a part's inputs begin
-to come back when the part after it is recomputed, so they arrive beside a recomputation and a backward pass.
-One stream copies both ways, so that what comes back has left before, and what leaves does not overwrite what
-is still being read. Memory that arrives is allocated for that stream, which waits for the computation before
-it writes: so an input may be dropped at any time, before or after its use.
+[Note: inputs on their way] An input leaves while its part runs forward, and the computation waits for the copy
+at the part's end: from then on the script may write into the input, and its memory may be used again. In
+backward, a part's inputs begin to come back when the part after it is recomputed, so they arrive beside a
+recomputation and a backward pass. One stream copies both ways, so that what comes back has left before, and
+what leaves does not overwrite what is still being read. Memory that arrives is allocated for that stream,
+which waits for the computation before it writes: so an input may be dropped at any time, used or not.
 
 Where inputs are computed in host memory there are no such copies.
 """
@@ -30,10 +30,10 @@ class HostCopies:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._leaving: list[tuple[torch.Tensor, Any]] = []
-        """Inputs of the last part, and the events behind their copies."""
+        """Inputs of parts that run forward, and the events behind their copies."""
 
-    def begin_part(self) -> None:
-        """Give back the memory of the inputs that left before."""
+    def end_part(self) -> None:
+        """Make the computation wait until all inputs have left."""
         for _, event in self._leaving:
             self._current.wait_event(event)
         self._leaving.clear()

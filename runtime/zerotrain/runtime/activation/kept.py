@@ -75,6 +75,11 @@ class Kept:
         if self._copies is not None and self._arriving is None:
             self._arriving = self._copies.fetch(self._slot.tensor)
 
+    def end_part(self) -> None:
+        """Make the computation wait until the activation has left."""
+        if self._copies is not None:
+            self._copies.end_part()
+
     def _put(self, flat: torch.Tensor, settings: Settings, arena: ActivationArena) -> ActivationSlot:
         part, numel = flat, flat.numel()
         if self._parallel is not None:
@@ -104,10 +109,6 @@ class KeptInputs:
 
     def __init__(self, leaves: Sequence[object], settings: Settings, arena: ActivationArena) -> None:
         """Move the activations among the leaves."""
-        if settings.in_host_memory:
-            for device in {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}:
-                if (copies := copies_of(device)) is not None:
-                    copies.begin_part()
         self.leaves = [Kept(leaf, settings, arena) if can_move(leaf) else leaf for leaf in leaves]
         """The leaves, with a `Kept` in place of each activation."""
         self._is_forward, self._is_back = True, False
@@ -125,6 +126,12 @@ class KeptInputs:
             if isinstance(leaf, Kept):
                 leaf.start_fetch()
         return found
+
+    def end_part(self) -> None:
+        """Make the computation wait until the activations have left; called when the part has run."""
+        for leaf in self.leaves:
+            if isinstance(leaf, Kept):
+                leaf.end_part()
 
     def _next_in_backward(self) -> KeptInputs | None:
         """Return the nearest part before this one that was not recomputed; parts within parts are made while
