@@ -2,8 +2,9 @@
 
     python3 -m tests.gpu.small_costs
 
-Both ways are in one process, as rank 0 of a world of 8 whose other ranks do not exist (`tests.gpu.fake_world`).
-They take turns; a row of JSON has the median of their ratios. Without a GPU the same code runs on small sizes.
+Both ways are in one process, as rank 0 of a world of 8 whose other ranks do not exist
+(`tests.gpu.fake_world`), and run one after the other; a row of JSON has the median of their ratios. Without a
+GPU the same code runs on small sizes.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def main() -> None:
 def show(what: str, new: Callable[[], object], old: Callable[[], object], **facts: Any) -> None:
     """Run both in turn and print the row."""
     ratios, times = [], []
-    for turn in range(ROUNDS + 1):
+    for round_number in range(ROUNDS + 1):
         first, second = timed(new), timed(old)
-        if turn:  # the first one fills caches
+        if round_number:  # the first one fills caches
             ratios.append(first / second)
             times.append(first)
     row: Mapping[str, Any] = {

@@ -44,12 +44,12 @@ class Staged(nn.Module):
         super().__init__()
         self.stem = nn.Linear(64, 64)
         self.narrow = nn.Sequential(Bottleneck(64), Bottleneck(64), Bottleneck(64))
-        self.turn = nn.Linear(64, 512)
+        self.middle = nn.Linear(64, 512)
         self.wide = nn.Sequential(Bottleneck(512), Bottleneck(512))
         self.heads = nn.ModuleDict({"a": nn.Linear(512, 4), "b": nn.Linear(512, 4)})
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.wide(self.turn(self.narrow(self.stem(hidden))))
+        hidden = self.wide(self.middle(self.narrow(self.stem(hidden))))
         total: torch.Tensor = self.heads["a"](hidden) + self.heads["b"](hidden)
         return total
 
@@ -59,7 +59,7 @@ def test_the_outermost_module_within_the_limit_is_one_unit() -> None:
     apart = [f"narrow.{index}.{name}" for index in range(3) for name in ("down", "up")]
     assert [name for name in units(Staged()) if name.startswith("narrow")] == apart
     assert units(Staged(), joined_numel=LIMIT) == [
-        *("stem", "narrow", "turn", "wide.0", "wide.1"),
+        *("stem", "narrow", "middle", "wide.0", "wide.1"),
         *("heads.a", "heads.b"),  # a dict of modules is never called itself
     ]
 

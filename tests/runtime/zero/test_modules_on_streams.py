@@ -26,7 +26,7 @@ class Streams:
 
     def __init__(self) -> None:
         self.current = "main"
-        self.told: list[str] = []
+        self.recorded: list[str] = []
 
     @contextmanager
     def on(self, name: str) -> Iterator[None]:
@@ -37,7 +37,7 @@ class Streams:
     def install(self) -> None:
         """Replace torch's and the buffers' functions in this process, which ends with the test."""
         tensor: Any = torch.Tensor
-        tensor.record_stream = lambda _tensor, stream: self.told.append(stream)
+        tensor.record_stream = lambda _tensor, stream: self.recorded.append(stream)
         buffer.has_pages = lambda device: False
         buffer.stream_on = lambda device: self.current
 
@@ -56,7 +56,7 @@ class Branch(nn.Module):
         return total
 
 
-def told_by_side() -> dict[str, list[str]]:
+def recorded_by_side() -> dict[str, list[str]]:
     """Return the streams of which the allocator is told in the second forward pass, by that of the branch."""
     streams = Streams()
     streams.install()
@@ -66,16 +66,16 @@ def told_by_side() -> dict[str, list[str]]:
     for side in ("main", "side"):
         model.side = side
         for _ in range(2):
-            streams.told.clear()
+            streams.recorded.clear()
             with torch.no_grad():
                 engine(torch.ones(1, 64))
-        found[side] = list(streams.told)
+        found[side] = list(streams.recorded)
     engine.close()
     return found
 
 
-def test_the_allocator_is_told_of_another_stream_alone() -> None:
+def test_the_allocator_knows_of_another_stream_alone() -> None:
     with use_transport("gloo"):
-        for found in run_ranks(2, told_by_side):
+        for found in run_ranks(2, recorded_by_side):
             assert found["main"] == []
             assert found["side"] == ["side"] * 2, "gathered ahead on the main stream; used and freed here"

@@ -1,10 +1,10 @@
 """Copies of checkpointed inputs between a GPU and host memory, on a stream beside the one that computes.
 
-[Note: inputs on their way] An input leaves while its part runs forward, and the computation waits for the copy
-at the part's end: from then on the script may write into the input, and its memory may be used again. In
-backward, a part's inputs begin to come back when the part after it is recomputed, so they arrive beside a
-recomputation and a backward pass. One stream copies both ways, so that what comes back has left before, and
-what leaves does not overwrite what is still being read. Memory that arrives is allocated for that stream,
+[Note: inputs on their way] An input leaves while its part runs forward, and the computation waits for the
+copy at the part's end: from then on the script may write into the input, and its memory may be used again.
+In backward, a part's inputs begin to come back when the part after it is recomputed, so they arrive beside
+a recomputation and a backward pass. One stream copies both ways, so that what comes back has left before,
+and what leaves does not overwrite what is still being read. Memory that arrives is allocated for that stream,
 which waits for the computation before it writes: so an input may be dropped at any time, used or not.
 
 Where inputs are computed in host memory there are no such copies.

@@ -59,7 +59,6 @@ def plan_layout(
     unit_modules: Sequence[str | type[nn.Module]] | None = None,
     min_unit_numel: int = MIN_UNIT_NUMEL,
     joined_numel: int = 0,
-    align: int = ALIGN,
     leaves: LeafModuleConfig | None = None,
     small: SmallParameters | None = None,
 ) -> ModelLayout:
@@ -95,13 +94,10 @@ def plan_layout(
         dtype = stored.of(parameter)
         fact = ParameterFact(fqn=names[0], shape=tuple(parameter.shape), dtype=dtype)
         members.setdefault((module, unit, parameter.requires_grad, dtype), []).append(fact)
-    units = [
-        _build(key, facts, world_size=world_size, align=align, taken=members)
-        for key, facts in members.items()
-    ]
+    units = [_build(key, facts, world_size=world_size, taken=members) for key, facts in members.items()]
     order = {name: index for index, (name, _) in enumerate(plain.walk(model))}
     units.sort(key=lambda unit: (order[unit.module], not unit.trainable))
-    return ModelLayout(units=tuple(units), world_size=world_size, align=align, aliases=aliases)
+    return ModelLayout(units=tuple(units), world_size=world_size, align=ALIGN, aliases=aliases)
 
 
 def _build(
@@ -109,7 +105,6 @@ def _build(
     facts: list[ParameterFact],
     *,
     world_size: int,
-    align: int,
     taken: dict[tuple[str, str, bool, str], list[ParameterFact]],
 ) -> UnitLayout:
     module, unit, trainable, dtype = key
@@ -129,7 +124,7 @@ def _build(
         trainable=trainable,
         parameters=facts,
         world_size=world_size,
-        align=align,
+        align=ALIGN,
         stays_whole=is_small,
     )
 
