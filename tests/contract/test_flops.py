@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.contract.test_plan_demand import LLAMA_8B
-from zerotrain.contract.planner import ModelFlops, flops_of, flops_per_token, peak_tflops
+from zerotrain.contract.planner import Adapters, ModelFlops, flops_of, flops_per_token, peak_tflops
 
 pytestmark = pytest.mark.unit
 
@@ -17,6 +19,23 @@ def test_a_model_that_is_trained_whole_costs_6_n_d_and_attention() -> None:
     by_hand = 6 * (32 * layer + 4096 * 128256) + 3 * 2 * context * 32 * 4096
     assert flops_of(shape).training(context) == pytest.approx(by_hand, rel=1e-3)
     assert flops_of(shape).training(shape.context) == 3 * flops_per_token(shape)
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapter"),
+    [
+        (("q_proj", "v_proj"), (4096 + 4096) + (4096 + 1024)),
+        ((), 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)),
+    ],
+    ids=["two", "all"],
+)
+def test_a_model_with_adapters_costs_4_n_d_and_6_for_them(targets: tuple[str, ...], adapter: int) -> None:
+    shape, context, rank = replace(LLAMA_8B, adapters=Adapters(rank=16, targets=targets)), 2048, 16
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    adapters, attention = 32 * rank * adapter, 3 * 2 * context * 32 * 4096
+    by_hand = 4 * (32 * layer + 4096 * 128256) + 6 * adapters + attention
+    assert flops_of(shape).training(context) == pytest.approx(by_hand, rel=1e-4)
+    assert flops_of(shape).trained == adapters
 
 
 def test_a_frozen_weight_has_no_gradient_of_its_own() -> None:

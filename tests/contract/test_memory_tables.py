@@ -180,21 +180,26 @@ def test_a_save_in_the_background_copies_decoded_masters() -> None:
 
 
 def test_traffic_in_units_of_the_model() -> None:
-    """M = 2 bytes per parameter: 2 M below stage 3, 3 M at stage 3, 2 M between nodes with hpZ."""
-    model = 2 * 80_000
-    assert [step_traffic(inputs(stage)).network_bytes for stage in STAGES] == [
+    """M = 2 bytes per parameter: 2 M below stage 3, 3 M at stage 3, 2 M between nodes with hpZ. Of F bytes of
+    frozen weights, 2 F at stage 3, F between nodes with hpZ, and nothing below stage 3.
+    """
+    model, frozen = 2 * 80_000, 2 * (4_000 - 1_000)
+    assert [step_traffic(inputs(stage, frozen_root_numel=1_000)).network_bytes for stage in STAGES] == [
         2 * model,
         2 * model,
         2 * model,
-        3 * model,
+        3 * model + 2 * frozen,
     ]
-    assert step_traffic(inputs(3, hpz_ranks=2)).cross_node_bytes == 2 * model
+    assert (
+        step_traffic(inputs(3, hpz_ranks=2, frozen_root_numel=1_000)).cross_node_bytes == 2 * model + frozen
+    )
     assert step_traffic(inputs(3, world_size=1)).network_bytes == 0
     block = 256
     scales = 4 / block
     plus = inputs(3, hpz_ranks=2, quantized_weights=True, quantized_gradients=True, quant_block_numel=block)
+    plus = replace(plus, frozen_numel=0)
     assert step_traffic(plus).cross_node_bytes == int(80_000 * (1 + scales + 0.5 + scales))
-    assert step_traffic(inputs(3, micro_steps=4)).network_bytes == 4 * 3 * model
+    assert step_traffic(inputs(3, micro_steps=4, frozen_numel=0)).network_bytes == 4 * 3 * model
     assert step_traffic(inputs(1, micro_steps=4)).network_bytes == 2 * model
     spilled = inputs(3, optimizer_tier="nvme", param_tier="nvme", micro_steps=2)
     passes = 2 * 2 * 2 * (20_000 + 1_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from zerotrain.contract.history import Point
-from zerotrain.contract.planner import flops_of, gpt_shape
+from zerotrain.contract.planner import Adapters, flops_of, gpt_shape, shape_of_config
 from zerotrain.contract.train_spec import GptSpec
 from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
@@ -78,6 +79,25 @@ def counted() -> dict[str, Any]:
     }
 
 
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def with_adapters() -> ComputeWork:
+    transformers: Any = importlib.import_module("transformers")
+    peft: Any = importlib.import_module("peft")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    return work(peft.get_peft_model(model, lora))
+
+
 def reported() -> dict[str, Any]:
     launch = LaunchSpec(
         job="demo", job_uid="u", attempt=1, master_addr="x", world_size=1, node_rank=0, config_path=Path("c")
@@ -114,6 +134,13 @@ def test_the_parameters_that_tokens_are_multiplied_with() -> None:
     assert (found["frozen"].model.trained, found["frozen"].model.frozen) == (32 * 64, 32 * 32)
     assert found["experts"].model is found["two sides"].model is None
     assert found["plain"].peak is None  # of a CPU
+
+
+def test_a_model_of_peft_has_the_operations_that_a_plan_counts() -> None:
+    (found, _) = run_ranks(WORLD_SIZE, with_adapters)
+    shape = replace(shape_of_config(LLAMA), adapters=Adapters(rank=4, targets=("q_proj", "down_proj")))
+    assert found.model == flops_of(shape)
+    assert found.model.trained == 2 * 4 * ((32 + 32) + (48 + 32))
 
 
 def test_a_step_is_reported_with_its_operations_and_their_part_of_the_peak() -> None:

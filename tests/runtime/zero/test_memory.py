@@ -118,6 +118,36 @@ def test_wire_bytes_equal_the_formula(world_size: int, each_transport: str) -> N
         assert sent == payload * (world_size - 1) // world_size, case
 
 
+def wire_of_a_frozen_body(stage: int, accumulation: int) -> tuple[int, int]:
+    """Return (bytes sent in a step, payload by the formula) of blocks whose matrices are frozen."""
+    rank, world_size = world()
+    case = Case(stage=stage, dtype="bf16", accumulation=accumulation)
+    model = case.model()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.dim() == 1 or not name.startswith("blocks."))
+    engine, *_ = zt.initialize(model=model, config=case.config(world_size))
+    inputs = memory_inputs(engine.config, unit_sizes(engine), shares_memory=engine.comm.shares_memory)
+    sent = 0
+    for batch in token_batches(2, size=GLOBAL_BATCH):
+        before = engine.comm.bytes_sent.total()
+        for parts in micro_batches(batch, world_size=world_size, accumulation=accumulation):
+            engine.backward(engine(*parts[rank]))
+            engine.step()
+        sent = engine.comm.bytes_sent.total() - before
+    assert inputs.frozen_numel > inputs.frozen_root_numel
+    engine.close()
+    return sent - (world_size - 1) * STEP_RECORD_BYTES, step_traffic(inputs).network_bytes
+
+
+def frozen_bodies() -> list[tuple[int, int]]:
+    return [wire_of_a_frozen_body(stage, micro) for stage in (2, 3) for micro in (1, 2)]
+
+
+def test_frozen_weights_are_gathered_and_not_reduced(each_transport: str) -> None:
+    for sent, payload in run_ranks(2, frozen_bodies)[0]:
+        assert sent == payload // 2
+
+
 FEATURES: dict[str, dict[str, Any]] = {
     # name: entries over those of `plain`; optimizer parameters beyond the rate come with the type
     "fp16": {"fp16": {"enabled": True, "loss_scale": 4.0}},

@@ -177,8 +177,9 @@ def _moved_state_bytes(inputs: MemoryInputs) -> int:
 def step_traffic(inputs: MemoryInputs) -> StepTraffic:
     """Return the payload of one optimizer step: 2c per element below stage 3 and 3c at stage 3 when r == c.
 
-    At stage 3 small parameters are gathered once per step, and units that stay whole from forward to backward
-    once per micro-step. Bytes that cross nodes are those of a whole node.
+    Frozen elements are gathered only: 2c at stage 3, nothing below. At stage 3 small parameters are gathered
+    once per step, and units that stay whole from forward to backward once per micro-step. Bytes that cross
+    nodes are those of a whole node.
     """
     forward, backward, step = _network(inputs)
     cross = _cross_node(inputs)
@@ -214,7 +215,7 @@ def _gathers_and_sums(inputs: MemoryInputs) -> tuple[float, float, float]:
         # Stage 1 keeps whole gradients, so it reduces once; from stage 2 on every micro-step reduces.
         return 0.0, float(r * psi * (inputs.micro_steps if inputs.stage == 2 else 1)), float(c * psi)
     micro, gather = inputs.micro_steps, _gather_bytes(inputs)
-    forward = psi - inputs.root_numel
+    forward = _gathered_numel(inputs)
     backward = forward - inputs.kept_live_numel
     # With a second copy nearby, weights cross the network once per step; later gathers are unquantised, from
     # the copy.
@@ -226,8 +227,14 @@ def _gathers_and_sums(inputs: MemoryInputs) -> tuple[float, float, float]:
 def _cross_node(inputs: MemoryInputs) -> float:
     if inputs.stage < 3 or inputs.hpz_ranks == 1:
         return sum(_network(inputs))
-    forward = inputs.trainable_numel - inputs.root_numel
-    return _gather_bytes(inputs) * forward + _reduced(inputs) + inputs.compute_bytes * inputs.root_numel
+    gathered = _gather_bytes(inputs) * _gathered_numel(inputs)
+    return gathered + _reduced(inputs) + inputs.compute_bytes * inputs.root_numel
+
+
+def _gathered_numel(inputs: MemoryInputs) -> int:
+    """Return the elements that a pass gathers at stage 3, frozen ones included."""
+    trained = inputs.trainable_numel - inputs.root_numel
+    return trained + inputs.frozen_numel - inputs.frozen_root_numel
 
 
 def _gather_bytes(inputs: MemoryInputs) -> float:

@@ -64,10 +64,12 @@ def flops_per_token(shape: ModelShape) -> float:
 
 
 def flops_of(shape: ModelShape) -> ModelFlops:
-    """Return what the FLOPs of a model depend on, if all of it is trained."""
-    return ModelFlops(
-        trained=shape.matmul_parameters, attention_width=shape.layers * shape.heads * shape.head_dim
-    )
+    """Return what the FLOPs of a model depend on. With adapters, they are all that is trained."""
+    width = shape.layers * shape.heads * shape.head_dim
+    if shape.adapters is None:
+        return ModelFlops(trained=shape.matmul_parameters, attention_width=width)
+    adapters = sum(sum(module.parameters) for module in shape.adapters.modules(shape))
+    return ModelFlops(trained=adapters, frozen=shape.matmul_parameters, attention_width=width)
 
 
 def pace(demand: Demand, rates: Rates) -> Pace | None:
@@ -76,17 +78,16 @@ def pace(demand: Demand, rates: Rates) -> Pace | None:
     forward = clock.phase(
         "forward",
         [
-            clock.compute(1.0),
+            clock.compute("forward"),
             clock.network("forward"),
             clock.transfers("forward"),
             clock.spilled_parameters(),
         ],
     )
-    backward_compute = clock.compute(3.0 if clock.recomputes else 2.0)
     backward = clock.phase(
         "backward",
         [
-            backward_compute,
+            clock.compute("backward"),
             clock.network("backward"),
             clock.transfers("backward"),
             clock.spilled_parameters(),
@@ -170,10 +171,14 @@ class _Clock:
                 self.parts[index] = replace(part, is_hidden=True)
         return longest
 
-    def compute(self, passes: float) -> tuple[str, float, str] | None:
+    def compute(self, phase: str) -> tuple[str, float, str] | None:
+        """Return the time of a pass's products. Backward computes forward again where it recomputes."""
         batch, shape = self.workload.config.batch, self.workload.shape
         tokens = batch.micro_batch_size * batch.gradient_accumulation_steps * shape.context
-        flops = passes * flops_per_token(shape) * tokens
+        model = flops_of(shape)
+        forward = model.forward(shape.context)
+        backward = model.training(shape.context) - (0.0 if self.recomputes else forward)
+        flops = tokens * (forward if phase == "forward" else backward)
         return self._timed("compute", flops / 1e12, self.rates.tflops, "tflops", f"{flops / 1e12:.4g} TFLOP")
 
     def network(self, phase: str) -> tuple[str, float, str] | None:
