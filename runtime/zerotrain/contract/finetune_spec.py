@@ -114,6 +114,8 @@ class FinetuneSpec:
     seed: int = 0
     log_every_steps: int = 10
     save_every_steps: int | None = None
+    """Steps between two checkpoints: a multiple of eval.every_steps, which the operator checks where the user
+    gives it (spec.checkpoint); None = at each evaluation."""
     keep_last: int = 3
 
     def __post_init__(self) -> None:
@@ -135,19 +137,8 @@ class FinetuneSpec:
             value = getattr(self, name)
             if value is not None and (not _is_number(value) or value <= 0):
                 raise FinetuneSpecError(f"{name} must be a number above 0; got {value!r}")
-        self._check_evaluation()
-
-    def _check_evaluation(self) -> None:
-        if self.eval is None:
-            if self.early_stopping is not None:
-                raise FinetuneSpecError("early_stopping needs eval, whose loss it watches; add eval")
-            return
-        every, saves = self.eval.every_steps, self.save_every_steps
-        if saves is not None and saves % every:
-            raise FinetuneSpecError(
-                f"save_every_steps {saves} is not a multiple of eval.every_steps {every}: the best "
-                f"checkpoint could not be kept; take {(saves // every + 1) * every}"
-            )
+        if self.eval is None and self.early_stopping is not None:
+            raise FinetuneSpecError("early_stopping needs eval, whose loss it watches; add eval")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)

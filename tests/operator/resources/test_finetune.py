@@ -70,7 +70,12 @@ def test_the_file_has_the_settings_and_what_the_job_says_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("changes", "path", "message"),
     [
-        ({"spec.checkpoint.everySteps": 15}, "spec.checkpoint.everySteps", "take 20"),
+        (
+            {"spec.checkpoint.everySteps": 15},
+            "spec.checkpoint.everySteps",
+            "15 is not a multiple of spec.finetune.eval.everySteps 10, so the best checkpoint could not be "
+            "kept; take 20",
+        ),
         ({"spec.checkpoint.everySeconds": 60}, "spec.checkpoint.everySeconds", "give everySteps"),
         ({"spec.finetune.model": "org/model"}, "spec.finetune.model", "give spec.network.egressCidrs"),
     ],
