@@ -7,7 +7,7 @@ plans (`known_plan`), and makes the others in a thread (`plan_job`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,9 +29,11 @@ from zerotrain.contract.planner import (
     way_out,
 )
 
+from .core.volumes import ClaimSource
 from .memory_plan import MemoryPlan, NearestPlan, PlannedPace, PlannedPhase, PlannedTier
 from .plan_inputs import most_workers, sheet_rates, terms_of, workload_of
 from .spec import ZeroTrainingJobSpec
+from .storage import Checkpoint, CheckpointVolume
 
 MAX_PLANS = 512
 """Maximum number of cached plans; the newest are kept."""
@@ -53,6 +55,20 @@ _WITHOUT_MEMORY = {
 }
 """Fields that a plan depends on only through the number of workers that they allow, which is found before
 they are left out; `workers` is an argument of its own."""
+
+
+_ANY_CHECKPOINT = Checkpoint(volume=CheckpointVolume(persistent_volume_claim=ClaimSource(claim_name="any")))
+_WITHOUT_PLAN: Mapping[str, object] = {
+    "data": "/any",
+    "token_from": None,
+    "eval": None,
+    "early_stopping": None,
+    "chat_template": None,
+    "packing": False,
+    "completion_only": None,
+    "output": "output",
+}
+"""Settings of a fine-tuning that no plan depends on, with a value for all jobs."""
 
 
 class PlanMissing(Exception):
@@ -114,9 +130,14 @@ def known_plan(
 def _key(spec: ZeroTrainingJobSpec, workers: int | None, base_workers: int | None) -> _Key:
     """Return the cache key. It holds the spec as text, since specs contain dictionaries, which are not
     hashable."""
-    # A fine-tuning is no valid spec without its checkpoint.
-    without = _WITHOUT_MEMORY if spec.finetune is None else _WITHOUT_MEMORY - {"checkpoint"}
-    text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=without)
+    read, without = spec, _WITHOUT_MEMORY
+    if (asked := spec.finetune) is not None:
+        epochs = None if asked.epochs is None else 1.0
+        asked = asked.model_copy(update={**_WITHOUT_PLAN, "epochs": epochs})
+        # A fine-tuning is no valid spec without a checkpoint.
+        read = spec.model_copy(update={"finetune": asked, "checkpoint": _ANY_CHECKPOINT})
+        without = _WITHOUT_MEMORY - {"checkpoint"}
+    text = read.model_dump_json(by_alias=True, exclude_unset=True, exclude=without)
     count = workers or spec.workers
     return text, count, base_workers, most_workers(spec, count)
 
