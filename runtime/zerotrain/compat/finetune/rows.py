@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from zerotrain.compat.finetune.hub import check_name
 from zerotrain.compat.refusal import CompatError
 from zerotrain.contract.finetune_spec import FinetuneSpec
 from zerotrain.contract.strict_json import strict_json
@@ -28,11 +29,11 @@ ANY_TYPE = "a text or a list of messages", (str, list)
 def load_rows(spec: FinetuneSpec) -> tuple[Any, Any]:
     """Return the rows for training, and those for evaluation or None. Raises CompatError that names the field
     and what is wrong with its value."""
-    rows = _load("data", spec.data)
+    rows = _load(spec, "data", spec.data)
     if spec.eval is None:
         return rows, None
     if spec.eval.data is not None:
-        return rows, _load("eval.data", spec.eval.data)
+        return rows, _load(spec, "eval.data", spec.eval.data)
     if len(rows) < 2:
         raise CompatError(
             f"spec.finetune.eval.share: {spec.data} has one row, of which none can be held back; give more "
@@ -67,13 +68,14 @@ def check_rows(spec: FinetuneSpec) -> None:
             )
 
 
-def _load(field: str, source: str) -> Any:
+def _load(spec: FinetuneSpec, field: str, source: str) -> Any:
     # Imported late: the alias must be there before.
     import datasets
 
     try:
         rows = _read(field, source)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        check_name(spec, field, source, "dataset", error)
         raise CompatError(
             f"spec.finetune.{field}: {source} cannot be read: {_bad_line(Path(source)) or error}; give "
             "JSONL, Parquet, a folder of datasets' save_to_disk, or a name on the hub that the job may reach"

@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from zerotrain.compat.finetune.hub import check_name
 from zerotrain.compat.finetune.rows import check_rows, load_rows, losses_of
 from zerotrain.compat.refusal import CompatError
 from zerotrain.contract.finetune_spec import FinetuneSpec
@@ -70,7 +71,7 @@ def _trainer(spec: FinetuneSpec, config: Path) -> Any:
 
 def options(spec: FinetuneSpec, config: Path) -> dict[str, Any]:
     """Return the options of SFTConfig, except those that depend on the rows."""
-    blocks = _with_whole_result(read_json(config))
+    blocks = _with_zero(read_json(config))
     saves = spec.save_every_steps or (spec.eval.every_steps if spec.eval else SAVE_EVERY_STEPS)
     found = {
         "output_dir": spec.output,
@@ -105,10 +106,10 @@ def options(spec: FinetuneSpec, config: Path) -> dict[str, Any]:
     return found
 
 
-def _with_whole_result(blocks: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration in which the Trainer saves whole weights at stage 3, unless it says otherwise:
-    the result is of no use without them."""
-    zero = blocks.get("zero_optimization")
+def _with_zero(blocks: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with a block for ZeRO, without which Accelerate refuses it. In it the Trainer
+    saves whole weights at stage 3, unless it says otherwise: the result is of no use without them."""
+    zero = blocks.setdefault("zero_optimization", {"stage": 0})
     if isinstance(zero, dict) and not any("gather" in key and "on_model_save" in key for key in zero):
         blocks["zero_optimization"] = {**zero, WHOLE_RESULT: True}
     return blocks
@@ -132,6 +133,7 @@ def _model(transformers: Any, spec: FinetuneSpec) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(spec.model)
         model = transformers.AutoModelForCausalLM.from_pretrained(spec.model, dtype="float32")
     except (OSError, ValueError) as error:
+        check_name(spec, "model", spec.model, "model", error)
         raise CompatError(
             f"spec.finetune.model: {spec.model} cannot be loaded: {error}; name a causal "
             "language model and its tokenizer, in Hugging Face format or on the hub"
