@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hf_scripts import Losses, ScriptFailed, run_script
-from zerotrain.compat.job.place import SIZE_FILE
-from zerotrain.contract.worker_environment import LaunchSpec
+from tests.support.hf_jobs import run_attempt
+from tests.support.hf_scripts import Losses, ScriptFailed
 
 pytestmark = pytest.mark.ranks
 
@@ -27,32 +26,8 @@ def attempt(
     **arguments: object,
 ) -> list[Losses]:
     """Run one attempt of a job in its folder; return what each rank recorded. Raises ScriptFailed."""
-    job = tmp_path / "job"
-    (job / "script").mkdir(parents=True, exist_ok=True)
-    spec = LaunchSpec(
-        job="demo",
-        job_uid="uid-1",
-        attempt=number,
-        master_addr="127.0.0.1",
-        world_size=ranks,
-        ranks_per_worker=ranks,
-        node_rank=0,
-        config_path=tmp_path / "none.json",
-        checkpoint_dir=job,
-        run_dir=tmp_path / "run",
-    )
-    if number == 1:
-        (job / SIZE_FILE).write_text(json.dumps({"job_uid": "uid-1", "world_size": ranks}))
-    own = {name: value for name, value in spec.to_env().items() if name != "MASTER_PORT"}
-    given = {"save_steps": 2, **arguments}
-    return run_script(
-        SCRIPT,
-        job / "script",
-        "--arguments",
-        json.dumps(given),
-        ranks=ranks,
-        environment={**own, **(environment or {})},
-    )
+    given = json.dumps({"save_steps": 2, **arguments})
+    return run_attempt(tmp_path, number, SCRIPT, "--arguments", given, ranks=ranks, environment=environment)
 
 
 def names(tmp_path: Path) -> list[str]:

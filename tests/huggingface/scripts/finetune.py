@@ -14,6 +14,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("spec", type=Path)
 parser.add_argument("--deepspeed", type=Path, required=True)
 given = parser.parse_args()
+if "KILL_POINT" in os.environ:
+    from tests.support import kill_points
+
+    kill_points.install()
 
 torch.set_num_threads(1)
 trainer = train(FinetuneSpec.from_json(given.spec.read_text()), given.deepspeed)
