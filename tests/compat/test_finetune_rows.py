@@ -10,7 +10,7 @@ import pytest
 
 from zerotrain.compat.finetune.rows import load_rows
 from zerotrain.compat.refusal import CompatError
-from zerotrain.contract.finetune_spec import FinetuneSpec
+from zerotrain.contract.finetune_spec import EvaluationSpec, FinetuneSpec
 
 pytestmark = pytest.mark.ranks
 
@@ -27,9 +27,16 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-def read(source: Path) -> Any:
+def read(source: Path, evaluation: EvaluationSpec | None = None) -> Any:
     spec = FinetuneSpec(
-        model="/x", data=str(source), method="full", learning_rate=1e-3, batch_size=1, max_length=8, steps=1
+        model="/x",
+        data=str(source),
+        method="full",
+        learning_rate=1e-3,
+        batch_size=1,
+        max_length=8,
+        steps=1,
+        eval=evaluation,
     )
     return load_rows(spec)[0]
 
@@ -73,8 +80,15 @@ def test_every_kind_of_row_is_taken(tmp_path: Path, row: dict[str, Any]) -> None
         ([{"messages": TURNS}, {"messages": None}], "row 2 of {} has None as messages; give a list of mess"),
         ([{"messages": "red"}], "row 1 of {} has 'red' as messages"),
         ([{"question": "red"}], "the rows of {} have question; they need prompt and completion, or"),
+        ([{"messages": TURNS}, {"messages": []}], "row 2 of {} has [] as messages"),
+        ([{"messages": [{"content": "red"}]}], "row 1 of {} has [{{'content': 'red'}}] as messages"),
+        ([{"messages": [1]}], "row 1 of {} has [1] as messages"),
+        ([{"prompt": "red", "completion": ""}] * 2, "every completion of {} is empty; give rows that a"),
     ],
-    ids=["missing", "number", "text-or-list", "null", "type", "columns"],
+    ids=[
+        *("missing", "number", "text-or-list", "null", "type", "columns"),
+        *("no-messages", "no-role", "no-message", "empty"),
+    ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, rows: list[Any], message: str) -> None:
     file = lines(tmp_path / "rows.jsonl", rows)
@@ -90,6 +104,51 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     (folder / "b.jsonl").write_text(json.dumps(ROWS[0]) + '\n{"prompt": "red", "completion": \n')
     with pytest.raises(CompatError, match=r"line 2 of .*/b\.jsonl is not JSON \(Expecting value"):
         read(folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "{} has no rows; name a file"),
+        (b"\n \n", "{} has no rows; name a file"),
+        (b'{"text": "red"}\n{"text": "gr\xfcn"}\n', "{} cannot be read: line 2 of {} is no UTF-8"),
+        ('{"text": "red"}\n'.encode("utf-16"), "{} cannot be read: line 1 of {} is no UTF-8"),
+        (b'{"text": "red", "text": "green"}\n', "{} cannot be read: line 1 of {} "),
+        (b'{"text": "\\ud800"}\n{"text": "red"}\n', "{} cannot be read: line 1 of {} 'utf-8' codec can't"),
+    ],
+    ids=["empty", "blank", "latin-1", "utf-16", "key-twice", "surrogate"],
+)
+def test_a_file_that_holds_no_texts_is_refused_with_the_line(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(data)
+    with pytest.raises(CompatError) as refused:
+        read(file)
+    assert f"spec.finetune.data: {message.replace('{}', str(file))}" in str(refused.value)
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""], ids=["bom", "none"])
+def test_files_of_other_systems_are_read(tmp_path: Path, mark: bytes) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(mark + b"\r\n".join(json.dumps(row).encode() for row in ROWS) + b"\r\n\r\n")
+    assert read(file).to_list() == ROWS
+
+
+def test_copies_in_hidden_folders_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    lines(tmp_path / "a.jsonl", ROWS)
+    lines(tmp_path / ".ipynb_checkpoints" / "a-checkpoint.jsonl", ROWS)
+    assert read(tmp_path).to_list() == ROWS
+
+
+def test_an_evaluation_leaves_rows_for_the_training(tmp_path: Path) -> None:
+    file = lines(tmp_path / "rows.jsonl", ROWS)
+    assert len(read(file, EvaluationSpec(every_steps=1, share=0.8))) == 1
+    with pytest.raises(
+        CompatError, match=r"eval\.share: 0\.9 of the 6 row\(s\) of .* leaves none for training"
+    ):
+        read(file, EvaluationSpec(every_steps=1, share=0.9))
 
 
 def test_of_several_splits_the_one_named_train_is_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,22 @@ def settings(assets: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def finetuned(assets: Path, folder: Path, tier: str = "2", ranks: int = 2, **changes: Any) -> Any:
-    """Run a fine-tuning in a tier; return what the ranks recorded."""
+def finetuned(
+    assets: Path,
+    folder: Path,
+    tier: str = "2",
+    ranks: int = 2,
+    more: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
+    """Run a fine-tuning in a tier, with `more` in the configuration; return what the ranks recorded."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / FINETUNE_FILE
     part.write_text(json.dumps(settings(assets, **changes)))
     config = write_config(folder, tier)
     blocks = json.loads(config.read_text())
     blocks["zero_optimization"].pop("stage3_gather_16bit_weights_on_model_save", None)
-    config.write_text(json.dumps(blocks))
+    config.write_text(json.dumps({**blocks, **(more or {})}))
     return run_script(OWN / "finetune.py", folder, str(part), "--deepspeed", str(config), ranks=ranks)
 
 
@@ -120,6 +128,46 @@ def test_training_ends_when_the_evaluation_no_longer_improves(assets: Path, tmp_
     assert json.loads((tmp_path / "state.json").read_text()) == {"step": 6}
 
 
+def test_what_only_the_configuration_says_is_said_nowhere_else(assets: Path, tmp_path: Path) -> None:
+    (found,) = finetuned(
+        assets,
+        tmp_path,
+        ranks=1,
+        more={
+            "bf16": {"enabled": True},
+            "gradient_clipping": 0.5,
+            "optimizer": {
+                "type": "AdamW",
+                "params": {"lr": "auto", "weight_decay": 0.1, "betas": [0.9, 0.95]},
+            },
+        },
+        steps=1,
+        eval=None,
+    )
+    assert len(found.logged["loss"]) == 1
+
+
+def test_rows_without_a_completion_in_their_length_are_counted(assets: Path, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "red " * count, "completion": "green"} for count in (1, 1, 50)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finetuned(
+        assets,
+        tmp_path / "run",
+        ranks=1,
+        data=str(data),
+        max_length=16,
+        steps=1,
+        eval=None,
+        accumulation_steps=1,
+    )
+    assert len(json.loads((tmp_path / "run" / "rows.json").read_text())) == 2
+    assert (
+        "spec.finetune.maxLength: 1 of 3 rows of data are left out"
+        in (tmp_path / "run/rank0.log").read_text()
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -140,8 +188,13 @@ def test_training_ends_when_the_evaluation_no_longer_improves(assets: Path, tmp_
             {"data": "turns", "chat_template": "{% for turn in"},
             "with these settings: unexpected 'end of template'; change the rows, chatTemplate",
         ),
+        ({"max_length": 2}, "spec.finetune.maxLength: none of the "),
+        (
+            {"more": {"train_micro_batch_size_per_gpu": 4}},
+            "spec.config: ds train_micro_batch_size_per_gpu=4 vs hf per_device_train_batch_size=2",
+        ),
     ],
-    ids=["targets", "format", "completions", "no-template", "bad-template"],
+    ids=["targets", "format", "completions", "no-template", "bad-template", "cut", "batch"],
 )
 def test_bad_input_names_the_field(
     assets: Path, tmp_path: Path, changes: dict[str, Any], message: str

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,18 +15,21 @@ from zerotrain.contract.finetune_spec import FinetuneSpec
 from zerotrain.contract.strict_json import strict_json
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+MAX_TEXT = 300
+"""Characters of a library's error that are shown."""
 SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` of `datasets` wrote."""
 
 KINDS = (("prompt", "completion"), ("messages",), ("text",))
 """Columns of the kinds of rows."""
 
+MESSAGES = "a list of messages with role and content"
 TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
-    "messages": ("a list of messages", (list,)),
+    "messages": (MESSAGES, (list,)),
     "text": ("a text", (str,)),
 }
 """Name and types of the values of columns that are not of `ANY_TYPE`."""
-ANY_TYPE = "a text or a list of messages", (str, list)
+ANY_TYPE = f"a text or {MESSAGES}", (str, list)
 
 
 def load_rows(spec: FinetuneSpec) -> tuple[Any, Any]:
@@ -34,10 +40,11 @@ def load_rows(spec: FinetuneSpec) -> tuple[Any, Any]:
         return rows, None
     if spec.eval.data is not None:
         return rows, _load(spec, "eval.data", spec.eval.data)
-    if len(rows) < 2:
+    assert spec.eval.share is not None
+    if math.ceil(spec.eval.share * len(rows)) >= len(rows):
         raise CompatError(
-            f"spec.finetune.eval.share: {spec.data} has one row, of which none can be held back; give more "
-            "rows, or rows of their own as eval.data"
+            f"spec.finetune.eval.share: {spec.eval.share} of the {len(rows)} row(s) of {spec.data} leaves "
+            "none for training; lower it, give more rows, or rows of their own as eval.data"
         )
     parts = rows.train_test_split(test_size=spec.eval.share, seed=spec.seed)
     return parts["train"], parts["test"]
@@ -74,14 +81,16 @@ def _load(spec: FinetuneSpec, field: str, source: str) -> Any:
 
     try:
         rows = _read(field, source)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    # Of an empty file datasets ends an iteration.
+    except (OSError, ValueError, StopIteration, datasets.exceptions.DatasetsError) as error:
         check_name(spec, field, source, "dataset", error)
+        _check_not_empty(field, source, any(file.read_bytes().strip() for file in _files(Path(source))))
+        reason = _bad_line(Path(source)) or _first(error)
         raise CompatError(
-            f"spec.finetune.{field}: {source} cannot be read: {_bad_line(Path(source)) or error}; give "
-            "JSONL, Parquet, a folder of datasets' save_to_disk, or a name on the hub that the job may reach"
+            f"spec.finetune.{field}: {source} cannot be read: {reason}; give JSONL, Parquet, a folder of "
+            "datasets' save_to_disk, or a name on the hub that the job may reach"
         ) from error
-    if not len(rows):
-        raise CompatError(f"spec.finetune.{field}: {source} has no rows; name a file or folder that has some")
+    _check_not_empty(field, source, len(rows) > 0)
     columns = rows.column_names
     kind = next((kind for kind in KINDS if set(kind) <= set(columns)), None)
     if kind is None:
@@ -93,22 +102,77 @@ def _load(spec: FinetuneSpec, field: str, source: str) -> Any:
     return rows
 
 
+def _check_not_empty(field: str, source: str, has_rows: bool) -> None:
+    if not has_rows:
+        raise CompatError(f"spec.finetune.{field}: {source} has no rows; name a file or folder that has some")
+
+
+def _first(error: BaseException) -> str:
+    """Return the text of the error that came first of those that led to this one, on one line."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return " ".join(str(error).split())[:MAX_TEXT]
+
+
 def _check_values(field: str, source: str, rows: Any) -> None:
     """Raise CompatError that names the first row with a value of another type, or none."""
     for column in rows.column_names:
         what, types = TYPES.get(column, ANY_TYPE)
-        # The rule is a column of one type in Arrow's own form, so nobody looks at millions of rows.
         kept = rows.data.column(column)
-        is_text = str(kept.type) in ("string", "large_string")
-        is_list = str(kept.type).startswith(("list<", "large_list<"))
-        if not kept.null_count and ((is_text and str in types) or (is_list and list in types)):
+        _check_text(field, source, column, kept)
+        if _are_good(kept, types):
             continue
         for number, value in enumerate(rows[column], start=1):
-            if not isinstance(value, types):
+            if not _is_good(value, types):
                 raise CompatError(
                     f"spec.finetune.{field}: row {number} of {source} has {value!r:.80} as {column}; give "
                     f"{what} in every row, or remove the row"
                 )
+
+
+def _check_text(field: str, source: str, column: str, kept: Any) -> None:
+    """Raise CompatError if a text is no UTF-8, which datasets does not look at, or if there is none to
+    learn."""
+    pyarrow, compute = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.compute"))
+    try:
+        kept.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        reason = _bad_line(Path(source)) or error
+        raise CompatError(
+            f"spec.finetune.{field}: {source} cannot be read: {reason}; write it as UTF-8"
+        ) from error
+    is_text = pyarrow.types.is_string(kept.type) or pyarrow.types.is_large_string(kept.type)
+    if column != "prompt" and is_text and not compute.max(compute.binary_length(kept)).as_py():
+        raise CompatError(
+            f"spec.finetune.{field}: every {column} of {source} is empty; give rows that a model can learn"
+        )
+
+
+def _are_good(kept: Any, types: tuple[type, ...]) -> bool:
+    """Return whether a column's form in Arrow says that all of its values are good: nobody looks at millions
+    of rows one by one."""
+    pyarrow, compute = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.compute"))
+    if kept.null_count:
+        return False
+    if pyarrow.types.is_string(kept.type) or pyarrow.types.is_large_string(kept.type):
+        return str in types
+    is_list = pyarrow.types.is_list(kept.type) or pyarrow.types.is_large_list(kept.type)
+    if list not in types or not is_list or not pyarrow.types.is_struct(kept.type.value_type):
+        return False
+    if kept.type.value_type.get_field_index("role") < 0:
+        return False
+    roles = compute.struct_field(compute.list_flatten(kept), "role")
+    return not roles.null_count and compute.min(compute.list_value_length(kept)).as_py() > 0
+
+
+def _is_good(value: Any, types: tuple[type, ...]) -> bool:
+    if isinstance(value, list):
+        return list in types and bool(value) and all(_is_message(item) for item in value)
+    return isinstance(value, str) and str in types
+
+
+def _is_message(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("role"), str)
 
 
 def _bad_line(source: Path) -> str:
@@ -119,7 +183,8 @@ def _bad_line(source: Path) -> str:
             continue
         for number, line in enumerate(data.splitlines(), start=1):
             try:
-                strict_json(line or b"{}")
+                value = strict_json(line.strip() or b"{}", max_bytes=len(line) + 2, unique_keys=True)
+                json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
             except ValueError as error:
                 return f"line {number} of {file} {error}"
     return ""
@@ -128,7 +193,11 @@ def _bad_line(source: Path) -> str:
 def _files(source: Path) -> list[Path]:
     """Return the file, or the files of the folder that may hold rows; none for a name on the hub."""
     if source.is_dir():
-        return sorted(item for item in source.rglob("*") if item.suffix in READERS)
+        # Editors keep copies in hidden folders.
+        found = (item for item in source.rglob("*") if item.suffix in READERS)
+        return sorted(
+            item for item in found if not any(part[0] == "." for part in item.relative_to(source).parts)
+        )
     return [source] if source.is_absolute() else []
 
 

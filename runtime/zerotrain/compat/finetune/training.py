@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ def _trainer(spec: FinetuneSpec, config: Path) -> Any:
     transformers.set_seed(spec.seed)
     # Before the model: the arguments tell transformers of stage 3, under which each rank reads its own share.
     arguments = trl.SFTConfig(**options(spec, config))
+    _check_config(arguments)
     with arguments.main_process_first(local=True, desc="read the rows"):
         rows, evaluated = load_rows(spec)
     for name, value in losses_of(spec, rows.column_names).items():
@@ -53,7 +56,7 @@ def _trainer(spec: FinetuneSpec, config: Path) -> Any:
         )
     adapter = _adapter(spec, model)
     try:
-        return trl.SFTTrainer(
+        trainer = trl.SFTTrainer(
             model=model,
             args=arguments,
             train_dataset=rows,
@@ -67,6 +70,37 @@ def _trainer(spec: FinetuneSpec, config: Path) -> Any:
             f"spec.finetune: TRL cannot train on {spec.data} with these settings: {error}; change the rows, "
             "chatTemplate, completionOnly or packing"
         ) from error
+    _check_kept(spec, "data", rows, trainer.train_dataset)
+    if evaluated is not None:
+        _check_kept(spec, "eval", evaluated, trainer.eval_dataset)
+    return trainer
+
+
+def _check_config(arguments: Any) -> None:
+    """Raise CompatError if the configuration has another value where the fine-tuning has one."""
+    found = [text.strip(" -") for text in arguments.hf_deepspeed_config.mismatches]
+    if found:
+        raise CompatError(
+            f"spec.config: {'; '.join(found)}: spec.finetune says the latter; give auto in the "
+            "configuration, or the same value"
+        )
+
+
+def _check_kept(spec: FinetuneSpec, field: str, rows: Any, kept: Any) -> None:
+    """Say how many rows TRL left out because all that counts in the loss was cut off. Raises CompatError if
+    it kept none."""
+    if not len(kept):
+        raise CompatError(
+            f"spec.finetune.maxLength: none of the {len(rows)} rows of {field} has a token that counts in "
+            f"the loss within its first {spec.max_length}; raise maxLength, or set completionOnly to false"
+        )
+    # Packed rows are fewer for another reason.
+    if len(kept) < len(rows) and not spec.packing and os.environ.get("RANK", "0") == "0":
+        print(
+            f"zerotrain.compat: spec.finetune.maxLength: {len(rows) - len(kept)} of {len(rows)} rows of "
+            f"{field} are left out: none of their first {spec.max_length} tokens counts in the loss",
+            file=sys.stderr,
+        )
 
 
 def options(spec: FinetuneSpec, config: Path) -> dict[str, Any]:
@@ -78,7 +112,9 @@ def options(spec: FinetuneSpec, config: Path) -> dict[str, Any]:
         "deepspeed": blocks,
         "bf16": _is_enabled(blocks, "bf16"),
         "fp16": _is_enabled(blocks, "fp16"),
+        "use_cpu": not _library("torch").cuda.is_available(),
         "gradient_checkpointing": False,
+        **_of_config(blocks),
         "per_device_train_batch_size": spec.batch_size,
         "per_device_eval_batch_size": spec.batch_size,
         "gradient_accumulation_steps": spec.accumulation_steps,
@@ -113,6 +149,18 @@ def _with_zero(blocks: dict[str, Any]) -> dict[str, Any]:
     if isinstance(zero, dict) and not any("gather" in key and "on_model_save" in key for key in zero):
         blocks["zero_optimization"] = {**zero, WHOLE_RESULT: True}
     return blocks
+
+
+def _of_config(blocks: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for which the Trainer takes the configuration's value only if both are the same."""
+    optimizer = blocks.get("optimizer")
+    params = optimizer.get("params") if isinstance(optimizer, dict) else None
+    given = {**(params if isinstance(params, dict) else {}), "clipping": blocks.get("gradient_clipping")}
+    names = {"clipping": "max_grad_norm", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
+    found = {names[key]: given[key] for key in names if isinstance(given.get(key), int | float)}
+    if isinstance(betas := given.get("betas"), list) and len(betas) == 2:
+        found |= dict(zip(("adam_beta1", "adam_beta2"), betas, strict=True))
+    return found
 
 
 def _is_enabled(blocks: Any, name: str) -> bool:
