@@ -64,7 +64,7 @@ def endpoint(hub: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have the libraries of this process ask there."""
+    """Let the libraries of this process ask there; return the address."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
@@ -119,7 +119,7 @@ def test_a_data_set_that_the_hub_refuses(hub: str, tmp_path: Path) -> None:
         assert line.startswith(f"spec.finetune.data: {hub} {start}")
 
 
-def test_a_token_that_is_not_enough_is_told_from_none(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_is_not_enough_differs_from_none(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
     with pytest.raises(CompatError, match=r"\(403, with the token that it was given\).* as tokenFrom"):
         check_name(spec_of(), "data", "org/gated", "dataset", OSError())
