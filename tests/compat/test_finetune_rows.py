@@ -71,6 +71,13 @@ def test_every_kind_of_row_is_taken(tmp_path: Path, row: dict[str, Any]) -> None
     assert read(lines(tmp_path / "rows.jsonl", [row, row])).to_list() == [row, row]
 
 
+def test_columns_of_other_kinds_are_left_out(tmp_path: Path) -> None:
+    row = {"text": "red", "prompt": 1, "labels": [1], "input_ids": [1, 2]}
+    assert read(lines(tmp_path / "rows.jsonl", [row, row])).to_list() == [{"text": "red"}] * 2
+    with_tools = {"messages": TURNS, "tools": ["f"]}
+    assert read(lines(tmp_path / "turns.jsonl", [{**with_tools, "id": 1}])).to_list() == [with_tools]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -22,6 +22,8 @@ SAVED = ("dataset_info.json", "dataset_dict.json")
 
 KINDS = (("prompt", "completion"), ("messages",), ("text",))
 """Columns of the kinds of rows."""
+WITH_MESSAGES = ("tools", "chat_template_kwargs")
+"""Columns that TRL gives to the chat template, where the rows have them."""
 
 MESSAGES = "a list of messages with role and content"
 TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -99,7 +101,8 @@ def _load(spec: FinetuneSpec, field: str, source: str) -> Any:
             "completion, or messages, or text"
         )
     _check_values(field, source, rows.select_columns(list(kind)))
-    return rows
+    # By other columns, such as prompt beside text, or labels, TRL would take the rows for another kind.
+    return rows.select_columns([*kind, *(column for column in WITH_MESSAGES if column in columns)])
 
 
 def _check_not_empty(field: str, source: str, has_rows: bool) -> None:
