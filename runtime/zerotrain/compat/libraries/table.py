@@ -50,6 +50,33 @@ SURFACES: tuple[Surface, ...] = (
         mend="transformers.keep_own_optimizers",
     ),
     Surface(
+        module="transformers.trainer",
+        symbol="Trainer.evaluation_loop",
+        versions=TRANSFORMERS,
+        why="an evaluation before training would use up the model, or be refused below stage 3",
+        mend="trainer.evaluate_before_training",
+    ),
+    Surface(
+        module="transformers.trainer",
+        symbol="Trainer._inner_training_loop",
+        versions=TRANSFORMERS,
+        why="a second training of a Trainer would find its engine destroyed",
+        mend="trainer.train_again",
+    ),
+    Surface(
+        module="transformers.trainer",
+        symbol="deepspeed_init",
+        versions=TRANSFORMERS,
+        why="a second training of a Trainer would make another optimizer",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator._prepare_deepspeed",
+        versions=ACCELERATE,
+        why="an optimizer that is prepared could not be prepared again where the JSON names one",
+        mend="accelerate.keep_prepared_optimizers",
+    ),
+    Surface(
         module="transformers.modeling_utils",
         symbol="PreTrainedModel._load_pretrained_model",
         versions=TRANSFORMERS,

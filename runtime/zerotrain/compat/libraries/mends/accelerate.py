@@ -87,3 +87,17 @@ def keep_offloaded_optimizers(module: ModuleType) -> None:
         return replace(optimizer) if is_of_others else optimizer
 
     module.map_pytorch_optim_to_deepspeed = map_pytorch_optim_to_deepspeed  # type: ignore[attr-defined]
+
+
+def keep_prepared_optimizers(module: ModuleType) -> None:
+    """Make `prepare` leave an optimizer that it prepared before as it is: a Trainer prepares its own again at
+    each training."""
+    accelerator: Any = module.Accelerator
+    prepare = accelerator._prepare_deepspeed
+
+    @functools.wraps(prepare)
+    def prepare_deepspeed(self: Any, *args: Any) -> Any:
+        is_prepared = bool(args) and all(isinstance(each, module.AcceleratedOptimizer) for each in args)
+        return args if is_prepared else prepare(self, *args)
+
+    accelerator._prepare_deepspeed = prepare_deepspeed

@@ -42,8 +42,18 @@ class _Before:
         self.parameter.requires_grad_(self.requires_grad)
 
 
-_lent: WeakKeyDictionary[nn.Module, tuple[Engine, list[_Before]]] = WeakKeyDictionary()
-"""Model -> its engine, and its parameters as they were before."""
+@dataclass(frozen=True, slots=True)
+class _Loan:
+    """An engine that has a model for a while, and the model as it was before."""
+
+    engine: Engine
+    parameters: list[_Before]
+    buffers: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]]
+    """Buffers of each module, and a copy of that dictionary: an engine may move or cast them."""
+
+
+_lent: WeakKeyDictionary[nn.Module, _Loan] = WeakKeyDictionary()
+"""Model -> its loan."""
 
 
 def is_driven(model: nn.Module) -> bool:
@@ -65,15 +75,18 @@ def lend(model: nn.Module, initialize: Callable[[], Any]) -> nn.Module:
     kept.
     """
     before = [_Before.of(parameter) for parameter in model.parameters()]
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     for each in before:
         each.parameter.requires_grad_(False)
-    _lent[model] = initialize(), before
+    _lent[model] = _Loan(initialize(), before, buffers)
     return model
 
 
 def give_back(model: nn.Module) -> None:
-    """End the engine of a lent model, whose parameters are what they were before."""
-    engine, before = _lent.pop(model)
-    engine.close()
-    for each in before:
+    """End the engine of a lent model, whose parameters and buffers are what they were before."""
+    loan = _lent.pop(model)
+    loan.engine.close()
+    for each in loan.parameters:
         each.restore()
+    for current, before in loan.buffers:
+        current.update(before)

@@ -1,0 +1,132 @@
+"""Mends of transformers' Trainer: an evaluation before training, and a training that follows another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
+
+from zerotrain.compat.libraries.mends.lending import give_back, is_driven, lend
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.initialization import initialize
+from zerotrain.runtime.optim.schedule import LrSchedule
+
+TOTAL_STEPS = "scheduler.params.total_num_steps"
+
+
+def evaluate_before_training(module: ModuleType) -> None:
+    """Make `evaluate` and `predict` before `train` lend the model to an engine that only evaluates it.
+
+    transformers refuses stages below 3, removes the optimizer from the JSON, and makes an engine that trains,
+    which `train` destroys together with the weights.
+    """
+    trainer: Any = module.Trainer
+    loop = trainer.evaluation_loop
+
+    @functools.wraps(loop)
+    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_deepspeed_enabled or self.deepspeed is not None:
+            return loop(self, *args, **kwargs)
+        with _lent(self):
+            return loop(self, *args, **kwargs)
+
+    trainer.evaluation_loop = evaluation_loop
+
+
+@contextmanager
+def _lent(trainer: Any) -> Iterator[None]:
+    """Let an engine evaluate the Trainer's model for a block. Collective."""
+    model, accelerator = trainer.model, trainer.accelerator
+    is_ours = not is_driven(model)
+    if is_ours:
+        lend(model, lambda: initialize(model=model, config=_config_for_evaluation(accelerator))[0])
+    # The model's own calls are the engine's, so nothing is prepared.
+    trainer.deepspeed, models = model, accelerator._models
+    accelerator._models = [model]
+    try:
+        yield
+    finally:
+        trainer.deepspeed, accelerator._models = None, models
+        if is_ours:
+            give_back(model)
+
+
+def _config_for_evaluation(accelerator: Any) -> dict[str, Any]:
+    """Return the JSON without what only training needs; below stage 3 each rank has the whole model."""
+    config: dict[str, Any] = deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
+    for block in ("optimizer", "scheduler"):
+        config.pop(block, None)
+    zero = config["zero_optimization"]
+    zero.pop("offload_optimizer", None)
+    zero["stage"] = zero["stage"] if zero["stage"] == 3 else 0
+    return config
+
+
+def train_again(module: ModuleType) -> None:
+    """Make a second `train` of a Trainer go on with the engine and its optimizer, and begin its schedule anew,
+    as under DDP.
+
+    `free_memory`, with which `train` begins, would destroy the engine and leave its parameters partitioned.
+    """
+    trainer: Any = module.Trainer
+    run, init = trainer._inner_training_loop, module.deepspeed_init
+
+    @functools.wraps(run)
+    def inner_training_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _engine_in_use(self) is not None:
+            self.accelerator.deepspeed_engine_wrapped = None  # `free_memory` destroys what is here
+        return run(self, *args, **kwargs)
+
+    @functools.wraps(init)
+    def deepspeed_init(trainer: Any, num_training_steps: int, **kwargs: Any) -> tuple[Any, Any]:
+        engine = _engine_in_use(trainer)
+        if engine is None:
+            return init(trainer, num_training_steps, **kwargs)
+        return _go_on(trainer, engine, num_training_steps)
+
+    trainer._inner_training_loop = inner_training_loop
+    module.deepspeed_init = deepspeed_init  # type: ignore[attr-defined]
+
+
+def _engine_in_use(trainer: Any) -> Engine | None:
+    """Return the open engine of a Trainer's earlier training, if it has the present model.
+
+    A Trainer that searches its batch size makes an engine for each.
+    """
+    engine = trainer.deepspeed
+    if not isinstance(engine, Engine) or engine is not trainer.model_wrapped or engine.core.is_closed:
+        return None
+    return None if trainer.args.auto_find_batch_size else engine
+
+
+def _go_on(trainer: Any, engine: Engine, num_training_steps: int) -> tuple[Any, Any]:
+    """Return optimizer and schedule of the next training with the same engine."""
+    accelerator = trainer.accelerator
+    accelerator.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engine)
+    accelerator._models.append(engine)
+    accelerator._optimizers.append(trainer.optimizer)
+    if engine.lr_scheduler is None:  # the Trainer steps its schedule, or that of its caller, itself
+        return trainer.optimizer, trainer.lr_scheduler
+    if isinstance(engine.schedule, LrSchedule):
+        _check_total_steps(trainer, num_training_steps)
+        engine.schedule.load_state_dict({"num_updates": 0})
+        return trainer.optimizer, trainer.lr_scheduler
+    # The engine stepped the schedule of the first training's arguments; the Trainer makes another.
+    engine.lr_scheduler = None
+    return trainer.optimizer, None
+
+
+def _check_total_steps(trainer: Any, num_training_steps: int) -> None:
+    """Raise ValueError where the JSON's schedule was made for another number of steps."""
+    total = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value(TOTAL_STEPS)
+    if total not in (None, "auto", num_training_steps):
+        raise ValueError(
+            f"{TOTAL_STEPS} is {total}, the length of the first training, and must be that of this one, which "
+            f"is {num_training_steps}: make trainings of one Trainer equally long, or leave the scheduler out "
+            "of the JSON, so that the arguments give each its own"
+        )

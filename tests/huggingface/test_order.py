@@ -1,0 +1,51 @@
+"""A Trainer evaluates before it trains, and trains more than once, with the losses of DDP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.hf_cases import CLM, Case
+from tests.support.hf_parity import TOLERANCE, Bench, runs_everything
+from tests.support.hf_scripts import Losses, difference
+
+pytestmark = pytest.mark.ranks
+
+FEW_STEPS = ("--max_steps", "5", "--eval_strategy", "no", "--save_strategy", "no")
+CASE = Case(script="trainer_order.py", arguments=(*CLM, *FEW_STEPS), tier="3")
+BEFORE, AFTER = ("evaluate", "predict"), ("train", "evaluate", "train", "predict")
+TIERS = ("1", "2", "3", "3 cpu", "3 nvme")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench.make(tmp_path_factory.mktemp("huggingface"))
+
+
+@pytest.fixture(scope="module")
+def reference(bench: Bench) -> list[Losses]:
+    """Run what comes before the first training and what follows in processes of their own: after an
+    evaluation transformers no longer puts DDP around the model, and every rank trains alone."""
+    before = bench.run("before", CASE, None, "--order", *BEFORE)
+    after = bench.run("after", CASE, None, "--order", *AFTER)
+    return [
+        replace(last, logged={key: first.logged.get(key, []) + last.logged[key] for key in last.logged})
+        for first, last in zip(before, after, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("tier", TIERS if runs_everything() else ("1", "3 cpu"))
+def test_evaluations_and_trainings_follow_in_any_order(
+    bench: Bench, reference: list[Losses], tier: str
+) -> None:
+    found = bench.run("order", CASE, tier, "--order", *BEFORE, *AFTER)
+    assert len(found[0].losses) == 20
+    assert difference(found, reference) <= TOLERANCE
+
+
+def test_a_schedule_of_the_json_begins_anew(bench: Bench) -> None:
+    """Train twice by an optimizer and a schedule that the engine steps."""
+    reference = bench.run("after", CASE, None, "--order", *AFTER)
+    found = bench.run("optimizer in the JSON", CASE, "3", "--order", *AFTER)
+    assert difference(found, reference) <= TOLERANCE
