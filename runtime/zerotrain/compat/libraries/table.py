@@ -65,6 +65,20 @@ SURFACES: tuple[Surface, ...] = (
     ),
     Surface(
         module="transformers.trainer",
+        symbol="Trainer.save_model",
+        versions=TRANSFORMERS,
+        why="a model could not be saved before it is trained",
+        mend="trainer.save_before_training",
+    ),
+    Surface(
+        module="transformers.trainer",
+        symbol="Trainer._load_best_model",
+        versions=TRANSFORMERS,
+        why="the best model's optimizer would come with its weights, unlike under DDP",
+        mend="trainer.load_best_weights",
+    ),
+    Surface(
+        module="transformers.trainer",
         symbol="deepspeed_init",
         versions=TRANSFORMERS,
         why="a second training of a Trainer would make another optimizer",

@@ -72,8 +72,15 @@ def lend(model: nn.Module, initialize: Callable[[], Any]) -> nn.Module:
     engine's. Collective, as is `give_back`.
 
     Parameters whose values are not read yet take no memory besides the engine's; the memory of others is
-    kept.
+    kept. Raises ValueError for parameters that were made within `zero.Init`, which can be taken over once.
     """
+    deferred = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if deferred:
+        raise ValueError(
+            f"{deferred[0]!r} has no values yet, as the model was made within zero.Init (or on the meta "
+            "device), so that it cannot be evaluated before it is trained: train first, or make the model by "
+            "from_pretrained or from_config, or without zero.Init"
+        )
     before = [_Before.of(parameter) for parameter in model.parameters()]
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     for each in before:

@@ -1,4 +1,4 @@
-"""Mends of transformers' Trainer: an evaluation before training, and a training that follows another."""
+"""Mends of transformers' Trainer: evaluations and saves before training, and a training that follows another."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from zerotrain.compat.libraries.mends.lending import give_back, is_driven, lend
+from zerotrain.compat.libraries.mends.transformers import load_checkpoint
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.initialization import initialize
 from zerotrain.runtime.optim.schedule import LrSchedule
@@ -65,6 +66,46 @@ def _config_for_evaluation(accelerator: Any) -> dict[str, Any]:
     zero.pop("offload_optimizer", None)
     zero["stage"] = zero["stage"] if zero["stage"] == 3 else 0
     return config
+
+
+def save_before_training(module: ModuleType) -> None:
+    """Make `save_model` before `train` save the model as it is: transformers asks an engine for its weights."""
+    trainer: Any = module.Trainer
+    save = trainer.save_model
+
+    @functools.wraps(save)
+    def save_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.is_deepspeed_enabled or self.deepspeed is not None:
+            save(self, *args, **kwargs)
+            return
+        self.is_deepspeed_enabled = False
+        try:
+            save(self, *args, **kwargs)
+        finally:
+            self.is_deepspeed_enabled = True
+
+    trainer.save_model = save_model
+
+
+def load_best_weights(module: ModuleType) -> None:
+    """Make the load of the best model at the end take its weights alone, as under DDP: a training that
+    follows goes on with the optimizer and the random numbers of the end."""
+    trainer: Any = module.Trainer
+    load = trainer._load_best_model
+
+    @functools.wraps(load)
+    def load_best_model(self: Any) -> None:
+        if not isinstance(self.model_wrapped, Engine):
+            load(self)
+            return
+        load_checkpoint(
+            self.model_wrapped,
+            self.state.best_model_checkpoint,
+            load_module_strict=not module._is_peft_model(self.model),
+            load_module_only=True,
+        )
+
+    trainer._load_best_model = load_best_model
 
 
 def train_again(module: ModuleType) -> None:

@@ -16,14 +16,19 @@ from zerotrain.runtime.models.from_pretrained import take_over
 def load_own_checkpoints(module: ModuleType) -> None:
     """Make the Trainer's resume accept the engine's names of checkpoints beside `global_step*`."""
 
-    def deepspeed_load_checkpoint(
-        deepspeed_engine: Any, checkpoint_path: str | Path, load_module_strict: bool = True
-    ) -> None:
-        found, _ = deepspeed_engine.load_checkpoint(checkpoint_path, load_module_strict=load_module_strict)
-        if found is None:
-            raise ValueError(f"{checkpoint_path} has no checkpoint of the engine to resume from")
+    module.deepspeed_load_checkpoint = load_checkpoint  # type: ignore[attr-defined]
 
-    module.deepspeed_load_checkpoint = deepspeed_load_checkpoint  # type: ignore[attr-defined]
+
+def load_checkpoint(
+    deepspeed_engine: Any, checkpoint_path: str | Path, load_module_strict: bool = True, **choice: bool
+) -> None:
+    """Load a checkpoint of the engine; `choice` goes to its `load_checkpoint`. Raises ValueError where there
+    is none."""
+    found, _ = deepspeed_engine.load_checkpoint(
+        checkpoint_path, load_module_strict=load_module_strict, **choice
+    )
+    if found is None:
+        raise ValueError(f"{checkpoint_path} has no checkpoint of the engine to resume from")
 
 
 def keep_own_optimizers(module: ModuleType) -> None:
