@@ -125,7 +125,7 @@ def trainer_callback() -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if (reporter := AutomaticReporter.current()) is not None:
-                reporter.plan(state.max_steps)
+                reporter.plan(state.max_steps, at_step=state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
             if _is_stopping():

@@ -24,8 +24,8 @@ _TRAINER: tuple[Surface, ...] = (
         module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy._initialize_deepspeed_inference",
         versions=LIGHTNING,
-        why="an evaluation after a fit would remove the engine's hooks",
-        mend="lightning.evaluate_after_fit",
+        why="an evaluation or a fit after another would remove the engine's hooks",
+        mend="lightning.follow_each_other",
     ),
     Surface(
         module="pytorch.strategies.deepspeed",
@@ -120,6 +120,13 @@ _FABRIC: tuple[Surface, ...] = (
         versions=LIGHTNING,
         why="ranks on processors would each be a world of its own",
         mend="lightning.count_ranks_of_processors",
+    ),
+    Surface(
+        module="fabric.plugins.environments.lightning",
+        symbol="LightningEnvironment.teardown",
+        versions=LIGHTNING,
+        why="the end of a run would remove the launcher's WORLD_SIZE, and another be refused",
+        mend="lightning.keep_number_of_ranks",
     ),
     Surface(
         module="fabric.fabric",

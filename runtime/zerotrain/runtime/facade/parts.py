@@ -124,6 +124,7 @@ class EngineParts:
             at_boundary=lambda: self.accumulation.reduces_now(),
             keeps_local=lambda: optimizer.is_local,
             gradient_scale=lambda: self.pipeline.gradient_scale,
+            close=lambda: self.close(),
         )
 
     def _engine_calls(self) -> EngineCalls:

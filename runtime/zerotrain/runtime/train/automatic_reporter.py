@@ -68,10 +68,15 @@ class AutomaticReporter(ProgressReporter):
             while _resumes:
                 self._events.resume(_resumes.pop())
 
-    def plan(self, total_steps: int) -> None:
-        """Report the number of steps of the whole run, once it is known."""
+    def plan(self, total_steps: int, *, at_step: int = 0) -> None:
+        """Report the number of steps of the whole run, once it is known.
+
+        Both are counts of the program's library, which may begin anew with each training of one engine.
+        """
         if self._reporter is not None and total_steps > 0:
-            self._reporter.set_plan(steps=total_steps)
+            engine = None if self._engine is None else self._engine()
+            before = 0 if engine is None else max(0, engine.global_steps - at_step)
+            self._reporter.set_plan(steps=before + total_steps)
 
     @contextmanager
     def silent_pause(self) -> Iterator[None]:

@@ -90,3 +90,5 @@ class EngineCallbacks:
     """Whether stages 0 and 1 send nothing now, because the optimizer needs each rank's own sums."""
     gradient_scale: Callable[[], float] = lambda: 1.0
     """Factor of the loss scaling in the accumulated gradients."""
+    close: Callable[[], None] = lambda: None
+    """Closes the engine. Collective."""

@@ -223,6 +223,11 @@ class ParameterViews:
         if dtype.is_floating_point:
             self._nan.fill_(float("nan"))
 
+    @property
+    def classes(self) -> Sequence[type[nn.Parameter]]:
+        """Classes of the parameters while they are shown."""
+        return self._classes
+
     def show_all(self) -> None:
         """Make the parameters views of the whole weights."""
         for parameter, original, view in zip(self._parameters, self._classes, self._views, strict=True):

@@ -1,4 +1,4 @@
-"""Models that an engine evaluates for a while before they are trained."""
+"""Models that go from engine to engine: lent to one that evaluates, or withdrawn from one that is done."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from zerotrain.runtime.construct.pending import expression_of, is_pending, make_
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.sharded_model import ShardedModel
+from zerotrain.runtime.zero.state_access import get_full_fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,17 @@ _lent: WeakKeyDictionary[nn.Module, _Loan] = WeakKeyDictionary()
 
 def is_driven(model: nn.Module) -> bool:
     """Return whether an open engine has the model."""
+    return _driver_of(model) is not None
+
+
+def _driver_of(model: nn.Module) -> ShardedModel | None:
     owners = (owner_of(parameter) for parameter in model.parameters())
-    return any(isinstance(owner, ShardedModel) and not owner.is_closed for owner in owners)
+    return next((each for each in owners if isinstance(each, ShardedModel) and not each.is_closed), None)
+
+
+def is_deferred(model: nn.Module) -> bool:
+    """Return whether the model was made within `zero.Init`: its values can be taken over once."""
+    return any(parameter.is_meta for parameter in model.parameters())
 
 
 def is_lent(model: nn.Module) -> bool:
@@ -74,10 +84,9 @@ def lend(model: nn.Module, initialize: Callable[[], Any]) -> nn.Module:
     Parameters whose values are not read yet take no memory besides the engine's; the memory of others is
     kept. Raises ValueError for parameters that were made within `zero.Init`, which can be taken over once.
     """
-    deferred = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if deferred:
+    if is_deferred(model):
         raise ValueError(
-            f"{deferred[0]!r} has no values yet, as the model was made within zero.Init (or on the meta "
+            f"{type(model).__name__} has no values yet, as it was made within zero.Init (or on the meta "
             "device), so that it cannot be evaluated before it is trained: train first, or make the model by "
             "from_pretrained or from_config, or without zero.Init"
         )
@@ -97,3 +106,39 @@ def give_back(model: nn.Module) -> None:
         each.restore()
     for current, before in loan.buffers:
         current.update(before)
+
+
+def engine_of(model: nn.Module) -> Engine:
+    """Return the engine that has a lent model."""
+    return _lent[model].engine
+
+
+def withdraw(model: nn.Module) -> None:
+    """Take a model from the engine that has it, and close that, so that another can take the model over.
+    Collective.
+
+    Rank 0 gets the values, in host memory, trained ones in fp32. The others get none, because `initialize`
+    takes those of rank 0.
+    """
+    core = _driver_of(model)
+    if core is None:
+        return
+    kinds = {
+        parameter: kind
+        for unit in core.units
+        for parameter, kind in zip(unit.parameters, unit.views.classes, strict=True)
+    }
+    values = {parameter: _value_on_rank_0(parameter, core.comm.rank) for parameter in kinds}
+    core.callbacks.close()
+    for parameter, kind in kinds.items():
+        parameter.__class__ = kind
+        parameter.data = values[parameter]
+
+
+def _value_on_rank_0(parameter: nn.Parameter, rank: int) -> torch.Tensor:
+    """Return the value in host memory, without memory on the other ranks. Collective."""
+    dtype = torch.float32 if parameter.requires_grad else parameter.dtype
+    value = get_full_fp32(parameter)
+    if rank:
+        return torch.zeros((), dtype=dtype).expand(parameter.shape)
+    return value.to("cpu", dtype, copy=True)

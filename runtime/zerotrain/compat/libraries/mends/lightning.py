@@ -7,13 +7,25 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from zerotrain.compat.libraries.mends.accelerate import is_rank
+from zerotrain.compat.libraries.mends.lending import (
+    engine_of,
+    give_back,
+    is_deferred,
+    is_driven,
+    is_lent,
+    lend,
+    withdraw,
+)
 from zerotrain.runtime.comm.worlds import check_seen
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.initialization import initialize
 
 NAME = "zerotrain"
 
@@ -65,16 +77,19 @@ def register_names(module: ModuleType) -> None:
             )
 
 
-def evaluate_after_fit(module: ModuleType) -> None:
-    """Make `test`, `validate` and `predict` after a fit go on with the engine of the fit.
+def follow_each_other(module: ModuleType) -> None:
+    """Make fits and evaluations of one model follow each other in any order, also of several Trainers.
 
-    Lightning removes all hooks of the model and calls `initialize` again.
+    Lightning calls `initialize` for each, after it removed all hooks of the model. Here an evaluation before
+    a fit lends the model to an engine that only evaluates, one after a fit uses the engine of the fit, and
+    another fit takes the model from that.
     """
     strategy: Any = module.DeepSpeedStrategy
     train, evaluate = strategy._initialize_deepspeed_train, strategy._initialize_deepspeed_inference
 
     @functools.wraps(train)
     def initialize_train(self: Any, model: torch.nn.Module) -> None:
+        withdraw(model)
         train(self, model)
         self._zerotrain_engine = self.model
         self.model.set_gradient_accumulation_boundary(True)  # see accumulate_as_ddp
@@ -84,13 +99,30 @@ def evaluate_after_fit(module: ModuleType) -> None:
     @functools.wraps(evaluate)
     def initialize_inference(self: Any, model: torch.nn.Module) -> None:
         engine = getattr(self, "_zerotrain_engine", None)
-        if engine is not None and engine.module is model:
+        if engine is not None and engine.module is model and not engine.core.is_closed:
             self.model = engine
-        else:
+        elif is_driven(model):  # by the engine of another Trainer, which the model's own calls use
+            self.model = model
+        elif is_deferred(model):
             evaluate(self, model)
+        else:
+            lend(model, lambda: initialize(model=model, config=_config_for_evaluation(self))[0])
+            self.model = engine_of(model)
 
     strategy._initialize_deepspeed_train = initialize_train
     strategy._initialize_deepspeed_inference = initialize_inference
+
+
+def _config_for_evaluation(strategy: Any) -> dict[str, Any]:
+    """Return the part of a strategy's JSON that an evaluation needs; below stage 3 each rank has the whole
+    model."""
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+    config |= {key: strategy.config[key] for key in ("fp16", "bf16") if key in strategy.config}
+    if strategy.zero_stage_3:
+        zero = deepcopy(strategy.config["zero_optimization"])
+        zero.pop("offload_optimizer", None)
+        config["zero_optimization"] = zero
+    return config
 
 
 def accumulate_as_ddp(module: ModuleType) -> None:
@@ -128,7 +160,7 @@ def divide_losses_once(module: ModuleType) -> None:
 
 def leave_models_in_place(module: ModuleType) -> None:
     """Make the end of a run leave a model that an engine drives where it is, instead of moving parameters,
-    of which a rank has a part, to the host."""
+    of which a rank has a part, to the host; one that was lent for an evaluation is given back."""
     strategy: Any = module.DeepSpeedStrategy
     end = strategy.teardown
 
@@ -144,6 +176,8 @@ def leave_models_in_place(module: ModuleType) -> None:
             end(self)
         finally:
             del attributes["cpu"]
+            if is_lent(model):
+                give_back(model)
 
     strategy.teardown = teardown
 
@@ -160,6 +194,19 @@ def settle_before_reading(module: ModuleType) -> None:
         return read(self)
 
     strategy.lightning_module_state_dict = lightning_module_state_dict
+
+
+def keep_number_of_ranks(module: ModuleType) -> None:
+    """Make the end of a run leave the launcher's `WORLD_SIZE`, which the next run reads."""
+    environment: Any = module.LightningEnvironment
+    end = environment.teardown
+
+    @functools.wraps(end)
+    def teardown(self: Any) -> None:
+        if not is_rank():
+            end(self)
+
+    environment.teardown = teardown
 
 
 def check_number_of_ranks(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Mends of transformers' Trainer: evaluations and saves before training, and a training that follows another."""
+"""Mends of transformers' Trainer: evaluations and saves before training, and trainings in succession."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _config_for_evaluation(accelerator: Any) -> dict[str, Any]:
 
 
 def save_before_training(module: ModuleType) -> None:
-    """Make `save_model` before `train` save the model as it is: transformers asks an engine for its weights."""
+    """Make `save_model` before `train` save the model as it is: transformers asks an engine for it."""
     trainer: Any = module.Trainer
     save = trainer.save_model
 
@@ -109,8 +109,8 @@ def load_best_weights(module: ModuleType) -> None:
 
 
 def train_again(module: ModuleType) -> None:
-    """Make a second `train` of a Trainer go on with the engine and its optimizer, and begin its schedule anew,
-    as under DDP.
+    """Make a second `train` of a Trainer go on with the engine and its optimizer, and begin its schedule
+    anew, as under DDP.
 
     `free_memory`, with which `train` begins, would destroy the engine and leave its parameters partitioned.
     """
@@ -127,7 +127,8 @@ def train_again(module: ModuleType) -> None:
     def deepspeed_init(trainer: Any, num_training_steps: int, **kwargs: Any) -> tuple[Any, Any]:
         engine = _engine_in_use(trainer)
         if engine is None:
-            return init(trainer, num_training_steps, **kwargs)
+            made: tuple[Any, Any] = init(trainer, num_training_steps, **kwargs)
+            return made
         return _go_on(trainer, engine, num_training_steps)
 
     trainer._inner_training_loop = inner_training_loop
@@ -167,7 +168,7 @@ def _check_total_steps(trainer: Any, num_training_steps: int) -> None:
     total = trainer.accelerator.state.deepspeed_plugin.hf_ds_config.get_value(TOTAL_STEPS)
     if total not in (None, "auto", num_training_steps):
         raise ValueError(
-            f"{TOTAL_STEPS} is {total}, the length of the first training, and must be that of this one, which "
-            f"is {num_training_steps}: make trainings of one Trainer equally long, or leave the scheduler out "
-            "of the JSON, so that the arguments give each its own"
+            f"{TOTAL_STEPS} is {total}, the length of the first training, and must be that of this one, "
+            f"which is {num_training_steps}: make trainings of one Trainer equally long, or leave the "
+            "scheduler out of the JSON, so that the arguments give each its own"
         )

@@ -1,0 +1,64 @@
+"""Validate, fit and test one LightningModule in any order, with one Trainer or several."""
+
+import argparse
+import json
+
+import lightning
+import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--order", nargs="+", required=True)
+parser.add_argument("--deepspeed")
+args = parser.parse_args()
+
+
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 4))
+
+    def training_step(self, batch):
+        return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+    def validation_step(self, batch):
+        losses.append(float(self.training_step(batch)))
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def new_trainer():
+    strategy = "ddp"
+    if args.deepspeed:
+        with open(args.deepspeed) as file:
+            zero = json.load(file)["zero_optimization"]
+        strategy = DeepSpeedStrategy(config={"zero_optimization": zero})
+    quiet = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
+    return lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=strategy, max_steps=0, num_sanity_val_steps=0, **quiet
+    )
+
+
+lightning.seed_everything(2, verbose=False)
+features = torch.randn(200, 16)
+data = TensorDataset(features, features[:, :4].argmax(-1))
+trainer, net, losses = new_trainer(), Net(), []
+for step in args.order:
+    if step == "new":
+        trainer = new_trainer()
+    elif step == "freeze":
+        net.layers[0].requires_grad_(not net.layers[0].weight.requires_grad)
+    elif step == "fit":
+        trainer.fit_loop.epoch_loop.max_steps += 5
+        trainer.fit(net, DataLoader(data, batch_size=4))
+    else:
+        getattr(trainer, step)(net, DataLoader(data, batch_size=4), verbose=False)
+with open(f"evaluated{trainer.global_rank}.json", "w") as file:
+    json.dump(losses, file)
