@@ -92,6 +92,7 @@ OWN_CASES: Mapping[str, Case] = {
         tier="3 cpu",
     ),
     "lora": Case(script="peft_clm.py", arguments=CLM, tier="3"),
+    "lora, trained tokens": Case(script="peft_clm.py", arguments=(*CLM, "--tokens", "5", "9"), tier="3"),
     "dora": Case(script="peft_clm.py", arguments=(*CLM, "--dora"), tier="3 cpu"),
     "lightning": Case(script="lightning_fit.py", arguments=("--output_dir", "out"), tier="3"),
     "fabric": Case(script="fabric_loop.py", arguments=("--output_dir", "out"), tier="3"),

@@ -9,6 +9,7 @@ parser = transformers.HfArgumentParser(transformers.TrainingArguments)
 parser.add_argument("--model", required=True)
 parser.add_argument("--data", required=True)
 parser.add_argument("--dora", action="store_true")
+parser.add_argument("--tokens", type=int, nargs="+")
 args, more = parser.parse_args_into_dataclasses()
 
 tokenizer = transformers.AutoTokenizer.from_pretrained(more.model)
@@ -19,6 +20,7 @@ config = peft.LoraConfig(
     lora_alpha=8,
     target_modules=["q_proj", "v_proj", "up_proj"],
     use_dora=more.dora,
+    trainable_token_indices=more.tokens,
     task_type="CAUSAL_LM",
 )
 model = peft.get_peft_model(model, config)

@@ -32,6 +32,7 @@ class WeightedTrainer(transformers.Trainer):
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         loss = torch.nn.functional.cross_entropy(outputs["logits"], labels, weight=self.model.weights)
+        loss = loss + 1e-2 * self.model.head.weight.pow(2).sum()
         return (loss, outputs) if return_outputs else loss
 
 
@@ -52,5 +53,6 @@ trainer = WeightedTrainer(
     optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)),
 )
 trainer.train()
+trainer.evaluate()
 rates = [group["lr"] for group in trainer.optimizer.param_groups]
 assert rates == [1e-2 * 0.95**args.max_steps, 1e-1 * 0.95**args.max_steps], rates

@@ -14,6 +14,7 @@ MENDS = "zerotrain.compat.libraries.mends"
 ACCELERATE = "1.15"
 TRANSFORMERS = "5.24"
 TRL = "1.16"
+PEFT = "0.21"
 LIGHTNING = "2.6"
 """Tested versions."""
 

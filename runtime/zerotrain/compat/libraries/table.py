@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.compat.libraries.surface import ACCELERATE, TRANSFORMERS, TRL, Surface
+from zerotrain.compat.libraries.surface import ACCELERATE, PEFT, TRANSFORMERS, TRL, Surface
 from zerotrain.compat.libraries.table_of_jobs import IN_A_JOB
 from zerotrain.compat.libraries.table_of_lightning import OF_LIGHTNING
 
@@ -62,6 +62,13 @@ SURFACES: tuple[Surface, ...] = (
         versions=TRANSFORMERS,
         why="a second training of a Trainer would find its engine destroyed",
         mend="trainer.train_again",
+    ),
+    Surface(
+        module="transformers.trainer",
+        symbol="Trainer.prediction_step",
+        versions=TRANSFORMERS,
+        why="a loss that is computed from weights could not be evaluated at stage 3",
+        mend="trainer.compute_with_weights",
     ),
     Surface(
         module="transformers.trainer",
@@ -156,6 +163,13 @@ SURFACES: tuple[Surface, ...] = (
         versions=TRL,
         why="losses in chunks would read ds_status of a parameter that is whole",
         mend="trl.gather_heads",
+    ),
+    Surface(
+        module="peft.tuners.trainable_tokens.layer",
+        symbol="TrainableTokensLayer._collect_token_weights",
+        versions=PEFT,
+        why="trainable tokens of a model under stage 3 would be sent between GPUs, where there may be none",
+        mend="peft.read_rows_on_every_rank",
     ),
     *OF_LIGHTNING,
     *IN_A_JOB,

@@ -8,7 +8,8 @@ finds the weights again wherever they are by then. Results that are views of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,18 @@ class DirectUses:
     def __init__(self, core: ShardedModel) -> None:
         self._core = core
         self._boundaries: dict[Unit, Boundary] = {}
+        self._are_common = False
+        """Whether every rank runs the code that runs now."""
+
+    @contextmanager
+    def common(self) -> Iterator[None]:
+        """Allow, for a block that every rank runs, what computes a tensor from parameters alone, also without
+        gradients."""
+        before, self._are_common = self._are_common, True
+        try:
+            yield
+        finally:
+            self._are_common = before
 
     def forget(self) -> None:
         """Forget the units, because they were replaced."""
@@ -45,6 +58,8 @@ class DirectUses:
         if in_graph_task():
             return True
         passes, computes = self._core.passes, _computes(use)
+        if self._are_common and computes:
+            return True
         if torch.is_grad_enabled():
             if computes and passes.expects_backward:
                 return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -60,6 +61,13 @@ _lent: WeakKeyDictionary[nn.Module, _Loan] = WeakKeyDictionary()
 def is_driven(model: nn.Module) -> bool:
     """Return whether an open engine has the model."""
     return _driver_of(model) is not None
+
+
+def common_uses(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context for code that every rank runs: it may compute with the model's parameters where an
+    engine has them."""
+    core = _driver_of(model)
+    return nullcontext() if core is None else core.uses.common()
 
 
 def _driver_of(model: nn.Module) -> ShardedModel | None:

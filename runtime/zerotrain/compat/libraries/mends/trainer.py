@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
-from zerotrain.compat.libraries.mends.lending import give_back, is_driven, lend
+from zerotrain.compat.libraries.mends.lending import common_uses, give_back, is_driven, lend
 from zerotrain.compat.libraries.mends.transformers import load_checkpoint
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.initialization import initialize
@@ -66,6 +66,20 @@ def _config_for_evaluation(accelerator: Any) -> dict[str, Any]:
     zero.pop("offload_optimizer", None)
     zero["stage"] = zero["stage"] if zero["stage"] == 3 else 0
     return config
+
+
+def compute_with_weights(module: ModuleType) -> None:
+    """Make a `compute_loss` that uses weights outside of the model work in an evaluation as in training:
+    every rank calls it for each batch."""
+    trainer: Any = module.Trainer
+    step = trainer.prediction_step
+
+    @functools.wraps(step)
+    def prediction_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with common_uses(self.model):
+            return step(self, *args, **kwargs)
+
+    trainer.prediction_step = prediction_step
 
 
 def save_before_training(module: ModuleType) -> None:
