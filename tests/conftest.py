@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -121,13 +122,15 @@ def _is_of_this_part(file: Path, config: pytest.Config) -> bool:
 # Runs before pytest removes what `-m` and `-k` deselect: a test's tier is checked whether or not it runs.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Check the tiers and order the files. Raises UsageError naming each file whose tier is wrong."""
+    """Check names and tiers and order the files. Raises UsageError naming a test or file that is wrong."""
     found = tiers.problems(items)
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.stash[_left_out]:
         found += tiers.too_many_slow(items)
     if found:
         raise pytest.UsageError(*found)
     for item in items:
+        if re.search(r" at 0x[0-9a-f]{6}", item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid} has another name in each process; give its rows ids")
         if "node_cluster" in _fixtures(item) and _name(item) not in NODE_FILES:
             raise pytest.UsageError(
                 f"{item.nodeid} uses node_cluster: name its file in xdist_schedule.NODE_FILES"

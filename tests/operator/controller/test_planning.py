@@ -95,7 +95,7 @@ def test_a_fine_tuning_that_needs_more_or_less_has_a_plan_of_its_own(changes: di
         {"spec.finetune.output": "other", "spec.finetune.completionOnly": True},
         {"spec.finetune.tokenFrom": {"name": "hub", "key": "token"}},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_a_fine_tuning_with_other_rows_or_evaluations_has_the_same_plan(changes: dict[str, Any]) -> None:
     found = planning.plan_job(make_job(FINETUNING).spec)
