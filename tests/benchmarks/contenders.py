@@ -185,9 +185,13 @@ def zerotrain(stage: int) -> Callable[[Sizes], Contender]:
     return build
 
 
-def engine_step(engine: Any) -> Callable[[torch.Tensor], float]:
+def engine_step(
+    engine: Any, loss_of: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Callable[[torch.Tensor], float]:
+    """Return a step of an engine; `loss_of` computes the loss of a batch if the model does not return it."""
+
     def step(batch: torch.Tensor) -> float:
-        loss = engine(batch)
+        loss = engine(batch) if loss_of is None else loss_of(batch)
         engine.backward(loss)
         engine.step()
         return float(loss)

@@ -19,6 +19,7 @@ import torch
 
 from tests.benchmarks.contenders import CONTENDERS, Contender, Sizes, join
 from tests.benchmarks.offloaded import OFFLOADED
+from tests.benchmarks.trainers import TRAINERS
 from tests.support.device import DEVICE
 
 
@@ -111,7 +112,7 @@ def serve(task: dict[str, Any], answers: Any) -> None:
     import_engine(name)
     join(rank, task["world_size"], task["store"])
     answer(base_bytes=pss_bytes())
-    contender = {**CONTENDERS, **OFFLOADED}[name](sizes)
+    contender = {**CONTENDERS, **OFFLOADED, **TRAINERS}[name](sizes)
     gpu_peak_bytes()  # steps alone count
     answer(built=True)
     generator = torch.Generator().manual_seed(rank)
