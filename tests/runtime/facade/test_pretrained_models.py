@@ -14,7 +14,7 @@ import torch
 
 import zerotrain.runtime as zt
 from tests.support.hf_folders import CASES, model_of, save, token_ids
-from zerotrain.runtime.activation import checkpoint
+from zerotrain.runtime.activation import kept as kept_inputs
 from zerotrain.runtime.activation.kept import Kept
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.models.huggingface import recompute_activations
@@ -138,7 +138,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Kept]]:
             super().__init__(*args)
             found.append(self)
 
-    monkeypatch.setattr(checkpoint, "Kept", Seen)
+    monkeypatch.setattr(kept_inputs, "Kept", Seen)
     yield found
     adopt(Settings())
 
