@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -136,6 +137,18 @@ def test_a_busy_machine_is_not_the_tests_own_time() -> None:
 def test_an_idle_machine_shows_that_the_test_itself_waited(stalls: tuple[float, float]) -> None:
     """The test waited for an event, a reply, or a sleep that is not counted."""
     assert spent(stalls=stalls) == 3600.0
+
+
+@pytest.mark.unit
+def test_a_full_garbage_collection_is_nobodys_time() -> None:
+    """The collector visits the objects of all tests that ran before in this process."""
+    others: list[list[int]] = [[] for _ in range(200_000)]
+    limit_s = 0.01
+    with short(limit_s):
+        began = time.process_time()
+        gc.collect()
+        taken_s = time.process_time() - began
+    assert taken_s > 2 * limit_s, len(others)
 
 
 @pytest.mark.unit

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import _posixsubprocess
 import builtins
+import gc
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,8 @@ class _Watch:
 _current: _Watch | None = None
 _installed = False
 _slept_s = 0.0
+_collection_began = _collected = (0.0, 0.0)
+"""Processor time and wall clock at the start of a full garbage collection, and of all of them together."""
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -93,6 +96,20 @@ def _install() -> None:
         sleep(seconds)
 
     time.sleep = asked_sleep
+    gc.callbacks.append(_on_collection)
+
+
+def _on_collection(phase: str, info: Mapping[str, int]) -> None:
+    """Add up the time of full collections: they visit the objects of every test, up to a second each."""
+    global _collection_began, _collected
+    if info["generation"] < 2:
+        return
+    now = time.process_time(), time.monotonic()
+    if phase == "start":
+        _collection_began = now
+    else:
+        computed, wall = (end - began for end, began in zip(now, _collection_began, strict=True))
+        _collected = _collected[0] + computed, _collected[1] + wall
 
 
 def is_watching() -> bool:
@@ -151,7 +168,7 @@ class OwnTime:
     """Time that a test takes by itself, however busy the machine is: processor time and requested sleep.
 
     The wall clock counts as well if nothing on the machine had to wait meanwhile. Otherwise processor time
-    counts half.
+    counts half. Full garbage collections do not count.
     """
 
     def __init__(
@@ -163,11 +180,13 @@ class OwnTime:
         self._wall_s, self._stalls_s = wall_s, stalls_s
         self._computed_at, self._slept_at = time.process_time(), _slept_s
         self._began_at, self._stalled_at = wall_s(), stalls_s()
+        self._collected_at = _collected
 
     def seconds(self) -> float:
-        computed = time.process_time() - self._computed_at
+        collected = _collected[0] - self._collected_at[0], _collected[1] - self._collected_at[1]
+        computed = time.process_time() - self._computed_at - collected[0]
         slept = _slept_s - self._slept_at
-        wall, stalled = self._wall_s() - self._began_at, self._stalls_s()
+        wall, stalled = self._wall_s() - self._began_at - collected[1], self._stalls_s()
         if self._stalled_at is None or stalled is None or stalled - self._stalled_at > QUIET_SHARE * wall:
             return computed / BUSY_FACTOR + slept
         return max(computed + slept, wall)
