@@ -14,7 +14,7 @@ import pytest
 
 from tests.operator.simulated_cluster import TOTAL, DayWorld
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.ranks
 
 
 SECOND = timedelta(seconds=1)
