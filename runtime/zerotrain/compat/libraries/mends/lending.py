@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,13 @@ from torch import nn
 from zerotrain.runtime.construct.expressions import Expression
 from zerotrain.runtime.construct.pending import expression_of, is_pending, make_pending
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.initialization import initialize
 from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.state_access import get_full_fp32
+
+FOR_EVALUATION = ("fp16", "bf16", "fp8", "torch_autocast", "data_types", "aio")
+"""Top-level keys of the JSON, besides `zero_optimization`, that an evaluation depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,21 @@ def is_lent(model: nn.Module) -> bool:
     return model in _lent
 
 
-def lend(model: nn.Module, initialize: Callable[[], Any]) -> nn.Module:
-    """Let `initialize` make an engine that only evaluates the model; return the model, whose calls are the
+def lend_for_evaluation(model: nn.Module, config: Mapping[str, Any]) -> Engine:
+    """Lend the model to an engine of a training's JSON; return the engine. Collective.
+
+    It has the part of the JSON that an evaluation needs. Below stage 3 each rank has the whole model.
+    """
+    blocks: dict[str, Any] = {key: config[key] for key in FOR_EVALUATION if key in config}
+    zero = config.get("zero_optimization", {})
+    if zero.get("stage") == 3:
+        blocks["zero_optimization"] = {key: zero[key] for key in zero if key != "offload_optimizer"}
+    lend(model, lambda: initialize(model=model, config={"train_micro_batch_size_per_gpu": 1, **blocks})[0])
+    return _lent[model].engine
+
+
+def lend(model: nn.Module, make_engine: Callable[[], Any]) -> nn.Module:
+    """Let `make_engine` make an engine that only evaluates the model; return the model, whose calls are the
     engine's. Collective, as is `give_back`.
 
     Parameters whose values are not read yet take no memory besides the engine's; the memory of others is
@@ -102,7 +119,7 @@ def lend(model: nn.Module, initialize: Callable[[], Any]) -> nn.Module:
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     for each in before:
         each.parameter.requires_grad_(False)
-    _lent[model] = _Loan(initialize(), before, buffers)
+    _lent[model] = _Loan(make_engine(), before, buffers)
     return model
 
 
@@ -114,11 +131,6 @@ def give_back(model: nn.Module) -> None:
         each.restore()
     for current, before in loan.buffers:
         current.update(before)
-
-
-def engine_of(model: nn.Module) -> Engine:
-    """Return the engine that has a lent model."""
-    return _lent[model].engine
 
 
 def withdraw(model: nn.Module) -> None:

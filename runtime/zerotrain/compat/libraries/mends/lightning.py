@@ -7,7 +7,6 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from types import ModuleType
 from typing import Any
 
@@ -15,17 +14,15 @@ import torch
 
 from zerotrain.compat.libraries.mends.accelerate import is_rank
 from zerotrain.compat.libraries.mends.lending import (
-    engine_of,
     give_back,
     is_deferred,
     is_driven,
     is_lent,
-    lend,
+    lend_for_evaluation,
     withdraw,
 )
 from zerotrain.runtime.comm.worlds import check_seen
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.initialization import initialize
 
 NAME = "zerotrain"
 
@@ -106,23 +103,10 @@ def follow_each_other(module: ModuleType) -> None:
         elif is_deferred(model):
             evaluate(self, model)
         else:
-            lend(model, lambda: initialize(model=model, config=_config_for_evaluation(self))[0])
-            self.model = engine_of(model)
+            self.model = lend_for_evaluation(model, self.config)
 
     strategy._initialize_deepspeed_train = initialize_train
     strategy._initialize_deepspeed_inference = initialize_inference
-
-
-def _config_for_evaluation(strategy: Any) -> dict[str, Any]:
-    """Return the part of a strategy's JSON that an evaluation needs; below stage 3 each rank has the whole
-    model."""
-    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
-    config |= {key: strategy.config[key] for key in ("fp16", "bf16") if key in strategy.config}
-    if strategy.zero_stage_3:
-        zero = deepcopy(strategy.config["zero_optimization"])
-        zero.pop("offload_optimizer", None)
-        config["zero_optimization"] = zero
-    return config
 
 
 def accumulate_as_ddp(module: ModuleType) -> None:

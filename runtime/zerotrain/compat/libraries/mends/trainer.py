@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from types import ModuleType
 from typing import Any
 
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
-from zerotrain.compat.libraries.mends.lending import common_uses, give_back, is_driven, lend
+from zerotrain.compat.libraries.mends.lending import common_uses, give_back, is_driven, lend_for_evaluation
 from zerotrain.compat.libraries.mends.transformers import load_checkpoint
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.initialization import initialize
 from zerotrain.runtime.optim.schedule import LrSchedule
 
 TOTAL_STEPS = "scheduler.params.total_num_steps"
@@ -45,7 +43,7 @@ def _lent(trainer: Any) -> Iterator[None]:
     model, accelerator = trainer.model, trainer.accelerator
     is_ours = not is_driven(model)
     if is_ours:
-        lend(model, lambda: initialize(model=model, config=_config_for_evaluation(accelerator))[0])
+        lend_for_evaluation(model, accelerator.state.deepspeed_plugin.deepspeed_config)
     # The model's own calls are the engine's, so nothing is prepared.
     trainer.deepspeed, models = model, accelerator._models
     accelerator._models = [model]
@@ -55,17 +53,6 @@ def _lent(trainer: Any) -> Iterator[None]:
         trainer.deepspeed, accelerator._models = None, models
         if is_ours:
             give_back(model)
-
-
-def _config_for_evaluation(accelerator: Any) -> dict[str, Any]:
-    """Return the JSON without what only training needs; below stage 3 each rank has the whole model."""
-    config: dict[str, Any] = deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
-    for block in ("optimizer", "scheduler"):
-        config.pop(block, None)
-    zero = config["zero_optimization"]
-    zero.pop("offload_optimizer", None)
-    zero["stage"] = zero["stage"] if zero["stage"] == 3 else 0
-    return config
 
 
 def compute_with_weights(module: ModuleType) -> None:
