@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.launcher import launched
+from tests.support.hf_jobs import finish_finetune
 from tests.support.ports import free_port
 from zerotrain.compat.finetune.hub import check_name
 from zerotrain.compat.refusal import CompatError
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.finetune_spec import FINETUNE_FILE, PROGRAM, FinetuneSpec
+from zerotrain.contract.finetune_spec import FinetuneSpec
 from zerotrain.contract.unreachable import reports_unreachable_host
 
 pytestmark = pytest.mark.ranks
@@ -164,17 +164,6 @@ def test_a_job_with_a_gated_model_ends_with_the_code_of_a_wrong_configuration(
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": "red"}) + "\n")
-    (tmp_path / FINETUNE_FILE).write_text(spec_of(model="org/gated", data=str(rows)).to_json())
-    (tmp_path / "ds_config.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto"}))
-    with launched(
-        tmp_path,
-        "",
-        ranks=1,
-        command=list(PROGRAM),
-        config_path=tmp_path / "ds_config.json",
-        checkpoint_dir=tmp_path / "job",
-        master_port=free_port(),
-    ) as launcher:
-        code, output = launcher.finish()
+    code, output = finish_finetune(tmp_path, spec_of(model="org/gated", data=str(rows)), ranks=1)
     assert code == ExitCode.BAD_CONFIG, output
     assert f"spec.finetune.model: {hub} does not give org/gated to this job (403" in output

@@ -13,12 +13,11 @@ import pytest
 
 from tests.support import hf_assets
 from tests.support.hf_cases import OWN, write_config
+from tests.support.hf_jobs import finish_finetune
 from tests.support.hf_scripts import ScriptFailed, difference, run_script
 from tests.support.instruction_pairs import write_pairs
-from tests.support.launcher import launched
-from tests.support.ports import free_port
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.finetune_spec import FINETUNE_FILE, PROGRAM, FinetuneSpec
+from zerotrain.contract.finetune_spec import FINETUNE_FILE, FinetuneSpec
 
 pytestmark = pytest.mark.ranks
 
@@ -219,15 +218,6 @@ def test_a_job_whose_model_is_not_there_ends_with_the_code_of_a_wrong_configurat
     assets: Path, tmp_path: Path
 ) -> None:
     spec = FinetuneSpec(**settings(assets, eval=None, model="/models/nothing"))
-    (tmp_path / FINETUNE_FILE).write_text(spec.to_json())
-    with launched(
-        tmp_path,
-        "",
-        command=list(PROGRAM),
-        config_path=tmp_path / "ds_config.json",
-        checkpoint_dir=tmp_path / "job",
-        master_port=free_port(),
-    ) as launcher:
-        code, output = launcher.finish()
+    code, output = finish_finetune(tmp_path, spec)
     assert code == ExitCode.BAD_CONFIG, output
     assert "spec.finetune.model: /models/nothing has no config.json" in output

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.hf_scripts import Losses, run_script
+from tests.support.launcher import launched
+from tests.support.ports import free_port
 from zerotrain.compat.job.place import SIZE_FILE
+from zerotrain.contract.finetune_spec import FINETUNE_FILE, PROGRAM, FinetuneSpec
 from zerotrain.contract.worker_environment import LaunchSpec
 
 
@@ -40,3 +43,20 @@ def run_attempt(
     return run_script(
         script, job / "script", *arguments, ranks=ranks, environment={**own, **(environment or {})}
     )
+
+
+def finish_finetune(tmp_path: Path, spec: FinetuneSpec, *, ranks: int = 2) -> tuple[int, str]:
+    """Run a fine-tuning under the launcher; return its exit code and its output."""
+    config = tmp_path / "ds_config.json"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto"}))
+    (tmp_path / FINETUNE_FILE).write_text(spec.to_json())
+    with launched(
+        tmp_path,
+        "",
+        ranks=ranks,
+        command=list(PROGRAM),
+        config_path=config,
+        checkpoint_dir=tmp_path / "job",
+        master_port=free_port(),
+    ) as launcher:
+        return launcher.finish()
