@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np  # noqa: F401
 import pytest  # noqa: F401
 
 import tests.support.training  # noqa: F401

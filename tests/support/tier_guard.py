@@ -100,7 +100,7 @@ def _install() -> None:
 
 
 def _on_collection(phase: str, info: Mapping[str, int]) -> None:
-    """Add up the time of full collections: they visit the objects of every test, up to a second each."""
+    """Add up the time of full collections: they visit what earlier tests made and loaded."""
     global _collection_began, _collected
     if info["generation"] < 2:
         return

@@ -6,7 +6,6 @@ import transformers
 parser = transformers.HfArgumentParser(transformers.TrainingArguments)
 parser.add_argument("--model", required=True)
 parser.add_argument("--data", required=True)
-parser.add_argument("--best", action="store_true")
 args, more = parser.parse_args_into_dataclasses()
 
 tokenizer = transformers.AutoTokenizer.from_pretrained(more.model)
