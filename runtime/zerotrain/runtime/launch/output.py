@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from typing import IO
@@ -11,6 +13,8 @@ from typing import IO
 CHUNK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024
 """Longest line that is kept whole; a longer one (of a program that writes no newline) is copied in pieces."""
+LINE_WAIT_S = 0.1
+"""Time that rank 0 has to finish its line before another rank's is put after its beginning."""
 KEPT_LINES = 50
 KEPT_LINE_CHARS = 2000
 
@@ -72,7 +76,7 @@ class OutputPump(threading.Thread):
 
     def run(self) -> None:
         with self._source:
-            while chunk := os.read(self._source.fileno(), CHUNK_BYTES):
+            while chunk := self._read():
                 lines = self._complete_lines(chunk)
                 if self._rank == 0:
                     self._sink.write_raw(chunk)
@@ -84,6 +88,25 @@ class OutputPump(threading.Thread):
             self._sink.finish_line()
         elif rest:
             self._sink.write_lines(self._prefixed([rest]))
+
+    def _read(self) -> bytes:
+        """Return what the rank wrote; nothing at its end.
+
+        A print of a program without a buffer writes its line in pieces, between which the lines of other ranks
+        would come: those of rank 0, whose bytes are copied unchanged, are put together first.
+        """
+        descriptor = self._source.fileno()
+        data = piece = os.read(descriptor, CHUNK_BYTES)
+        if self._rank != 0:
+            return data
+        ready = select.poll()
+        ready.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + LINE_WAIT_S
+        while piece and not data.endswith(b"\n") and len(data) < MAX_LINE_BYTES:
+            if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                break
+            data += (piece := os.read(descriptor, CHUNK_BYTES))
+        return data
 
     def _complete_lines(self, chunk: bytes) -> list[bytes]:
         *lines, self._partial = (self._partial + chunk).split(b"\n")
