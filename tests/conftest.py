@@ -166,7 +166,8 @@ def _fill_hypothesis_tables() -> None:
     draw()
 
 
-@pytest.hookimpl(wrapper=True)
+# The first of the wrappers: a unit test that a cluster's end follows does not answer for it.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """End the shared clusters when only tests without one are left, so that these have the machine alone."""
     yield

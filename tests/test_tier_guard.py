@@ -142,7 +142,7 @@ def test_an_idle_machine_shows_that_the_test_itself_waited(stalls: tuple[float, 
 @pytest.mark.unit
 def test_a_full_garbage_collection_is_nobodys_time() -> None:
     """The collector visits the objects of all tests that ran before in this process."""
-    others: list[list[int]] = [[] for _ in range(200_000)]
+    others: list[list[int]] = [[] for _ in range(1_000_000)]
     limit_s = 0.01
     with short(limit_s):
         began = time.process_time()
@@ -181,8 +181,21 @@ import pytest
 def process():
     subprocess.run(["/bin/true"])
 
+@pytest.fixture
+def late_process():
+    yield
+    subprocess.run(["/bin/true"])
+
+@pytest.fixture(scope="session")
+def shared():
+    yield
+    subprocess.run(["/bin/true"])
+
 @pytest.mark.unit
 def test_in_a_fixture(process): ...
+
+@pytest.mark.unit
+def test_in_the_end_of_a_fixture(late_process): ...
 
 @pytest.mark.unit
 def test_of_its_own():
@@ -197,11 +210,11 @@ async def test_in_a_loop():
     subprocess.run(["/bin/true"])
 
 @pytest.mark.ranks
-def test_dearer():
+def test_dearer(shared):
     subprocess.run(["/bin/true"])
 
 @pytest.mark.unit
-def test_cheap(): ...
+def test_cheap_while_all_that_is_shared_ends(): ...
 """
 
 
@@ -219,6 +232,7 @@ def test_pytest_reports_which_tests_failed_and_why(tmp_path: Path) -> None:
     ended = re.findall(r"^(FAILED|ERROR) \S*::(\w+)", done.stdout, flags=re.MULTILINE)
     assert set(ended) == {
         ("ERROR", "test_in_a_fixture"),
+        ("ERROR", "test_in_the_end_of_a_fixture"),
         ("FAILED", "test_of_its_own"),
         ("FAILED", "test_too_long"),
         ("FAILED", "test_in_a_loop"),

@@ -17,6 +17,7 @@ from tests.support.checkpoint_engines import make_engine, train
 from zerotrain.contract.memory import UnitSize, memory_inputs, snapshot_bytes
 from zerotrain.runtime.checkpoint import CheckpointError, Owner, tensorfile
 from zerotrain.runtime.checkpoint.fence import take_over
+from zerotrain.runtime.checkpoint.rawfile import WrittenFile
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.ledger import MemoryKind
 
@@ -30,7 +31,7 @@ class Gate:
         self._error = error
         tensorfile.write_tensors = self._write  # type: ignore[assignment]
 
-    def _write(self, *args: Any) -> tensorfile.WrittenFile:
+    def _write(self, *args: Any) -> WrittenFile:
         if threading.current_thread() is not threading.main_thread():
             self._event.wait(180)
             if self._error is not None:

@@ -14,6 +14,11 @@ TRANSPORTS = ("nccl",) if DEVICE == "cuda" else ("shared", "gloo")
 """Transports between ranks on the device; the first is the default."""
 
 
+def worlds(*sizes: int) -> list[tuple[int, str]]:
+    """Return rows of `world_size` and `each_transport`: all of both, but one rank, which needs none, once."""
+    return [(size, each) for size in sizes for each in TRANSPORTS if size > 1 or each == TRANSPORTS[0]]
+
+
 def gpu_environment(rank: int) -> dict[str, str]:
     """Return the environment of a rank that shares the GPU.
 

@@ -5,7 +5,6 @@ On a GPU (`device.DEVICE`) the ranks share it and communicate through NCCL.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -22,6 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tests.support.device import TRANSPORTS, gpu_environment
+from tests.support.forkserver import CONTEXT
 from zerotrain.runtime.comm.group import pick_device
 
 TIMEOUT_S = 240.0
@@ -29,10 +29,6 @@ TIMEOUT_S = 240.0
 
 # References run in the test's own process: the same number of threads gives the same bits as on the ranks.
 torch.set_num_threads(1)
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.support.preload"])
-
 
 _transport = TRANSPORTS[0]
 
@@ -90,8 +86,8 @@ def _run(world_size: int, function: Callable[..., Any], args: Any) -> list[Any]:
 
 
 def _start(rank: int, world_size: int, folder: Path, function: Callable[..., Any], args: Any) -> Any:
-    receive, send = _context.Pipe(duplex=False)
-    process = _context.Process(
+    receive, send = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(
         target=_rank_main, args=(rank, world_size, folder, _transport, send, function, args), daemon=True
     )
     process.start()

@@ -237,6 +237,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    with no_outside() if tier_of(item) == "unit" else nullcontext():
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    # After a process's last test comes the end of what all its tests shared, clusters too.
+    is_watched = tier_of(item) == "unit" and nextitem is not None
+    with no_outside() if is_watched else nullcontext():
         return (yield)

@@ -7,7 +7,6 @@ codes = run.wait()
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import resource
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.forkserver import CONTEXT
 from tests.support.ports import free_port
 from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
 
@@ -26,9 +26,6 @@ TIMEOUT_S = 240.0
 """Seconds; far above what a run takes, so that a busy machine changes no outcome."""
 
 STEP_LINE = re.compile(r"^step (\d+)/\d+ loss (\S+) ", re.MULTILINE)
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["zerotrain.runtime.train.main", "tests.support.factory_models"])
 
 TEXT = "The quick brown fox jumps over the lazy dog. 0123456789\n" * 40
 
@@ -86,7 +83,7 @@ class TrainerRun:
         (self.folder / "config.json").write_text(json.dumps(self.config))
         for rank in ranks or range(self.world_size):
             environ = {**self._environ(rank), **self.env}
-            process = _CONTEXT.Process(
+            process = CONTEXT.Process(
                 target=_rank,
                 args=(environ, str(self.log_path(rank)), self.file_limits.get(rank)),
                 daemon=True,
