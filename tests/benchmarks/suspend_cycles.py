@@ -26,12 +26,12 @@ from typing import Any
 from deploy.demo import operator_setup
 from deploy.demo.kubectl import Kubectl
 from deploy.devcluster import cluster as provider
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble
 from tests.operator.operator_process import KEY, install, operator
 from tests.operator.worker_double import Training
 from tests.support.devcluster import Cluster, Devcluster, build_tools, open_kubeconfig
 from tests.support.jobs import job_json
+from tests.support.kube_json import KubeJson
 
 JOBS = "/apis/zerotrain.dev/v1alpha1/namespaces/{namespace}/zerotrainingjobs"
 STEPS = 10**7
@@ -152,7 +152,7 @@ class CheckedKubelet(KubeletDouble):
 def with_doubles(count: int, *, jobs: int) -> Series:
     series = Series(name="protocol doubles", wanted=count)
     with Devcluster().lease("control-plane") as found, found.namespace() as namespace:
-        api, folder = KubeJson(found), Path(tempfile.mkdtemp(prefix="suspend-"))
+        api, folder = found.api, Path(tempfile.mkdtemp(prefix="suspend-"))
         with operator(install(found, folder), folder), checked_kubelet(api, namespace) as double:
             names = [f"gpt-{number}" for number in range(jobs)]
             rounds = [count // jobs + (number < count % jobs) for number in range(jobs)]
@@ -196,7 +196,7 @@ def with_engine(count: int) -> Series:
         opened = open_kubeconfig(found.kubeconfig, found.kubectl, name=found.name)
         with opened.namespace() as namespace:
             _apply_claim(opened, namespace)
-            job = Job(api=KubeJson(opened), namespace=namespace, name="gpt")
+            job = Job(api=opened.api, namespace=namespace, name="gpt")
             job.apply(_real_job(namespace))
             for _ in range(count):
                 try:

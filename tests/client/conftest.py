@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import install, operator, write_kubeconfig
 from tests.support.devcluster import Cluster
+from tests.support.kube_json import KubeJson
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def running_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPat
 @pytest.fixture
 def api(control_plane: Cluster) -> KubeJson:
     """Access to the API with full rights, for the doubles."""
-    return KubeJson(control_plane)
+    return control_plane.api
 
 
 @pytest.fixture

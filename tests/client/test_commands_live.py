@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
 from tests.operator.kubelet_logs import KubeletLogs, served_logs
 from tests.operator.operator_process import KEY
 from tests.support.commands import Done, zerotrain
 from tests.support.devcluster import PATIENCE_S, Cluster, wait_until
 from tests.support.jobs import job_json
+from tests.support.kube_json import KubeJson
 from zerotrain.client import Client
 from zerotrain.client.command_exits import CommandExit
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.job_states import NOW, condition, failure, job, running_status, stamp
+from zerotrain.cli.top_table import one_line
 from zerotrain.client.diagnosis import diagnose
 from zerotrain.client.job import job_html
-from zerotrain.client.snapshot import Snapshot, kept_rows, one_line
+from zerotrain.client.snapshot import Snapshot, kept_rows
 from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lenient import read_leniently
 from zerotrain.operator.api.status import MAX_FAILURES

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import install
 from tests.support.devcluster import Cluster
+from tests.support.kube_json import KubeJson
 from tests.support.xdist_schedule import LAST_FILE
 
 _deselected = pytest.StashKey[bool]()
@@ -62,4 +62,4 @@ def operator_kubeconfig(
 @pytest.fixture
 def api(control_plane: Cluster) -> KubeJson:
     """Access to the API with full rights, for the doubles."""
-    return KubeJson(control_plane)
+    return control_plane.api

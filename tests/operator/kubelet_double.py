@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.operator.kube_json import ApiDown, KubeJson
 from tests.operator.worker_double import Training, WorkerServer
 from tests.support.devcluster import PATIENCE_S, wait_until
+from tests.support.kube_json import ApiDown, KubeJson
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Termination
 from zerotrain.contract.worker_environment import WORKER_HTTP_PORT, LaunchSpec

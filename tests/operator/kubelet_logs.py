@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from deploy.devcluster.cluster import INSTANCES
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import ensure_node
 from tests.support.devcluster import PATIENCE_S, Cluster
+from tests.support.kube_json import KubeJson
 
 
 class KubeletLogs:

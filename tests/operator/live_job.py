@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -47,8 +48,19 @@ class LiveJob:
             "patch", "ztj", self.name, "-n", self.namespace, "--type=merge", "-p", f'{{"spec": {spec}}}'
         )
 
-    def events(self) -> list[tuple[str, str]]:
-        """Return reason and message of every event on the job."""
+    def events(self, *reasons: str) -> list[tuple[str, str]]:
+        """Return reason and message of every event on the job, as soon as there are events for these reasons.
+
+        The operator posts events after it has written the status.
+        """
+
+        def posted() -> tuple[list[tuple[str, str]]] | None:
+            found = self._events()
+            return None if Counter(reasons) - Counter(reason for reason, _ in found) else (found,)
+
+        return list(wait_until(posted, f"the events {reasons}")[0])
+
+    def _events(self) -> list[tuple[str, str]]:
         items = self.cluster.get("events", "-n", self.namespace)["items"]
         mine = [item for item in items if item["involvedObject"].get("kind") == "ZeroTrainingJob"]
         return [(item["reason"], item["message"]) for item in mine]

@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from deploy.devcluster import cluster as provider
 from deploy.devcluster.builder.cache import locked
 from deploy.devcluster.cluster import HOST_IMAGE, INSTANCES, ROOT
-from tests.support import background
+from tests.support import background, kube_get
+from tests.support.kube_json import KubeJson
 
 REPOSITORY = ROOT
 BIN = provider.BIN
@@ -71,6 +73,8 @@ class Cluster:
     """Bearer token of the kubeconfig's user; empty if that user has a certificate."""
     name: str = ""
     """Name of the instance; empty for a cluster that the tests did not start."""
+    own_namespace: str = "default"
+    """Namespace of requests that name none."""
 
     def kubectl(
         self, *args: str, input: str | None = None, check: bool = True, timeout_s: float = 300.0
@@ -84,9 +88,20 @@ class Cluster:
             )
         return result
 
+    @cached_property
+    def api(self) -> KubeJson:
+        """Client that sends requests from this process."""
+        return KubeJson(self)
+
     def get(self, *args: str) -> Any:
-        """Return the parsed output of `kubectl get ... -o json`."""
-        return json.loads(self.kubectl("get", *args, "-o", "json").stdout)
+        """Return what `kubectl get ... -o json` prints, with the managed fields.
+
+        Read from this process, which takes 2 ms of the processor, and a kubectl 140 ms. That is needed where
+        the user has a certificate.
+        """
+        if not self.token:
+            return json.loads(self.kubectl("get", *args, "-o", "json").stdout)
+        return kube_get.get(self.api, args, namespace=self.own_namespace)
 
     def apply(self, *objects: dict[str, Any], namespace: str | None = None) -> None:
         """Apply plain objects."""
@@ -102,9 +117,7 @@ class Cluster:
         try:
             # The API server rejects pods until the controllers have created the namespace's default account.
             wait_until(
-                lambda: (
-                    self.kubectl("get", "serviceaccount", "default", "-n", name, check=False).returncode == 0
-                ),
+                lambda: self.get("serviceaccounts", "-n", name)["items"],
                 f"the default service account of namespace {name}",
             )
             yield name
@@ -117,6 +130,7 @@ def open_kubeconfig(kubeconfig: Path, kubectl_command: tuple[str, ...], *, name:
     show = ("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
     view = json.loads(checked([*kubectl_command, "--kubeconfig", str(kubeconfig), *show]))
     server, user = view["clusters"][0]["cluster"], view["users"][0]["user"]
+    context = view["contexts"][0]["context"]
     return Cluster(
         kubeconfig=kubeconfig,
         kubectl_command=kubectl_command,
@@ -124,6 +138,7 @@ def open_kubeconfig(kubeconfig: Path, kubectl_command: tuple[str, ...], *, name:
         ca=base64.b64decode(server.get("certificate-authority-data", "")),
         token=user.get("token", ""),
         name=name,
+        own_namespace=context.get("namespace", "default"),
     )
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.cluster.chaos.invariants import is_true
-from tests.operator.kube_json import KubeJson
+from tests.support.kube_json import KubeJson
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.constants import LABEL_HELPER
 from zerotrain.operator.resources.verification import HELPER

@@ -17,9 +17,9 @@ from typing import Any
 from tests.cluster.chaos.bystanders import Queue, Readers
 from tests.cluster.chaos.kinds import Traits, draw
 from tests.cluster.chaos.nodes import Nodes
-from tests.operator.kube_json import ApiDown, KubeJson
 from tests.operator.kubelet_double import KubeletDouble
 from tests.support.jobs import job_json
+from tests.support.kube_json import ApiDown, KubeJson
 
 Json = dict[str, Any]
 

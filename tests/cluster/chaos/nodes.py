@@ -6,8 +6,8 @@ import random
 import time
 from collections.abc import Callable
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble
+from tests.support.kube_json import KubeJson
 
 
 class Nodes:

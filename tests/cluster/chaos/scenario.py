@@ -22,11 +22,11 @@ from tests.cluster.chaos.operator_run import Setup
 from tests.cluster.chaos.orphans import hung_attempts, orphans
 from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, FaultRates
 from tests.cluster.chaos.watch_recorder import WatchRecorder
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, ensure_node, kubelet
 from tests.operator.operator_process import KEY, write_kubeconfig
 from tests.support.crd import wait_established
 from tests.support.devcluster import PATIENCE_S, Cluster
+from tests.support.kube_json import KubeJson
 
 Json = dict[str, Any]
 
@@ -185,7 +185,7 @@ def open_scenario(
     steps: int = 60,
 ) -> Iterator[Scenario]:
     """Provide a fresh namespace of the cluster; the operator's manifests must have been applied."""
-    chance, api = random.Random(seed), KubeJson(cluster)
+    chance, api = random.Random(seed), cluster.api
     cluster.kubectl("apply", "-f", str(CRDS))
     wait_established(cluster, *KINDS_OF_OTHERS)
     with ExitStack() as stack:

@@ -16,10 +16,10 @@ from tests.cluster.hostile.cases import Bystander, Case
 from tests.cluster.hostile.complaints import operator_complaints, statuses, stored_complaints
 from tests.cluster.hostile.report import MIB, Report, Row, summed
 from tests.cluster.hostile.tenant import Answer, Client, Tenant
-from tests.operator.kube_json import Json, KubeJson
 from tests.operator.operator_process import OperatorProcess, install
 from tests.support.devcluster import PATIENCE_S, REPOSITORY, Cluster, wait_until
 from tests.support.jobs import ABSENT, job_json
+from tests.support.kube_json import Json
 from zerotrain.operator.constants import ANNOTATION_ENCRYPTED_VOLUMES
 
 ENCRYPTED: Json = {
@@ -58,7 +58,7 @@ class Arena:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self.api = KubeJson(self.cluster)
+        self.api = self.cluster.api
         self.admin = Client(self.cluster, self.cluster.token)
 
     def bystander(

@@ -8,8 +8,8 @@ from typing import Any
 from tests.cluster.hostile.bodies import Post, config, core, job
 from tests.cluster.hostile.cases import Bystander, add_jobs, case
 from tests.cluster.hostile.texts import BREAKLESS, DIRT
-from tests.operator.kube_json import KubeJson
 from tests.support.jobs import ABSENT
+from tests.support.kube_json import KubeJson
 from zerotrain.contract.worker_environment import LaunchSpec
 
 Json = dict[str, Any]

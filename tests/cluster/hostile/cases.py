@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.cluster.hostile.bodies import Post, job
-from tests.operator.kube_json import KubeJson
+from tests.support.kube_json import KubeJson
 
 Json = dict[str, Any]
 

@@ -10,10 +10,10 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.hostile.texts import FORGED, raw_characters, raw_texts
-from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import OperatorProcess
 from tests.support.commands import zerotrain
 from tests.support.devcluster import Cluster
+from tests.support.kube_json import KubeJson
 from zerotrain.operator.constants import FIELD_MANAGER
 
 Json = dict[str, Any]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.support.crd import (
     applied_job,
     apply_all,
@@ -20,6 +19,7 @@ from tests.support.crd import (
 from tests.support.crd_cases import ACCEPTED, EDITABLE, IMMUTABLE, REFUSED, UNKNOWN
 from tests.support.devcluster import Cluster
 from tests.support.jobs import ABSENT
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 

@@ -12,11 +12,11 @@ import pytest
 from tests.cluster.chaos.crashes import immortal
 from tests.cluster.chaos.operator_run import OperatorRun, Setup, ignore_unraisable_errors
 from tests.cluster.chaos.scenario import collect_errors
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 

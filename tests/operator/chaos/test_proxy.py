@@ -11,9 +11,9 @@ import pytest
 
 from tests.cluster.chaos.proxy import CALM, FaultProxy, FaultRates
 from tests.cluster.chaos.scenario import through
-from tests.operator.kube_json import KubeJson
 from tests.support.devcluster import Cluster
 from tests.support.jobs import job_json
+from tests.support.kube_json import KubeJson
 from zerotrain.operator.cluster.api import Api, ApiLimits, Request
 from zerotrain.operator.cluster.connection import connect
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Gone, Unavailable, error_of

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, NAMESPACE, OperatorProcess, install, operator
 from tests.support.devcluster import Cluster, Devcluster, checked, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -75,7 +75,7 @@ def test_twenty_seconds_without_an_api_server(
     devcluster: Devcluster, own_cluster: Cluster, tmp_path: Path
 ) -> None:
     kubeconfig = install(own_cluster, tmp_path)
-    api = KubeJson(own_cluster)
+    api = own_cluster.api
     with (
         own_cluster.namespace() as namespace,
         operator(kubeconfig, tmp_path) as process,

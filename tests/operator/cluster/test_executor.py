@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
-from tests.operator.kube_json import KubeJson
 from tests.support.devcluster import Cluster
 from tests.support.jobs import job_json, make_job
+from tests.support.kube_json import KubeJson
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob

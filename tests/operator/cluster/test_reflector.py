@@ -55,7 +55,7 @@ def test_a_full_list_buries_what_it_lacks_but_not_what_is_newer() -> None:
     store = PodStore()
     store.put(pod_json(0, version=3), now=NOW)
     store.put(pod_json(1, version=9), now=NOW)
-    assert store.replace([], version=5, now=NOW) == {KEY}
+    assert store.retain(set(), version=5) == {KEY}
     assert present(store) == [(1, "Pending")]
     assert gone(store) == [0]
 
@@ -271,7 +271,8 @@ def test_the_culprit_is_known_where_kubelet_cut_the_message() -> None:
 def test_a_pod_that_cannot_be_read_is_passed_over() -> None:
     store = PodStore()
     broken = pod_json(0, version=1, containerStatuses=[{"name": "worker", "state": {"terminated": "?"}}])
-    assert store.replace([broken, pod_json(1, version=1)], version=1, now=NOW) == {KEY}
+    assert store.put(broken, now=NOW) is None
+    assert store.put(pod_json(1, version=1), now=NOW) == KEY
     assert present(store) == [(1, "Pending")]
 
 

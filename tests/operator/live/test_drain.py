@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import NODE, ensure_node, kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -54,7 +54,7 @@ def test_a_drained_node_moves_the_whole_job_once(
         first = double.trainings()[0]
         assert moved["checkpoint"]["last"]["step"] >= first.durable == first.step
         check_attempts(double, attempts=2)
-        reasons = [reason for reason, _ in job.events()]
+        reasons = [reason for reason, _ in job.events("Draining", "Yielded")]
         assert reasons.count("Draining") == reasons.count("Yielded") == 1
         wait_until(
             lambda: [item["metadata"]["name"] for item in budgets(control_plane, namespace)] == ["gpt-2"],

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -37,8 +37,8 @@ def test_every_size_keeps_the_batch_and_goes_on_at_the_step(
         wait_until(lambda: len(double.trainings()) == 2, "the smaller attempt")
         wait_for_step(double, double.trainings()[-1].first + 5)
         scale(3)
-        wait_until(lambda: "ResizeRefused" in dict(job.events()), "the refusal")
-        assert "Numbers of ranks that divide it are 1, 2, 4, 8." in dict(job.events())["ResizeRefused"]
+        refusal = dict(job.events("ResizeRefused"))["ResizeRefused"]
+        assert "Numbers of ranks that divide it are 1, 2, 4, 8." in refusal
         job.patch('{"suspend": true}')
         job.wait_for("Suspended")
         scale(4)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import NODE, ensure_node, kubelet, wait_for_step
 from tests.operator.kubelet_logs import KubeletLogs, served_logs
 from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, OperatorProcess, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -144,7 +144,7 @@ def test_rules_exclude_a_node_and_then_fail_the_job(
             (1, "FailJob"),
             (0, "ReplaceNodeAndRestart"),
         ]
-        reasons = [reason for reason, _ in job.events()]
+        reasons = [reason for reason, _ in job.events("RankFailed", "FailedByRule")]
         assert reasons.count("RankFailed") == reasons.count("FailedByRule") == 1
 
 

@@ -135,7 +135,7 @@ def test_a_job_gets_smaller_with_its_cluster_and_grows_back(
     grown = wait_until(lambda: running_with(job, 2), "the attempt with both nodes again")
     assert "workers" not in grown["elastic"], "as many as the spec asks for"
     assert sorted(map(str, nodes_of(gang_cluster, space))) == ["node-0", "node-1"]
-    messages = [text for reason, text in job.events() if reason == "Resizing"]
+    messages = [text for reason, text in job.events("Resizing", "Resizing") if reason == "Resizing"]
     assert len(messages) == 2, messages
     assert grown["restarts"]["total"] == grown["restarts"]["infra"] == 1, "a resize is none"
 

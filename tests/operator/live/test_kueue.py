@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.kueue_double import KueueDouble
 from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.crd import wait_established
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 CRDS = Path(__file__).parents[1] / "crds" / "kueue.yaml"

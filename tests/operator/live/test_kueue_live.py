@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, install, operator
@@ -74,7 +73,7 @@ def space(queues: Cluster) -> Iterator[str]:
 @pytest.fixture
 def double(queues: Cluster, kubeconfig: Path, space: str, tmp_path: Path) -> Iterator[KubeletDouble]:
     """Operator and workers; jobs go on until `may_end` is set."""
-    with operator(kubeconfig, tmp_path), kubelet(KubeJson(queues), space, KEY, held=True) as workers:
+    with operator(kubeconfig, tmp_path), kubelet(queues.api, space, KEY, held=True) as workers:
         yield workers
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, install, operator
@@ -58,7 +57,7 @@ def space(racks: Cluster) -> Iterator[str]:
 @pytest.fixture
 def double(racks: Cluster, kubeconfig: Path, space: str, tmp_path: Path) -> Iterator[KubeletDouble]:
     """Operator and workers; jobs go on until `may_end` is set."""
-    with operator(kubeconfig, tmp_path), kubelet(KubeJson(racks), space, KEY, held=True) as workers:
+    with operator(kubeconfig, tmp_path), kubelet(racks.api, space, KEY, held=True) as workers:
         workers.nodes = tuple(NODES)
         yield workers
 

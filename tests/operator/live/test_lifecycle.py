@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, check_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +35,10 @@ def test_runs_to_completion_and_goes_without_a_trace(
         assert done["checkpoint"]["last"]["step"] == 60
         assert job.condition("Complete")["status"] == "True"
         check_attempts(double, attempts=1)
-        assert sorted(reason for reason, _ in job.events()) == ["AllRanksJoined", "Completed"]
+        assert sorted(reason for reason, _ in job.events("AllRanksJoined", "Completed")) == [
+            "AllRanksJoined",
+            "Completed",
+        ]
         assert 'zerotrain_operator_jobs{phase="Completed"}' in process.get("/metrics")
         control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace)
         wait_until(lambda: not job.owned(), "the job's objects to go")
@@ -56,7 +59,7 @@ def test_restarts_all_ranks_from_the_last_durable_step(
         (failure,) = done["failures"]
         assert (failure["pod"], failure["exitCode"], failure["reason"]) == ("gpt-1-1", 137, "OutOfMemory")
         assert (failure["rank"], failure["node"]) == (2, "double")
-        messages = [message for reason, message in job.events() if reason == "OutOfMemory"]
+        messages = [message for reason, message in job.events("OutOfMemory") if reason == "OutOfMemory"]
         assert len(messages) == 1
         assert "worker 1 (rank 2, pod gpt-1-1, node double): exit code 137" in messages[0]
 

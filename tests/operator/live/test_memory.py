@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -35,10 +35,10 @@ def test_a_job_that_cannot_fit_has_no_pods_until_it_is_overridden(
         assert stalled["memoryPlan"]["nearest"]["tiers"][0]["marginBytes"] > 0
         assert stalled["memoryPlan"]["phases"][2]["networkBytes"] > 0
         assert job.owned() == []
-        assert [reason for reason, _ in job.events()].count("DoesNotFit") == 1
+        assert [reason for reason, _ in job.events("DoesNotFit")].count("DoesNotFit") == 1
         ignore = "zerotrain.dev/ignore-memory-plan=true"
         control_plane.kubectl("annotate", "ztj", job.name, "-n", namespace, ignore)
         completed = job.wait_for("Completed")
         assert completed["memoryPlan"]["overridden"] is True
-        assert "MemoryPlanIgnored" in [reason for reason, _ in job.events()]
+        assert job.events("MemoryPlanIgnored")
         assert {name for name, _ in double.created} == {"gpt-1-0", "gpt-1-1"}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, NAMESPACE, OperatorProcess, operator, write_kubeconfig
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from tests.support.jobs import ABSENT
+from tests.support.kube_json import KubeJson
 from zerotrain.operator.cluster.jobs import ALL_JOBS
 from zerotrain.operator.cluster.listwatch import scoped
 from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError

@@ -18,11 +18,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.operator.call_record import FILE_VARIABLE, Call, call_of, granted, recorded
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import PATIENCE_S, REPOSITORY, Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 FOLDER = REPOSITORY / "deploy" / "kustomize"
 ROLES = (FOLDER / "cluster_role.yaml", FOLDER / "lease_role.yaml")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, OperatorProcess, operator
-from tests.support.devcluster import Cluster
+from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -42,6 +42,8 @@ def test_a_job_of_four_pods_from_apply_to_running(
         before = writes(process)
         job = LiveJob(control_plane, namespace, workers=WORKERS)
         job.wait_for("Running")
+        # Events follow the status.
+        wait_until(lambda: writes(process).get("events", 0) > before.get("events", 0), "an event")
         spent = {kind: number - before.get(kind, 0) for kind, number in writes(process).items()}
         assert spent["pods"] == WORKERS
         shared = [spent[kind] for kind in ("services", "networkpolicies", "secrets")]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.resources import service_name
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 OFTEN = {"ZEROTRAIN_OPERATOR_RESYNC_SECONDS": "1"}

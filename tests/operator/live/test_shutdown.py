@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import NAMESPACE, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 

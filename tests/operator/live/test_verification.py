@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -45,7 +45,11 @@ def test_one_pod_reads_the_checkpoint_and_the_time_to_live_waits_for_it(
         found = wait_until(lambda: outcome(damaged), "the outcome")
         assert (found["state"], found["pod"], found["tries"]) == ("Damaged", "damaged-1-verify-1", 1)
         assert damaged.condition("CheckpointDurable")["reason"] == "CheckpointDamaged"
-        messages = [message for reason, message in damaged.events() if reason == "CheckpointDamaged"]
+        messages = [
+            message
+            for reason, message in damaged.events("CheckpointDamaged")
+            if reason == "CheckpointDamaged"
+        ]
         assert messages == ["checkpoint 20 of step 20: rank-0.safetensors lacks 3 bytes"]
         same = helper(api, namespace, "passing")
         assert same["metadata"]["uid"] == pods["passing"]["metadata"]["uid"]

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
+from tests.support.kube_json import KubeJson
 
 pytestmark = pytest.mark.cluster
 
@@ -123,6 +123,6 @@ def test_rdma_in_a_namespace_that_refuses_it_is_a_stall_with_a_way_out(
         control_plane.kubectl("label", "namespace", namespace, f"{LEVEL}=privileged", "--overwrite")
         job.wait_for("Completed")
         assert job.status()["attempt"] == 1, "a refusal is no failed attempt"
-        reasons = [reason for reason, _ in job.events()]
+        reasons = [reason for reason, _ in job.events("IpcLockAdded", "PodSecurity")]
         assert reasons.count("IpcLockAdded") == 1
         assert reasons.count("PodSecurity") == 1
