@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from tests.docs.runbooks import commands
 from tests.docs.watched import CHANGES, LOOKS, NEEDS_MORE, REFUSALS, ROLES, Person, Watched, watched_job
 from tests.support.browser import find_browser, paper
 from tests.support.crd import CRD_NAME
-from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+from tests.support.devcluster import REPOSITORY, Cluster, open_kubeconfig, wait_until
+from tests.support.tiers import with_slow_rows
 from zerotrain.cli.doctor.finding import State, from_records
 from zerotrain.client.command_exits import CommandExit
 
@@ -94,7 +94,7 @@ def tools(cluster: Cluster, folder: Path, helm: Path) -> Path:
 @pytest.fixture(scope="module")
 def reader(node_cluster: Cluster, shell: Shell) -> Cluster:
     """The cluster as `shell` sees it: in the reader's namespace."""
-    return replace(node_cluster, kubeconfig=Path(shell.environ["KUBECONFIG"]))
+    return open_kubeconfig(Path(shell.environ["KUBECONFIG"]), node_cluster.kubectl_command)
 
 
 @pytest.mark.parametrize("name", ["install", "job", "look", "break"])
@@ -240,7 +240,7 @@ def test_small_examples_run_to_their_end(reader: Cluster, names: tuple[str, ...]
     reader.kubectl("apply", *files)
 
     def ended() -> bool:
-        jobs = reader.get(*files)["items"]
+        jobs = json.loads(reader.kubectl("get", *files, "-o", "json").stdout)["items"]
         phases = [item.get("status", {}).get("phase") for item in jobs if item["kind"] == "ZeroTrainingJob"]
         assert not {"Failed", "Stalled"} & set(phases), reader.kubectl("describe", "ztj").stdout
         return set(phases) == {"Completed"}
@@ -299,13 +299,9 @@ def test_an_own_program_stops_with_a_checkpoint_that_the_status_names(
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "hf-trainer",
-        *(
-            pytest.param(name, marks=ON_REQUEST)
-            for name in ("sft-lora", "finetune-lora", "dpo", "own-accelerate")
-        ),
-    ],
+    with_slow_rows(
+        ["hf-trainer", "sft-lora", "finetune-lora", "dpo", "own-accelerate"], quick=["hf-trainer"]
+    ),
 )
 def test_a_script_of_others_survives_a_kill(reader: Cluster, name: str) -> None:
     """A pod is killed after the first checkpoint, and the job goes on from it."""
@@ -317,7 +313,9 @@ def test_a_script_of_others_survives_a_kill(reader: Cluster, name: str) -> None:
         return found
 
     def saved() -> int:
-        return int((status().get("checkpoint", {}).get("last") or {}).get("step", 0))
+        found = status()
+        assert found.get("phase") != "Failed", found["conditions"]
+        return int((found.get("checkpoint", {}).get("last") or {}).get("step", 0))
 
     wait_until(lambda: saved() > 0, "a checkpoint", timeout_s=480, every_s=0.5)
     path = status()["checkpoint"]["last"]["path"]

@@ -64,6 +64,8 @@ def finetuned(
     part = folder / FINETUNE_FILE
     part.write_text(json.dumps(settings(assets, **changes)))
     config = write_config(folder, tier)
+    config.rename(folder / "mounted.json")
+    config.symlink_to("mounted.json")  # as Kubernetes mounts a ConfigMap
     blocks = json.loads(config.read_text())
     blocks["zero_optimization"].pop("stage3_gather_16bit_weights_on_model_save", None)
     config.write_text(json.dumps({**blocks, **(more or {})}))

@@ -78,7 +78,7 @@ def test_a_killed_fine_tuning_ends_as_one_that_was_not(assets: Path, tmp_path: P
     assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-2"]
     again = attempt(assets, tmp_path / "killed", 2, method)
     assert {key: len(values) for key, values in again[0].logged.items()} == {
-        "loss": 2, "grad_norm": 2, "eval_loss": 1
+        "loss": 2, "learning_rate": 2, "grad_norm": 2, "eval_loss": 1
     }  # fmt: skip
     for mine, theirs in zip(again, whole, strict=True):
         assert mine.losses == theirs.losses[-len(mine.losses) :]

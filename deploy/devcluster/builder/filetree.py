@@ -91,6 +91,18 @@ class FileTree:
                     else:
                         self._put(entry.path, entry.stat())
 
+    def drop_empty_folders(self, root: str) -> None:
+        """Remove the folders below this one that hold no file."""
+        used = {
+            str(folder)
+            for path, node in self.nodes.items()
+            if not node.is_folder
+            for folder in Path(path).parents
+        }
+        for path, node in list(self.nodes.items()):
+            if node.is_folder and _is_in(path, root) and path not in used:
+                del self.nodes[path]
+
     def add_folder(self, path: str, *, mode: int = 0o755) -> None:
         """Add an empty folder that exists only in the image, and its parents."""
         self._add_parents(path)

@@ -98,6 +98,8 @@ def add_environment(tree: FileTree, environment: PythonEnvironment) -> None:
 
     for folder in environment.site_packages:
         tree.add_tree(folder, skip)
+        # Python imports a folder without files, too, and programs would take a package for installed.
+        tree.drop_empty_folders(folder)
     binaries = os.path.join(environment.prefix, "bin")
     with os.scandir(binaries) as entries:
         for entry in entries:

@@ -105,7 +105,7 @@ def _check_kept(spec: FinetuneSpec, field: str, rows: Any, kept: Any) -> None:
 
 def options(spec: FinetuneSpec, config: Path) -> dict[str, Any]:
     """Return the options of SFTConfig, except those that depend on the rows."""
-    blocks = _with_zero(read_json(config))
+    blocks = _with_zero(read_json(config, follow_link=True))  # files of a mounted ConfigMap are links
     saves = spec.save_every_steps or (spec.eval.every_steps if spec.eval else SAVE_EVERY_STEPS)
     found = {
         "output_dir": spec.output,
