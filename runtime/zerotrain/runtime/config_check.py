@@ -8,43 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
 from zerotrain.contract.config import ConfigError, EngineConfig
-from zerotrain.contract.config.schema import (
-    ActivationCheckpointingConfig,
-    AioConfig,
-    BatchConfig,
-    CheckpointConfig,
-    CompileConfig,
-    Fp8Config,
-    LeafModuleConfig,
-    OffloadConfig,
-    OptimizerConfig,
-    PrecisionConfig,
-    SchedulerConfig,
-    SpillConfig,
-    ZeroConfig,
-)
 from zerotrain.runtime.comm.group import Comm
 
-_BLOCKS: Mapping[str, type] = {
-    "batch": BatchConfig,
-    "zero": ZeroConfig,
-    "zero.offload_optimizer": OffloadConfig,
-    "zero.offload_param": OffloadConfig,
-    "zero.spill": SpillConfig,
-    "zero.leaf_module": LeafModuleConfig,
-    "precision": PrecisionConfig,
-    "optimizer": OptimizerConfig,
-    "scheduler": SchedulerConfig,
-    "activation_checkpointing": ActivationCheckpointingConfig,
-    "aio": AioConfig,
-    "checkpoint": CheckpointConfig,
-    "fp8": Fp8Config,
-    "compile": CompileConfig,
-}
 _FREE = frozenset(("nvme_path", "paths", "notices", "unsupported", "report", "source"))
 """Fields that are not compared. Folders may differ between machines; the reader's messages and the notation
 of the file are not settings."""
@@ -76,13 +45,15 @@ def settings_of(config: EngineConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _settings(kind: type, block: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(kind)
     for item in fields(kind):
         if item.name in _FREE:
             continue
-        path = f"{prefix}{item.name}"
+        path, hint = f"{prefix}{item.name}", hints[item.name]
         value = getattr(block, item.name, None)  # also None where the whole block is absent
-        if path in _BLOCKS:
+        kinds = (each for each in (hint, *get_args(hint)) if isinstance(each, type) and is_dataclass(each))
+        if (block_kind := next(kinds, None)) is not None:
             yield f"{path} (block)", value is not None
-            yield from _settings(_BLOCKS[path], value, f"{path}.")
+            yield from _settings(block_kind, value, f"{path}.")
         else:
             yield path, sorted(value.items()) if isinstance(value, Mapping) else value

@@ -13,13 +13,14 @@ from torch.utils.data import Dataset
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.encoding import BF16_MASTERS, REMAINDERS, can_split_master, can_update_bf16
+from zerotrain.contract.config.schema import CompileConfig
 from zerotrain.contract.memory.moved import keeps_own_gradients, shards_parameters
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.worlds import check_worlds
 from zerotrain.runtime.compiling.check import check_compilation
-from zerotrain.runtime.compiling.units import compile_units
+from zerotrain.runtime.compiling.units import CompiledUnits, unit_modules
 from zerotrain.runtime.config_check import check_same_config
 from zerotrain.runtime.construct.buffers import BufferRules, check_buffers
 from zerotrain.runtime.construct.pending import is_pending
@@ -242,11 +243,17 @@ def build_core(
     if (layers := compute_in_fp8(model, config, comm)) is not None:
         core.fp8 = layers
         core.until_closed(layers)
-    if (compiled := compile_units(model, layout, config.compile)) is not None:
-        core.until_closed(compiled)
+    compile_units(core, config.compile)
     serve(core)
     return_free_memory()  # held by the model's own tensors before
     return core
+
+
+def compile_units(core: ShardedModel, settings: CompileConfig) -> None:
+    """Compile the forward of the units' modules until the model is closed; nothing where `compile` is off."""
+    if settings.enabled:
+        core.compiled = CompiledUnits(unit_modules(core.model, core.layout), settings)
+        core.until_closed(core.compiled)
 
 
 def _options(

@@ -70,6 +70,51 @@ def train(run: Run, compile: dict[str, Any]) -> Trained:
     return Trained(losses, graphs, ranges)
 
 
+def trained_after_compile(run: Run) -> tuple[Trained, Trained]:
+    """Train as the configuration compiles, and as `engine.compile` does."""
+    made: Any = zt.initialize
+    of_call = {"backend": "aot_eager", "compile_kwargs": {"fullgraph": True, "dynamic": None}}
+
+    def initialize(**given: Any) -> tuple[Any, ...]:
+        engine, *rest = made(**given)
+        assert not engine.is_compiled
+        engine.compile(**of_call)
+        assert engine.is_compiled
+        engine.compile(**of_call)
+        return engine, *rest
+
+    first = train(run, IN_GRAPHS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zt, "initialize", initialize)
+        return first, train(run, {"enabled": False})
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_engine_compiled_later_trains_as_one_compiled_at_the_start(stage: int) -> None:
+    for first, later in run_ranks(2, trained_after_compile, Run(stage=stage)):
+        assert later == first
+        assert later.graphs[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"schedule": [(0, [])]}, r"schedule of compile\(\) must be None"),
+        ({"compiled_autograd_enabled": True}, r"compiled_autograd_enabled of compile\(\) must be False"),
+        ({"compile_kwargs": {"mode": "max-autotune"}}, r"compile\.mode.*fixed addresses"),
+        ({"compile_kwargs": {"cudagraphs": True}}, r"compile\.cudagraphs"),
+        ({"backend": "no-such"}, r"compile\.backend.*Name one of"),
+    ],
+)
+def test_what_an_engine_cannot_compile_is_refused(arguments: dict[str, Any], words: str) -> None:
+    engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=config(0))
+    with pytest.raises(ValueError, match=words):
+        engine.compile(**arguments)
+    engine.compile(compile_kwargs={"disable": True})
+    assert not engine.is_compiled
+    engine.close()
+
+
 def trainings(runs: list[tuple[Run, bool]]) -> list[Trained]:
     """Train each run, compiled or not."""
     return [train(run, IN_GRAPHS if is_compiled else {"enabled": False}) for run, is_compiled in runs]

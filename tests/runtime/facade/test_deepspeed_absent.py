@@ -109,13 +109,6 @@ def test_an_unknown_attribute_of_the_engine(name: str, words: str) -> None:
     engine.close()
 
 
-def test_compiling_the_engine_fails_at_once() -> None:
-    engine = engine_with()
-    with pytest.raises(RuntimeError, match=r"before initialize\(\)"):
-        engine.compile(backend="eager", compile_kwargs={})
-    engine.close()
-
-
 def test_the_page_names_the_version() -> None:
     assert f"`{deepspeed.__version__}`" in section("Functions")
     assert re.fullmatch(r"\d+\.\d+\.\d+\+zerotrain", deepspeed.__version__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.device import TRANSPORTS
+from tests.support.forkserver import CONTEXT
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks, use_transport
 from zerotrain.runtime.comm.group import CommError
@@ -221,10 +221,9 @@ ENDS = {
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", ENDS)
 def test_the_end_of_a_process_of_multiprocessing(way: str) -> None:
-    context = multiprocessing.get_context("forkserver")
-    results = context.Queue()
+    results = CONTEXT.Queue()
     port = free_port()
-    ranks = [context.Process(target=caught_main, args=(rank, way, port, results)) for rank in range(2)]
+    ranks = [CONTEXT.Process(target=caught_main, args=(rank, way, port, results)) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:

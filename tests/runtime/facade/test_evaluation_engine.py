@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.device import worlds
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
@@ -124,7 +125,7 @@ def evaluate_all(spill: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "each_transport"), worlds(1, 2), indirect=["each_transport"])
 @pytest.mark.usefixtures("each_transport")
 def test_it_computes_as_plain_torch_without_memory_for_training(world_size: int, tmp_path: Path) -> None:
     for per_rank in run_ranks(world_size, evaluate_all, str(tmp_path)):

@@ -61,4 +61,4 @@ def test_every_setting_is_compared() -> None:
         item.name for item in fields(EngineConfig)
     } - free
     whole = [path for path, value in settings_of(config) if is_dataclass(value)]
-    assert whole == [], "blocks that are compared as a whole: add them to _BLOCKS"
+    assert whole == [], "blocks that are compared as a whole"

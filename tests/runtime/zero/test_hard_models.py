@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.forkserver import in_new_interpreter
 from tests.support.free_form import check_equal, config, engine_outcome, reference_outcome
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import Outcome, largest_difference, world
+from zerotrain.runtime.zero import hooks, sharded_model
+from zerotrain.runtime.zero.hooks import COMPILER
 
 pytestmark = pytest.mark.ranks
 
@@ -257,12 +261,24 @@ def test_compiled_blocks_at_stage_3() -> None:
     assert run_ranks(2, compiled_losses, True) == run_ranks(2, compiled_losses, False)
 
 
+def losses_without_the_compiler() -> list[float]:
+    """Train with the hooks of a program that has not imported the compiler."""
+    for module in (hooks, sharded_model):
+        module.COMPILER = "no module"  # type: ignore[attr-defined]
+    return compiled_losses(False)
+
+
+def test_training_is_the_same_where_the_compiler_is_not_imported() -> None:
+    assert run_ranks(2, losses_without_the_compiler) == run_ranks(2, compiled_losses, False)
+
+
 def compiled_too_late() -> None:
+    assert COMPILER not in sys.modules, "with the compiler imported, the hooks know of it"
     engine, *_ = zt.initialize(model=TinyGPT(layers=1), config=config(3))
     engine.module._compiled_call_impl = engine.module._call_impl  # as module.compile() leaves it
     engine(*token_batches(1, size=1)[0])
 
 
 def test_a_model_compiled_after_initialize_is_refused() -> None:
-    with pytest.raises(RankFailed, match=r"before initialize\(\)"):
-        run_ranks(1, compiled_too_late)
+    with pytest.raises(RuntimeError, match=r"before initialize\(\)"):
+        in_new_interpreter(compiled_too_late)

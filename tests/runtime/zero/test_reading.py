@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +21,11 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.forkserver import in_new_interpreter
 from tests.support.free_form import config
 from tests.support.ranks import run_ranks
 from tests.support.training import world
+from zerotrain.runtime.zero.hooks import COMPILER
 
 pytestmark = pytest.mark.ranks
 
@@ -149,6 +152,23 @@ def test_every_way_of_reading() -> None:
     for name in UNCOPIED:
         assert "an engine drives this model, so it cannot be copied or pickled" in outcomes.pop(name)
     assert outcomes == expected
+
+
+def copies(stage: int) -> tuple[bool, list[str]]:
+    """Return whether torch's compiler is imported, and the outcomes of copying a model at this stage."""
+    model = stack()
+    knows_compiler = COMPILER in sys.modules
+    zt.initialize(model=model, config=config(stage))
+    parameter = next(model.parameters())
+    return knows_compiler, [outcome_of(way, model, parameter) for way in UNCOPIED.values()]
+
+
+@pytest.mark.parametrize("knows_compiler", [False, True])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_model_with_hooks_is_not_copied(stage: int, knows_compiler: bool) -> None:
+    (found,) = run_ranks(1, copies, stage) if knows_compiler else [in_new_interpreter(copies, stage)]
+    assert found[0] == knows_compiler
+    assert all("an engine drives this model, so it cannot be copied" in outcome for outcome in found[1])
 
 
 def segfault() -> str:

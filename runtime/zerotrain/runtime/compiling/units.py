@@ -48,11 +48,6 @@ class CompiledUnits:
         self._before.clear()
 
 
-def compile_units(model: nn.Module, layout: ModelLayout, settings: CompileConfig) -> CompiledUnits | None:
-    """Compile the forward of the units' modules; None where `compile` is off."""
-    return CompiledUnits(unit_modules(model, layout), settings) if settings.enabled else None
-
-
 def unit_modules(model: nn.Module, layout: ModelLayout) -> list[nn.Module]:
     """Return the modules of units that contain no other unit, as those would break their graph, without
     torch's own layers, each of which is one kernel anyway."""

@@ -72,11 +72,6 @@ class Arguments:
                 "leave dist_init_required out"
             )
 
-    def require_model(self) -> nn.Module:
-        """Return the model, which `__post_init__` has checked."""
-        assert self.model is not None  # __post_init__ checks it
-        return self.model
-
     def config_source(self) -> ConfigSource:
         """Return the one configuration among `config`, its older name and `args.deepspeed_config`.
 

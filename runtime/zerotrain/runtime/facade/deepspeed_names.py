@@ -1,7 +1,7 @@
 """DeepSpeed's names of an engine, so that scripts and libraries written for it run unchanged, and the error
 for names that do not exist.
 
-docs/deepspeed.md has the table; a test compares it with these classes. `reads` makes the accessors of
+docs/deepspeed.md has the table; a test compares it with these classes. `configured` makes the accessors of
 configured values; anything that needs more than a look-up is a method.
 """
 
@@ -14,17 +14,18 @@ from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.utils.data import Dataset
 
+from zerotrain.runtime.compiling.check import check_compilation
 from zerotrain.runtime.data.epochs import EpochLoader
 from zerotrain.runtime.facade.arguments import DOCUMENT, TORCH_LOADER, refuse_unless_default
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.instruments import Timers
 from zerotrain.runtime.facade.state import EngineState
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.setup import build_loader
+from zerotrain.runtime.setup import build_loader, compile_units, read_config
 from zerotrain.runtime.step import StepPipeline
 from zerotrain.runtime.trackers.monitor import Monitor
 from zerotrain.runtime.zero.sharded_model import ShardedModel
@@ -41,6 +42,11 @@ def reads(path: str, doc: str) -> Getter:
 
     get.__doc__ = doc
     return get
+
+
+def configured(path: str, doc: str) -> Getter:
+    """Return a method without arguments that returns a value of the resolved configuration."""
+    return reads(f"_state.config.{path}", doc)
 
 
 def from_stage(stage: int, doc: str) -> Getter:
@@ -68,57 +74,49 @@ class DeepSpeedNames:
         self._state, self._core = state, core
         self._optimizer, self._pipeline, self._exports = optimizer, pipeline, exports
 
-    train_batch_size = reads("_state.config.batch.train_batch_size", "Samples of one step over all ranks.")
-    train_micro_batch_size_per_gpu = reads(
-        "_state.config.batch.micro_batch_size", "Samples of one forward pass on one rank."
+    train_batch_size = configured("batch.train_batch_size", "Samples of one step over all ranks.")
+    train_micro_batch_size_per_gpu = configured(
+        "batch.micro_batch_size", "Samples of one forward pass on one rank."
     )
-    gradient_accumulation_steps = reads(
-        "_state.config.batch.gradient_accumulation_steps", "Forward and backward passes per step."
+    gradient_accumulation_steps = configured(
+        "batch.gradient_accumulation_steps", "Forward and backward passes per step."
     )
-    gradient_clipping = reads("_state.config.gradient_clipping", "Largest norm of the gradient; 0.0 = off.")
-    steps_per_print = reads("_state.config.steps_per_print", "Steps between log lines; None = none.")
-    wall_clock_breakdown = reads("_state.config.wall_clock_breakdown", "Whether phase times are logged.")
-    memory_breakdown = reads("_state.config.memory_breakdown", "Whether memory by phase is logged.")
-    dataloader_drop_last = reads(
-        "_state.config.dataloader_drop_last", "Whether the loader drops a part batch."
+    gradient_clipping = configured("gradient_clipping", "Largest norm of the gradient; 0.0 = off.")
+    steps_per_print = configured("steps_per_print", "Steps between log lines; None = none.")
+    wall_clock_breakdown = configured("wall_clock_breakdown", "Whether phase times are logged.")
+    memory_breakdown = configured("memory_breakdown", "Whether memory by phase is logged.")
+    dataloader_drop_last = configured("dataloader_drop_last", "Whether the loader drops a part batch.")
+    zero_allow_untested_optimizer = configured("zero_allow_untested_optimizer", "As configured.")
+    zero_optimization_stage = configured("zero.stage", "0 to 3.")
+    zero_contiguous_gradients = configured("zero.contiguous_gradients", "As configured.")
+    zero_reduce_scatter = configured("zero.reduce_scatter", "As configured.")
+    zero_reduce_bucket_size = configured("zero.reduce_bucket_size", "Elements, as configured.")
+    zero_allgather_partitions = configured("zero.allgather_partitions", "As configured.")
+    zero_allgather_bucket_size = configured("zero.allgather_bucket_size", "Elements, as configured.")
+    zero_overlap_comm = configured("zero.overlap_comm", "Whether reduction overlaps with backward.")
+    zero_offload_optimizer = configured("zero.offload_optimizer", "The block, or None.")
+    zero_offload_param = configured("zero.offload_param", "The block, or None.")
+    zero_sub_group_size = configured("zero.sub_group_size", "Elements, as configured.")
+    zero_prefetch_bucket_size = configured("zero.prefetch_bucket_size", "Elements gathered ahead of use.")
+    zero_param_persistence_threshold = configured(
+        "zero.param_persistence_threshold", "Units with fewer elements stay whole."
     )
-    zero_allow_untested_optimizer = reads("_state.config.zero_allow_untested_optimizer", "As configured.")
-    zero_optimization_stage = reads("_state.config.zero.stage", "0 to 3.")
-    zero_contiguous_gradients = reads("_state.config.zero.contiguous_gradients", "As configured.")
-    zero_reduce_scatter = reads("_state.config.zero.reduce_scatter", "As configured.")
-    zero_reduce_bucket_size = reads("_state.config.zero.reduce_bucket_size", "Elements, as configured.")
-    zero_allgather_partitions = reads("_state.config.zero.allgather_partitions", "As configured.")
-    zero_allgather_bucket_size = reads("_state.config.zero.allgather_bucket_size", "Elements, as configured.")
-    zero_overlap_comm = reads("_state.config.zero.overlap_comm", "Whether reduction overlaps with backward.")
-    zero_offload_optimizer = reads("_state.config.zero.offload_optimizer", "The block, or None.")
-    zero_offload_param = reads("_state.config.zero.offload_param", "The block, or None.")
-    zero_sub_group_size = reads("_state.config.zero.sub_group_size", "Elements, as configured.")
-    zero_prefetch_bucket_size = reads(
-        "_state.config.zero.prefetch_bucket_size", "Elements gathered ahead of use."
+    zero_model_persistence_threshold = configured(
+        "zero.model_persistence_threshold", "Cap on all units that stay whole, elements."
     )
-    zero_param_persistence_threshold = reads(
-        "_state.config.zero.param_persistence_threshold", "Units with fewer elements stay whole."
+    zero_max_live_parameters = configured("zero.max_live_parameters", "Elements gathered at once.")
+    zero_max_reuse_distance = configured("zero.max_reuse_distance", "Elements, as configured.")
+    zero_module_granularity_threshold = configured(
+        "zero.module_granularity_threshold", "Elements, as configured."
     )
-    zero_model_persistence_threshold = reads(
-        "_state.config.zero.model_persistence_threshold", "Cap on all units that stay whole, elements."
+    zero_gather_16bit_weights_on_model_save = configured(
+        "zero.gather_16bit_weights_on_model_save", "As configured."
     )
-    zero_max_live_parameters = reads("_state.config.zero.max_live_parameters", "Elements gathered at once.")
-    zero_max_reuse_distance = reads("_state.config.zero.max_reuse_distance", "Elements, as configured.")
-    zero_module_granularity_threshold = reads(
-        "_state.config.zero.module_granularity_threshold", "Elements, as configured."
-    )
-    zero_gather_16bit_weights_on_model_save = reads(
-        "_state.config.zero.gather_16bit_weights_on_model_save", "As configured."
-    )
-    zero_ignore_unused_parameters = reads("_state.config.zero.ignore_unused_parameters", "As configured.")
-    zero_round_robin_gradients = reads("_state.config.zero.round_robin_gradients", "As configured.")
-    zero_hpz_partition_size = reads(
-        "_state.config.zero.zero_hpz_partition_size", "Ranks of a secondary group."
-    )
-    zero_quantized_weights = reads("_state.config.zero.zero_quantized_weights", "Whether gathers are int8.")
-    zero_quantized_gradients = reads(
-        "_state.config.zero.zero_quantized_gradients", "Whether reductions are int4."
-    )
+    zero_ignore_unused_parameters = configured("zero.ignore_unused_parameters", "As configured.")
+    zero_round_robin_gradients = configured("zero.round_robin_gradients", "As configured.")
+    zero_hpz_partition_size = configured("zero.zero_hpz_partition_size", "Ranks of a secondary group.")
+    zero_quantized_weights = configured("zero.zero_quantized_weights", "Whether gathers are int8.")
+    zero_quantized_gradients = configured("zero.zero_quantized_gradients", "Whether reductions are int4.")
     loss_scale = reads(
         "_pipeline.scaler.scale", "The factor on the loss as it is now; 1 unless fp16 computes."
     )
@@ -244,13 +242,35 @@ class DeepSpeedNames:
         """Call `save_16bit_model`, whose older name this is."""
         return self._exports.save_16bit_model(save_dir, save_filename)
 
-    def compile(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: the model's hooks are in place, and torch.compile cannot trace them."""
-        raise RuntimeError(
-            "engine.compile() is not possible: initialize() has put hooks into the model that torch.compile "
-            "cannot trace; set compile.enabled of the configuration, or call torch.compile, or compile() of "
-            "the model or its blocks, before initialize()"
+    def compile(
+        self,
+        backend: str = "inductor",
+        compile_kwargs: Mapping[str, Any] | None = None,
+        schedule: object = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """Compile the forward of each unit's module from now on, as `compile` of the configuration does.
+
+        `compile_kwargs` are further arguments of torch.compile. Does nothing where units are compiled already
+        and with `disable`. Raises ConfigError for what `compile` of the configuration refuses, ValueError for
+        a schedule of DeepCompile and for compiled autograd.
+        """
+        way_out = "leave it out, and each unit's forward is compiled"
+        refuse_unless_default("compile()", "schedule", schedule, None, way_out)
+        refuse_unless_default(
+            "compile()", "compiled_autograd_enabled", compiled_autograd_enabled, False, way_out
         )
+        block = {"enabled": True, "backend": backend, **(compile_kwargs or {})}
+        if self.is_compiled or block.pop("disable", False):
+            return
+        config = read_config({"train_micro_batch_size_per_gpu": 1, "compile": block}, world_size=1)
+        check_compilation(self._core.model, config.compile, self._core.comm.device)
+        compile_units(self._core, config.compile)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether units are compiled."""
+        return self._core.compiled is not None
 
 
 def public_names(kind: type) -> list[str]:

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.facade.dtype_errors import explain_arguments, explain_dtype_error, float32_arguments
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.hooks import COMPILER, Boundary, in_graph_task
+from zerotrain.runtime.zero.hooks import Boundary, in_graph_task, untraced
 from zerotrain.runtime.zero.names import innermost
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.trees import cast_float32, has_float32
@@ -47,10 +47,8 @@ class Entries:
         """Modules whose `generate` is wrapped, and their own attribute of that name before."""
         if self._compute == "fp32":
             return
-        hook = self._after
-        if (compiler := sys.modules.get(COMPILER)) is not None:  # see hooks.py
-            hook = compiler.disable(hook)
-        core.until_closed(core.model.register_forward_hook(hook, always_call=True, with_kwargs=True))
+        explain = untraced(self._after)
+        core.until_closed(core.model.register_forward_hook(explain, always_call=True, with_kwargs=True))
         for module in outside_units(core.model, {unit.module for unit in core.layout.units}):
             gate = module.register_forward_pre_hook(self._enter_outer, prepend=True, with_kwargs=True)
             core.until_closed(gate)

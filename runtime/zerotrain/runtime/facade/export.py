@@ -14,7 +14,6 @@ from zerotrain.runtime.zero.state import MASTER
 if TYPE_CHECKING:
     import torch
 
-    from zerotrain.runtime.weights.export import Source
     from zerotrain.runtime.zero.layout import UnitLayout
     from zerotrain.runtime.zero.state import StateStream
 
@@ -58,7 +57,7 @@ class Exports:
     ) -> Path:
         """Write the weights as safetensors; see `Engine.save_16bit_model`. Collective."""
         from zerotrain.runtime.checkpoint.group import ranks_of
-        from zerotrain.runtime.weights.export import ExportOptions, export
+        from zerotrain.runtime.weights.export import ExportOptions, Source, export
         from zerotrain.runtime.weights.files import SINGLE
         from zerotrain.runtime.weights.plan import parse_size
 
@@ -78,21 +77,16 @@ class Exports:
             exclude_frozen=exclude_frozen_parameters,
             keeps_frozen=dtype is None,
         )
-        export(self._source(options.dtype), folder, options, ranks_of(self._comm))
-        if exclude_frozen_parameters:
-            self._save_adapters(folder, options.dtype)
-        return folder
-
-    def _source(self, dtype: torch.dtype) -> Source:
-        """Return the source of an export in that precision."""
-        from zerotrain.runtime.weights.export import Source
-
-        return Source(
+        source = Source(
             module=self._module,
             layout=self._core.layout,
             rank=self._comm.rank,
-            stream_of=lambda unit: self._values_of(unit, dtype),
+            stream_of=lambda unit: self._values_of(unit, options.dtype),
         )
+        export(source, folder, options, ranks_of(self._comm))
+        if exclude_frozen_parameters:
+            self._save_adapters(folder, options.dtype)
+        return folder
 
     def _save_adapters(self, directory: Path, dtype: torch.dtype) -> None:
         """Write the adapters, if it is a PEFT model."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,6 +120,28 @@ class CloseWindow(torch.autograd.Function):
 _close_after: Callable[..., tuple[torch.Tensor, ...]] = CloseWindow.apply
 
 
+class _Untraced(partial[Any]):
+    """Method of an object that torch.compile does not trace; whoever copies it copies the object.
+
+    `torch.compiler.disable` makes a function even of a bound method, and a copy of the model would share it.
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.args[0].__reduce_ex__(protocol)
+
+
+def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a bound method as a hook at which torch.compile breaks the graph.
+
+    If the compiler is not loaded, nothing was compiled, and loading it would cost seconds.
+    """
+    compiler = sys.modules.get(COMPILER)
+    if compiler is None:
+        return hook
+    assert isinstance(hook, MethodType)
+    return _Untraced(compiler.disable(hook.__func__), hook.__self__)
+
+
 class BoundaryHooks:
     """Forward hooks of one boundary."""
 
@@ -133,8 +156,8 @@ class BoundaryHooks:
         """Register the hooks: the first pre-forward and the last forward hook of those that exist now."""
         module = self._boundary.module
         return [
-            module.register_forward_pre_hook(_untraced(self._before), prepend=True, with_kwargs=True),
-            module.register_forward_hook(_untraced(self._after), always_call=True),
+            module.register_forward_pre_hook(untraced(self._before), prepend=True, with_kwargs=True),
+            module.register_forward_hook(untraced(self._after), always_call=True),
         ]
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -182,16 +205,6 @@ class BoundaryHooks:
             lambda tensor: any(aliases(tensor, unit) for unit in units),
             lambda tensors: [tensor.clone() for tensor in tensors],
         )
-
-
-def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the hook so that torch.compile breaks the graph there.
-
-    If the compiler is not loaded, nothing was compiled, and loading it would cost seconds.
-    """
-    compiler = sys.modules.get(COMPILER)
-    untraced: Callable[..., Any] = hook if compiler is None else compiler.disable(hook)
-    return untraced
 
 
 def has_compiled_code() -> bool:

@@ -35,6 +35,7 @@ from zerotrain.runtime.zero.writes import Writes
 from zerotrain.runtime.zero.zeropp import Traffic
 
 if TYPE_CHECKING:
+    from zerotrain.runtime.compiling.units import CompiledUnits
     from zerotrain.runtime.fp8.layers import Fp8Layers
     from zerotrain.runtime.spill.store import SpillStore
 
@@ -66,6 +67,8 @@ class ShardedModel:
     """Original dtypes of the buffers that the engine cast, by name."""
     fp8: Fp8Layers | None = None
     """Linear layers that compute in FP8."""
+    compiled: CompiledUnits | None = None
+    """Modules of units whose forward is compiled."""
 
     def __init__(
         self,
