@@ -152,7 +152,8 @@ class _Sender:
 
     def __init__(self, path: Path, rank: int, timing: ChannelTiming, clock: Callable[[], float]) -> None:
         self.registry: CollectorRegistry | None = None
-        self.collective_wait: Callable[[], float | None] = _unknown
+        self.collective_wait: Callable[[], float | None] = lambda: None
+        """Returns None where the program does not measure collectives."""
         self._path = str(path)
         self._hello = {"kind": "hello", "rank": rank, "channel": next(_numbers)}
         self._timing = timing
@@ -273,10 +274,6 @@ class _Sender:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def _unknown() -> None:
-    """Return None: the program does not measure collectives."""
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

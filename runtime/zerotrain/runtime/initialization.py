@@ -61,12 +61,13 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
 
     The method is ZeRO, https://arxiv.org/abs/1910.02054, with one flat buffer per unit.
     """
-    model, source = asked.require_model(), asked.config_source()
+    assert asked.model is not None  # `Arguments` checks it
+    source = asked.config_source()
     asked.apply_port()
     comm = join_ranks(asked.mpu)
     try:
         with outside_inference_mode():
-            made = _take_over(model, source, asked, comm)
+            made = _take_over(asked.model, source, asked, comm)
             announce(made[0])
             return made
     except BaseException as error:

@@ -7,7 +7,7 @@ stop, and hashes that show whether the ranks issued the same collectives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from zerotrain.runtime.comm.group import Comm, CommError
 
@@ -45,15 +45,11 @@ class StepRecord:
     compute_seconds: float
     wait_seconds: float
 
-    def fields(self) -> list[float]:
-        """Return the values in the order of declaration."""
-        return [getattr(self, name) for name in self.__slots__]
-
 
 def exchange_records(record: StepRecord, comm: Comm) -> list[StepRecord]:
     """Return the records of all ranks. Raises CommError when the ranks did not issue the same collectives."""
     names = StepRecord.__slots__
-    raw = comm.gather_record(record.fields())
+    raw = comm.gather_record(astuple(record))
     rows = [StepRecord(**dict(zip(names, row, strict=True))) for row in raw]
     changed = [rank for rank, row in enumerate(rows) if row.sum_squares == RELAYOUT_MARK]
     if changed:

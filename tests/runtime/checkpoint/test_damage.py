@@ -14,7 +14,7 @@ from tests.support.checkpoint_states import ThreadRanks, good, layout_for, make_
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import LoadResult
-from zerotrain.runtime.checkpoint.tensorfile import WrittenFile, hash_file
+from zerotrain.runtime.checkpoint.rawfile import WrittenFile, hash_file
 from zerotrain.runtime.zero.state import CheckpointState, whole
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,8 @@ from tests.support.checkpoint_states import ThreadRanks, layout_for, make_state,
 from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import CheckpointFenced, Owner, SingleRank
 from zerotrain.runtime.checkpoint.fence import folder_lock, read_fence
-from zerotrain.runtime.checkpoint.tensorfile import WrittenFile, write_tensors
+from zerotrain.runtime.checkpoint.rawfile import WrittenFile
+from zerotrain.runtime.checkpoint.tensorfile import write_tensors
 
 pytestmark = pytest.mark.unit
 

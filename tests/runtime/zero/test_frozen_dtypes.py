@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.device import worlds
 from tests.support.ranks import run_ranks
 from tests.support.training import world
 from zerotrain.runtime.zero.ledger import MemoryKind
@@ -124,7 +125,7 @@ def plain_losses(base: torch.dtype, world_size: int) -> list[list[float]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "each_transport"), worlds(1, 2), indirect=["each_transport"])
 @pytest.mark.usefixtures("each_transport")
 def test_frozen_weights_keep_dtype_bits_and_bytes(world_size: int, tmp_path: Path) -> None:
     for rank, per_rank in enumerate(run_ranks(world_size, train_all, str(tmp_path))):

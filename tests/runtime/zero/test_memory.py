@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.device import worlds
 from tests.support.ranks import run_ranks
 from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import token_batches
@@ -87,6 +88,9 @@ def measure_all(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
     return [measure(case) for case in cases]
 
 
+SIZES = with_slow_rows(worlds(1, 2, 4), quick=worlds(1, 2))
+
+
 @cache
 def measured(world_size: int, _transport: str) -> list[dict[str, Any]]:
     """Return rank 0's results of every case."""
@@ -94,11 +98,9 @@ def measured(world_size: int, _transport: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("world_size", with_slow_rows([1, 2, 4], quick=[1, 2]))
+@pytest.mark.parametrize(("world_size", "each_transport"), SIZES, indirect=["each_transport"])
 def test_counters_equal_the_formulas(world_size: int, each_transport: str) -> None:
-    for case, counted in zip(
-        CASES, measured(world_size, each_transport if world_size > 1 else ""), strict=True
-    ):
+    for case, counted in zip(CASES, measured(world_size, each_transport), strict=True):
         for kind in ("params", "grads", "states"):
             engine_bytes, formula_bytes = counted[kind]
             assert engine_bytes == formula_bytes, f"{case}: {kind}"
@@ -108,12 +110,10 @@ def test_counters_equal_the_formulas(world_size: int, each_transport: str) -> No
         assert counted["left"] == 0, f"{case}: something stayed gathered between steps"
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(("world_size", "each_transport"), SIZES, indirect=["each_transport"])
 def test_wire_bytes_equal_the_formula(world_size: int, each_transport: str) -> None:
     """A rank sends (N - 1) / N of the payload: its part of everything to all other ranks."""
-    for case, counted in zip(
-        CASES, measured(world_size, each_transport if world_size > 1 else ""), strict=True
-    ):
+    for case, counted in zip(CASES, measured(world_size, each_transport), strict=True):
         sent, payload = counted["sent"]
         assert sent == payload * (world_size - 1) // world_size, case
 
@@ -208,7 +208,7 @@ def every_feature() -> list[tuple[str, int, dict[str, tuple[int, int]]]]:
     return [(name, stage, by_phase(name, stage)) for name in FEATURES for stage in (0, 1, 2, 3)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "each_transport"), worlds(1, 2), indirect=["each_transport"])
 @pytest.mark.usefixtures("each_transport")
 def test_every_feature_keeps_the_formulas_in_every_phase(world_size: int) -> None:
     for ranks in zip(*run_ranks(world_size, every_feature), strict=True):

@@ -13,6 +13,7 @@ from itertools import product
 
 import pytest
 
+from tests.support.device import worlds
 from tests.support.ranks import run_ranks
 from tests.support.tiers import with_slow_rows
 from tests.support.training import Case, Outcome, largest_difference, train_reference, train_with_engine
@@ -62,9 +63,13 @@ def reference_of(accumulation: int, tied: bool, world_size: int) -> Outcome:
     return train_reference(Case(accumulation=accumulation, tied=tied), world_size)
 
 
-@pytest.mark.parametrize("world_size", with_slow_rows([1, 2, 4], quick=[2]))
+@pytest.mark.parametrize(
+    ("world_size", "each_transport"),
+    with_slow_rows(worlds(1, 2, 4), quick=worlds(2)),
+    indirect=["each_transport"],
+)
 def test_training_equals_plain_adamw(world_size: int, each_transport: str) -> None:
-    for case, ranks in outcomes(world_size, each_transport if world_size > 1 else "").items():
+    for case, ranks in outcomes(world_size, each_transport).items():
         reference = reference_of(case.accumulation, case.tied, world_size)
         for rank, outcome in enumerate(ranks):
             where = f"{case}, rank {rank} of {world_size}"
@@ -77,7 +82,11 @@ def test_training_equals_plain_adamw(world_size: int, each_transport: str) -> No
             assert outcome.norms == pytest.approx(reference.norms, rel=1e-5), where
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(
+    ("world_size", "each_transport"),
+    with_slow_rows(worlds(2, 4), quick=worlds(2)),
+    indirect=["each_transport"],
+)
 def test_every_stage_computes_the_same_bits(world_size: int, each_transport: str) -> None:
     """The cases have one micro-batch: stages differ in the place of data, not in one operation."""
     every = outcomes(world_size, each_transport)

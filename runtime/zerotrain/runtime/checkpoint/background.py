@@ -12,6 +12,7 @@ import atexit
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 
 from zerotrain.runtime.checkpoint.errors import CheckpointError
@@ -53,7 +54,6 @@ class BackgroundSave:
         self.folder = folder
         self.num_bytes = image.num_bytes
         self.stage = SaveStage.WRITING
-        self._image: Image | None = image
         self._group = group
         self._keep_last = keep_last
         self._started = started
@@ -66,7 +66,9 @@ class BackgroundSave:
         self._all_written = threading.Event()
         self._give_up = threading.Event()
         # The thread is a daemon: a process that dies of an exception must not wait for ranks that are gone.
-        self._thread = threading.Thread(target=self._run, name="zerotrain-checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(image,), name="zerotrain-checkpoint", daemon=True
+        )
         self.stall_seconds = time.monotonic() - started
         """Seconds that the caller was blocked by the copy."""
         atexit.register(self._at_exit)
@@ -99,14 +101,12 @@ class BackgroundSave:
         """Return the result after rank 0 has reported DURABLE. No collective."""
         self._thread.join()
         atexit.unregister(self._at_exit)
-        return SaveResult(
-            path=self.folder.final,
-            step=self.folder.step,
+        return replace(
+            self.expected_result(),
             time=self._durable_at or time.time(),
-            num_bytes=self.num_bytes,
             seconds=self._seconds,
-            stall_seconds=self.stall_seconds,
             removed=self._removed,
+            durable=True,
         )
 
     def finish(self) -> SaveResult:
@@ -131,17 +131,19 @@ class BackgroundSave:
         outcome.bytes_needed = self.num_bytes
         agree(self._group, self.folder.directory, outcome)
 
-    def _run(self) -> None:
-        self._written = self._outcome_of_writing()
+    def _run(self, image: Image) -> None:
+        self._written = Outcome.of(
+            lambda: self.folder.write_file(image.rank, image.tensors, image.rng),
+            self.folder.directory,
+            catch=Exception,
+        )
         is_written = self._written.succeeded
         self.stage = SaveStage.WRITTEN if is_written else SaveStage.FAILED
         self._seconds = time.monotonic() - self._started
         self._is_written.set()
         if not is_written or self._group.rank != 0:
-            self._image = None
             return
-        self._committed = self._outcome_of_commit()
-        self._image = None
+        self._committed = self._outcome_of_commit(image)
         self._seconds = time.monotonic() - self._started
         if self._committed.succeeded:
             self._durable_at = time.time()
@@ -151,19 +153,7 @@ class BackgroundSave:
         else:
             self.stage = SaveStage.FAILED
 
-    def _outcome_of_writing(self) -> Outcome:
-        image = self._image
-        assert image is not None  # set until the thread is done
-        return Outcome.of(
-            lambda: self.folder.write_file(image.rank, image.tensors, image.rng),
-            self.folder.directory,
-            catch=Exception,
-        )
-
-    def _outcome_of_commit(self) -> Outcome:
-        image = self._image
-        assert image is not None
-
+    def _outcome_of_commit(self, image: Image) -> Outcome:
         def commit() -> None:
             self._await_files()
             self.folder.commit(lambda files: image.manifest(files, self.folder))

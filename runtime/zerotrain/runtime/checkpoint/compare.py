@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from zerotrain.runtime.checkpoint.inspect import read_manifest
-from zerotrain.runtime.checkpoint.intervals import Piece
+from zerotrain.runtime.checkpoint.intervals import intersect
 from zerotrain.runtime.checkpoint.manifest import Manifest
 from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX
 from zerotrain.runtime.checkpoint.tensorfile import TensorFile
@@ -58,8 +58,8 @@ class Side:
         entry = self.manifest.tensors[fqn]
         key = f"{entry.unit}/{kind}"
         parts = [
-            self.files[piece.file].part(key, piece.offset + low - piece.start, high - low)
-            for piece, low, high in _overlaps(entry.pieces, start, stop)
+            self.files[copy.file].part(key, copy.source, copy.length)
+            for copy in intersect(entry.pieces, start, stop, target=0)
         ]
         return torch.cat(parts)
 
@@ -135,10 +135,3 @@ def _numbers(values: torch.Tensor) -> torch.Tensor:
 def _alone(fqn: str, kind: str, *, is_left: bool) -> Difference:
     note = f"only in the {'first' if is_left else 'second'}"
     return Difference(fqn=fqn, kind=kind, numel=0, differing=0, max_abs=0.0, note=note)
-
-
-def _overlaps(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
-    for piece in pieces:
-        low, high = max(start, piece.start), min(stop, piece.stop)
-        if low < high:
-            yield piece, low, high

@@ -48,9 +48,7 @@ def read_fence(directory: Path) -> Owner | None:
         record = read_json(directory / FENCE, max_bytes=MAX_RECORD_BYTES)
         owner = Owner(attempt=record["attempt"], job_uid=str(record["job_uid"]))
         return owner if is_count(owner.attempt) else None
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 

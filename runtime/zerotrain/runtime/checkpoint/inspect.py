@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def survey(directory: Path) -> list[Surveyed]:
         (row.path for row in rows if row.condition is Condition.WHOLE and _may_be_latest(row.path)), None
     )
     return [
-        *(_with_latest(row, is_latest=row.path == newest) for row in rows),
+        *(replace(row, is_latest=row.path == newest) for row in rows),
         *(
             Surveyed(path=path, condition=Condition.PARTIAL, reason="not committed", num_bytes=_size(path))
             for path in partial
@@ -226,11 +226,6 @@ def _may_be_latest(path: Path) -> bool:
         damage_of(error)
         return False
     return commit.is_latest
-
-
-def _with_latest(row: Surveyed, *, is_latest: bool) -> Surveyed:
-    values = {name: getattr(row, name) for name in row.__slots__}
-    return Surveyed(**{**values, "is_latest": is_latest})
 
 
 def _size_problems(manifest: Manifest, path: Path) -> Iterator[str]:

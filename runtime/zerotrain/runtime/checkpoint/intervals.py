@@ -86,7 +86,7 @@ def plan_shard(
         low, high = start - segment.start, stop - segment.start
         yield (
             segment.fqn,
-            tuple(_intersect(stored[segment.fqn], low, high, target=start - shard_start)),
+            tuple(intersect(stored[segment.fqn], low, high, target=start - shard_start)),
         )
 
 
@@ -103,7 +103,8 @@ def within(copies: Iterable[Copy], start: int, stop: int) -> Iterator[Copy]:
             )
 
 
-def _intersect(pieces: Iterable[Piece], low: int, high: int, *, target: int) -> Iterator[Copy]:
+def intersect(pieces: Iterable[Piece], low: int, high: int, *, target: int) -> Iterator[Copy]:
+    """Yield copies of the elements `[low, high)` of a parameter from its pieces to `target` on."""
     for piece in pieces:
         start, stop = max(low, piece.start), min(high, piece.stop)
         if start < stop:

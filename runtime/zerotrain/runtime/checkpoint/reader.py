@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,8 @@ class LoadResult:
     """Whether this rank's random generators were restored; a rank that did not exist before keeps its own."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LoadOptions:
-    strict: bool
-    restore_rng: bool
+class _Unusable(Exception):
+    """Reason why a checkpoint is passed over, the same on every rank."""
 
 
 def load(
@@ -95,13 +93,15 @@ def load(
     rejected: list[tuple[Path, str]] = []
     for name in _candidates(directory, tag, of_job, group):
         path = directory / name
-        result = _try_load(state, path, group, _LoadOptions(strict=strict, restore_rng=restore_rng))
-        if isinstance(result, LoadResult):
-            if group.rank == 0:
-                for bad, reason in rejected:
-                    mark_damaged(bad, reason)
-            return replace(result, rejected=tuple(rejected))
-        rejected.append((path, result))
+        try:
+            result = _load_one(state, path, group, strict=strict, restore_rng=restore_rng)
+        except _Unusable as reason:
+            rejected.append((path, str(reason)))
+            continue
+        if group.rank == 0:
+            for bad, text in rejected:
+                mark_damaged(bad, text)
+        return replace(result, rejected=tuple(rejected))
     if rejected:
         listed = "; ".join(f"{path.name}: {reason}" for path, reason in rejected)
         raise CheckpointDamaged(
@@ -146,43 +146,23 @@ def _newest_first(directory: Path, of_job: str | None) -> list[str]:
     return sorted(torn, reverse=True) + newest
 
 
-def _try_load(
-    state: CheckpointState, path: Path, group: RankGroup, options: _LoadOptions
-) -> LoadResult | str:
-    """Return the result, or the reason why this checkpoint cannot be used; the same on every rank."""
+def _load_one(
+    state: CheckpointState, path: Path, group: RankGroup, *, strict: bool, restore_rng: bool
+) -> LoadResult:
+    """Overwrite `state` with a checkpoint. Raises _Unusable on every rank where one cannot read it."""
     with contextlib.ExitStack() as stack:
-        manifest: Manifest | None = None
-        problem: Exception | None = None
-        buffers: StoredBuffers | None = None
-        try:
+        with _together(group, path):
             stack.enter_context(reading(path))
             manifest = read_manifest(path)
             _verify_files(manifest, path, group)
-        except (OSError, ValueError) as error:
-            problem = error
-        found = _compare(group, problem, path)
-        if found is not None or manifest is None:
-            return _problem_message(found, group)
         # These are pure functions of what all ranks have and read: every rank raises, or none.
-        check_match(manifest, state, strict=options.strict)
+        check_match(manifest, state, strict=strict)
         state.accepts(manifest.scalars)
-        try:
+        with _together(group, path):
             buffers = StoredBuffers.read(manifest, path, state)
-        except (OSError, ValueError) as error:
-            problem = error
-        found = _compare(group, problem, path)
-        if found is not None or buffers is None:
-            return _problem_message(found, group)
-        buffers.check(state, strict=options.strict)
-        restored = False
-        client_state: dict[str, Any] = {}
-        try:
-            restored, client_state = _fill(state, manifest, path, restore_rng=options.restore_rng)
-        except (OSError, ValueError) as error:
-            problem = error
-        found = _compare(group, problem, path)
-        if found is not None:
-            return _problem_message(found, group)
+        buffers.check(state, strict=strict)
+        with _together(group, path):
+            restored, client_state = _fill(state, manifest, path, restore_rng=restore_rng)
     return LoadResult(
         path=path,
         step=manifest.step,
@@ -193,6 +173,18 @@ def _try_load(
         client_state=client_state,
         rng_restored=restored,
     )
+
+
+@contextlib.contextmanager
+def _together(group: RankGroup, path: Path) -> Iterator[None]:
+    """Read from `path` on every rank, and raise _Unusable on all of them where one could not. Collective."""
+    problem: Exception | None = None
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        problem = error
+    if (found := _compare(group, problem, path)) is not None:
+        raise _Unusable(_problem_message(found, group))
 
 
 def _compare(group: RankGroup, problem: Exception | None, path: Path) -> Problem | None:
@@ -212,8 +204,7 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, OSError) and may_pass(error.errno)
 
 
-def _problem_message(found: Problem | None, group: RankGroup) -> str:
-    found = found or Problem(rank=group.rank, text="unknown")
+def _problem_message(found: Problem, group: RankGroup) -> str:
     return found.text if group.world_size == 1 else f"{found.text} (found by rank {found.rank})"
 
 
@@ -231,7 +222,7 @@ def _fill(
     state: CheckpointState, manifest: Manifest, path: Path, *, restore_rng: bool
 ) -> tuple[bool, dict[str, Any]]:
     """Read this rank's part; return whether its random generators were restored, and the client state."""
-    with _OpenFiles(manifest, path) as files:
+    with OpenFiles(manifest, path) as files:
         client_state = unpack(dict(manifest.client_state), lambda key: files[0].read(key))
         extra = unpack(manifest.scalars.get(EXTRA_STATE, {}), lambda key: files[0].read(key))
         for unit in state.layout.units:
@@ -275,7 +266,7 @@ class _UnitFill:
             is_complete=len(stored) == len(state.layout.unit(unit_name).segments),
         )
 
-    def fill(self, streams: Mapping[str, StateStream], files: _OpenFiles) -> None:
+    def fill(self, streams: Mapping[str, StateStream], files: OpenFiles) -> None:
         """Overwrite the streams, every kind of a window before the next. Raises OSError and ValueError."""
         sources = {kind: self._sources(kind) for kind in streams}
         for start, stop in windows(max(stream.numel for stream in streams.values())):
@@ -296,7 +287,7 @@ class _UnitFill:
         stream: StateStream,
         sources: Sequence[tuple[str, tuple[Copy, ...]]],
         window: tuple[int, int],
-        files: _OpenFiles,
+        files: OpenFiles,
     ) -> None:
         start, stop = window
         if isinstance(stream, TensorStream):
@@ -315,14 +306,14 @@ class _UnitFill:
             stream.write(start, values)
 
 
-class _OpenFiles:
+class OpenFiles:
     """Tensor files of a checkpoint, opened on first use."""
 
     def __init__(self, manifest: Manifest, path: Path) -> None:
         self._paths = [path / entry.name for entry in manifest.files]
         self._open: dict[int, TensorFile] = {}
 
-    def __enter__(self) -> _OpenFiles:
+    def __enter__(self) -> OpenFiles:
         return self
 
     def __exit__(self, *_: object) -> None:

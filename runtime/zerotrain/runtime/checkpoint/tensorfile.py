@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,24 +22,10 @@ from zerotrain.runtime.checkpoint.rawfile import (
     DTYPE_BYTES,
     METADATA_PREFIX,
     WrittenFile,
-    hash_file,
     read_header,
 )
 from zerotrain.runtime.zero.state import StateStream, TensorStream, windows
 from zerotrain.runtime.zero.strided import flat
-
-__all__ = [
-    "Content",
-    "TensorFile",
-    "WrittenFile",
-    "add_entry",
-    "dtype_name",
-    "file_size",
-    "hash_file",
-    "num_bytes_of",
-    "stream_of",
-    "write_tensors",
-]
 
 Content = torch.Tensor | StateStream
 """Content under a key of a file; a stream is stored as a 1-D tensor."""
@@ -119,6 +104,11 @@ def header_bytes(tensors: Mapping[str, Content]) -> bytes:
         start, end = end, end + num_bytes_of(tensor)
         shape = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else (tensor.numel,)
         add_entry(header, key, dtype=dtype_name(tensor, key), shape=shape, offsets=(start, end))
+    return padded_header(header)
+
+
+def padded_header(header: Mapping[str, Any]) -> bytes:
+    """Return length prefix and JSON of a header, padded with blanks to HEADER_ALIGN."""
     text = json.dumps(header, separators=(",", ":")).encode()
     padded = -(-(8 + len(text)) // HEADER_ALIGN) * HEADER_ALIGN - 8
     return padded.to_bytes(8, "little") + text.ljust(padded, b" ")
@@ -167,9 +157,7 @@ class TensorFile:
     def __enter__(self) -> TensorFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

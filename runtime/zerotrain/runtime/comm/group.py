@@ -151,12 +151,12 @@ class Comm(Accounts):
         """
         if self.world_size == 1:
             self._delays.pause()
-            return Exchange(Pending.done(), parts=lambda: [sent], finish=_nothing, extra_bytes=0)
+            return Exchange(Pending.done(), parts=lambda: [sent])
         num_bytes = sent.numel() // self.world_size * sent.element_size()
         if self._shared is not None:
             shared = self.issue(self._shared.exchange, sent, self._name("reduce_scatter", label))
             pending = self.account("reduce_scatter", label, num_bytes, shared)
-            return Exchange(pending, parts=shared.parts, finish=shared.finish, extra_bytes=0)
+            return Exchange(pending, parts=shared.parts, finish=shared.finish)
         received = unfilled(sent.numel(), sent.dtype, self.device)
         work = self.issue(dist.all_to_all_single, received, sent, group=self._exchanges, async_op=True)
         pending = self.account("reduce_scatter", label, num_bytes, work, crossing=self.nodes.outside)
@@ -380,10 +380,6 @@ def _closed_by_errors(watchdog: Watchdog | None) -> Iterator[None]:
             watchdog.note_error(error)
             watchdog.close()
         raise
-
-
-def _nothing() -> None:
-    pass
 
 
 def _join(device: torch.device, timeout: timedelta) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -138,21 +138,11 @@ def _probe(group: SharedGroup) -> tuple[float, float]:
     full = torch.zeros(_PROBE_NUMEL * group.world_size)
     parts = list(full.view(group.world_size, -1))
 
-    def through_memory() -> None:
-        group.all_gather(full, shard, "the probe").wait()
-
-    def through_gloo() -> None:
-        dist.all_gather(parts, shard)
-
-    seconds = torch.tensor([_best_of(through_memory), _best_of(through_gloo)], dtype=torch.float64)
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: group.all_gather(full, shard, "the probe").wait(),
+        lambda: dist.all_gather(parts, shard),
+    )
+    best = [min(timeit.repeat(way, number=1, repeat=_PROBE_ROUNDS)) for way in ways]
+    seconds = torch.tensor(best, dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     return float(seconds[0]), float(seconds[1])
-
-
-def _best_of(run: Callable[[], None]) -> float:
-    seconds = []
-    for _ in range(_PROBE_ROUNDS):
-        began = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)

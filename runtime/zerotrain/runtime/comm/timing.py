@@ -61,8 +61,8 @@ class Exchange:
         pending: Pending,
         *,
         parts: Callable[[], Sequence[torch.Tensor]],
-        finish: Callable[[], None],
-        extra_bytes: int,
+        finish: Callable[[], None] = lambda: None,
+        extra_bytes: int = 0,
         first: Pending | None = None,
     ) -> None:
         """`first` is what `pending` begins with, if it has two hops."""

@@ -18,12 +18,10 @@ from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.comm.accounts import Accounts
 from zerotrain.runtime.comm.mismatch import CALL, STORE_GONE, CommError, different_calls
 from zerotrain.runtime.comm.watchdog import check_group, own_store
-from zerotrain.runtime.comm.work import Ready
+from zerotrain.runtime.comm.work import LOOK_AFTER, Ready
 
 _FLAG = 1 << 32
 """Number that a rank with a flag adds to the count of those that arrived, beside itself."""
-_LOOK_AFTER = timedelta(milliseconds=200)
-"""Time that a wait in the store lasts before the watchdog is checked; then the wait starts again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +78,7 @@ class Meeting(Ready):
         while not self._is_over:
             asked = time.monotonic()
             try:
-                self._store.wait([self._all], _LOOK_AFTER)
+                self._store.wait([self._all], LOOK_AFTER)
                 found = strict_json(self._store.get(self._all).decode())
             except RuntimeError as error:
                 self._check()
@@ -91,7 +89,7 @@ class Meeting(Ready):
                     raise CommError(
                         f"the other ranks did not make this call within {self._timeout.total_seconds():.0f} s"
                     ) from None
-                if time.monotonic() - asked < _LOOK_AFTER.total_seconds() / 2:
+                if time.monotonic() - asked < LOOK_AFTER.total_seconds() / 2:
                     raise CommError(f"another rank ended or left: {STORE_GONE}") from error
                 continue
             self._is_over = True

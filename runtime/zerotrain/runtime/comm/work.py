@@ -15,8 +15,8 @@ from zerotrain.runtime.comm.mismatch import CommError
 from zerotrain.runtime.comm.timing import Measurement
 from zerotrain.runtime.comm.watchdog import Watchdog
 
-_LOOK_AFTER = timedelta(milliseconds=200)
-"""Time that a wait on gloo lasts before the watchdog is checked; then the wait starts again."""
+LOOK_AFTER = timedelta(milliseconds=200)
+"""Time that a wait on gloo or in the store lasts; then the watchdog is checked, and the wait starts again."""
 
 
 EXPLAIN_S = 2.0
@@ -103,7 +103,7 @@ class Watched:
                 is_over = False
                 while not is_over:
                     try:
-                        work.wait(_LOOK_AFTER)
+                        work.wait(LOOK_AFTER)
                         is_over = True
                     except RuntimeError:
                         is_over = work.is_completed()

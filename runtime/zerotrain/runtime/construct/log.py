@@ -108,8 +108,12 @@ class ConstructionLog:
             state=state,
         )
         self._num_random += is_random(function)
-        written = {output.key for output in found} - inputs | set(_mutated(function, args, kwargs))
-        for key in written:
+        mutated = {
+            leaf.key
+            for leaf in tree_flatten(list(written(function, args, kwargs)))[0]
+            if isinstance(leaf, TensorRef)
+        }
+        for key in {output.key for output in found} - inputs | mutated:
             self._writers.setdefault(key, []).append(len(self._operations))
         self._operations.append(operation)
 
@@ -202,14 +206,11 @@ def _frozen(tensor: torch.Tensor) -> Any:
     return TensorRef.of(tensor) if tensor.is_meta else tensor.detach().clone()
 
 
-def _mutated(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[int]:
+def written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Yield the arguments that an operation writes."""
     for index, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        for leaf in tree_flatten(value)[0]:
-            if isinstance(leaf, TensorRef):
-                yield leaf.key
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[index] if index < len(args) else kwargs.get(argument.name)
 
 
 def _view(ref: TensorRef, memory: dict[int, torch.UntypedStorage]) -> torch.Tensor:

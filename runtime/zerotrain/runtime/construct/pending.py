@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from zerotrain.runtime.construct.expressions import Cast, Expression, Held, equal
-from zerotrain.runtime.zero.placeholder import HARMLESS
+from zerotrain.runtime.zero.placeholder import HARMLESS, nan_of
 
 _expressions = WeakIdKeyDictionary()
 """Parameter or tensor -> expression, for all that are or were pending."""
@@ -124,10 +124,7 @@ def is_unchanged(parameter: nn.Parameter) -> bool:
 
 
 def _placeholder(like: Expression | torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    nan = torch.zeros((), dtype=like.dtype, device=device)
-    if like.dtype.is_floating_point:
-        nan.fill_(float("nan"))
-    return nan.expand(like.shape)
+    return nan_of(like.dtype, device).expand(like.shape)
 
 
 def _values_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from zerotrain.runtime.construct.log import ConstructionLog, TensorRef, is_random
+from zerotrain.runtime.construct.log import ConstructionLog, TensorRef, is_random, written
 
 _META = torch.device("meta")
 _HOST = torch.device("cpu")
@@ -56,10 +56,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Return the generator's state before."""
         generator = kwargs.get("generator") or torch.default_generator
         state: torch.Tensor = generator.get_state()
-        written = {id(each) for each in _written(func, args, kwargs)}
+        overwritten = {id(each) for each in written(func, args, kwargs)}
 
         def real(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) in written:
+            if id(tensor) in overwritten:
                 return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_HOST)
             return self._real(tensor)
 
@@ -112,16 +112,7 @@ def _gives_tensors(func: Any) -> bool:
 
 
 def _mutates_real(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    return any(not tensor.is_meta for tensor in _written(func, args, kwargs))
-
-
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an operation writes."""
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            if isinstance(value, torch.Tensor):
-                yield value
+    return any(isinstance(each, torch.Tensor) and not each.is_meta for each in written(func, args, kwargs))
 
 
 def _placed(kwargs: dict[str, Any], device: torch.device, names: set[str]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from zerotrain.runtime.zero.buffer import flat_zeros, return_free_memory
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import LayoutError, UnitLayout
 from zerotrain.runtime.zero.names import all_modules, joined, named_buffers, named_parameters
+from zerotrain.runtime.zero.placeholder import nan_of
 from zerotrain.runtime.zero.strided import converted
 
 _NAMED = 5
@@ -166,7 +167,7 @@ def take_values(model: nn.Module, comm: Comm, rules: BufferRules) -> ModelValues
         if is_pending(parameter):
             release(parameter, comm.device)
         elif parameter.is_meta:
-            _become_empty(parameter, name, comm.device)
+            _swap(parameter, name, nan_of(parameter.dtype, comm.device).expand(parameter.shape))
         forget_expression(parameter)
     _fill_buffers(model, origins, comm.device)
     _move_buffers(model, comm.device)
@@ -240,13 +241,6 @@ def _construction(parameter: nn.Parameter) -> float:
         return 0.0
     expression = expression_of(parameter)
     return 1.0 + (expression.num_operations if isinstance(expression, Replayed) else 0)
-
-
-def _become_empty(parameter: nn.Parameter, name: str, device: torch.device) -> None:
-    nan = torch.zeros((), dtype=parameter.dtype, device=device)
-    if parameter.dtype.is_floating_point:
-        nan.fill_(float("nan"))
-    _swap(parameter, name, nan.expand(parameter.shape))
 
 
 def _swap(parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:

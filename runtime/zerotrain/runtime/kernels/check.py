@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 
@@ -224,21 +226,13 @@ def _arrays(numel: int, grad: torch.dtype, weight: str) -> AdamArrays:
 
 
 def _moved(unit: AdamArrays, device: torch.device, offset: int) -> AdamArrays:
-    def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else _placed(tensor, device, offset=offset)
-
-    first, second, grad = (
-        _placed(one, device, offset=offset) for one in (unit.first, unit.second, unit.grad)
-    )
-    return AdamArrays(
-        segments=unit.segments,
-        master=of(unit.master),
-        remainder=of(unit.remainder),
-        first=first,
-        second=second,
-        grad=grad,
-        weight=of(unit.weight),
-    )
+    values = {field.name: getattr(unit, field.name) for field in fields(unit)}
+    moved: dict[str, Any] = {
+        name: _placed(value, device, offset=offset)
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }
+    return replace(unit, **moved)
 
 
 def _check_adam(kernels: Kernels, device: torch.device) -> None:

@@ -213,10 +213,10 @@ class _Handler(BaseHTTPRequestHandler):
         # The client is authenticated before the body is read.
         match urlsplit(self.path).path:
             case str(path) if path == YIELD_PATH:
-                self._send(self._refuse_stranger() or self._yield())
+                self._send(self._refuse_stranger() or self._take(MAX_BODY_BYTES, self._yield))
             case str(path) if path == STATUS_PATH and self.server.api.status_token is not None:
                 token, header = self.server.api.status_token, self.headers.get(LIBRARY_HEADER)
-                self._send(_refuse_token(token, header) or self._library_status())
+                self._send(_refuse_token(token, header) or self._take(MAX_STATUS_BYTES, self._library_status))
             case _:
                 self._send(_problem(HTTPStatus.NOT_FOUND, f"POST knows {YIELD_PATH} alone"))
 
@@ -234,35 +234,27 @@ class _Handler(BaseHTTPRequestHandler):
         refusal = None if self.server.api.token is None else self._refuse_stranger()
         return refusal or _stacks(self.server.api)
 
-    def _body(self, max_bytes: int) -> bytes | Answer:
-        """Return the body, or the refusal of one without a length or beyond the limit."""
+    def _take(self, max_bytes: int, handle: Callable[[bytes], Answer]) -> Answer:
+        """Return what `handle` answers to the body, or the refusal of one that it finds wrong (ValueError),
+        that has no length or exceeds the limit."""
         try:
             length = int(self.headers.get("Content-Length", ""))
         except ValueError:
             return _problem(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
         if not 0 < length <= max_bytes:
             return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has 1 to {max_bytes} bytes")
-        return self.rfile.read(length)
-
-    def _library_status(self) -> Answer:
-        body = self._body(MAX_STATUS_BYTES)
-        if isinstance(body, Answer):
-            return body
+        body = self.rfile.read(length)
         try:
-            self.server.api.rank_table.library_progressed(body)
+            return handle(body)
         except ValueError as error:
             return _problem(HTTPStatus.BAD_REQUEST, str(error))
+
+    def _library_status(self, body: bytes) -> Answer:
+        self.server.api.rank_table.library_progressed(body)
         return Answer(status=HTTPStatus.OK, body=b"{}")
 
-    def _yield(self) -> Answer:
-        body = self._body(MAX_BODY_BYTES)
-        if isinstance(body, Answer):
-            return body
-        try:
-            attempt = yield_attempt(body)
-        except ValueError as error:
-            return _problem(HTTPStatus.BAD_REQUEST, str(error))
-        api = self.server.api
+    def _yield(self, body: bytes) -> Answer:
+        attempt, api = yield_attempt(body), self.server.api
         if attempt != api.attempt:
             return _problem(HTTPStatus.CONFLICT, f"this is attempt {api.attempt}, not {attempt}")
         api.request_stop()

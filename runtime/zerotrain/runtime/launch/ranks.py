@@ -48,21 +48,19 @@ class RankGroup:
         for process in self.processes:
             process.kill()
 
-    def reap(self) -> list[RankProcess]:
-        """Reap every child that has ended, orphans too (SIGCHLDs merge); return the ranks among them."""
+    def reap(self) -> None:
+        """Reap every child that has ended, orphans too (SIGCHLDs merge)."""
         by_pid = {process.popen.pid: process for process in self.processes if process.running}
-        ended: list[RankProcess] = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return ended
+                return
             if pid == 0:
-                return ended
+                return
             if process := by_pid.get(pid):
                 process.reaped(os.waitstatus_to_exitcode(status), time.monotonic())
                 self._rank_table.set_running(process.rank, False)
-                ended.append(process)
 
     def join_output(self, timeout_s: float) -> None:
         """Wait for the rest of the output; another process may still hold a rank's pipe open."""

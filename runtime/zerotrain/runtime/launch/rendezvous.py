@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 Resolve = Callable[[str, int], object]
@@ -55,25 +56,14 @@ async def wait_for_name(
 
 async def _in_daemon_thread(resolve: Resolve, host: str, port: int) -> None:
     """Run the blocking resolver so that neither a signal nor the end of the launcher has to wait for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def settle(error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
+    answer: Future[object] = Future()
+    answer.set_running_or_notify_cancel()  # so that a wait that is given up leaves the thread its future
 
     def work() -> None:
         try:
-            resolve(host, port)
-            outcome: BaseException | None = None
+            answer.set_result(resolve(host, port))
         except Exception as error:
-            outcome = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, outcome)
+            answer.set_exception(error)
 
     threading.Thread(target=work, name="zerotrain-resolve", daemon=True).start()
-    await done
+    await asyncio.wrap_future(answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ class DoesNotFit(RuntimeError):
     exit_code: ExitCode = ExitCode.DOES_NOT_FIT
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     """Bytes that one rank needs, and bytes that it finds available."""
 
@@ -127,10 +127,7 @@ def check_fit(model: nn.Module, config: EngineConfig, layout: ModelLayout, comm:
     )
     units = unit_sizes(layout)
     needs = needs_of(config, units, hardware)
-    rows = [
-        _Row(**dict(zip(_FIELDS, row, strict=True)))
-        for row in comm.gather_record(_local_row(model, needs, place))
-    ]
+    rows = [_Row(*row) for row in comm.gather_record(astuple(_local_row(model, needs, place)))]
     _check_folders(rows, spill)
     per_host = comm.nodes.ranks_per_node
     hosts = [
@@ -153,14 +150,11 @@ def _tightest(hosts: Sequence[_Host]) -> Needs:
     )
 
 
-_FIELDS = tuple(_Row.__dataclass_fields__)
-
-
-def _local_row(model: nn.Module, needs: Needs, place: SpillSettings) -> list[float]:
+def _local_row(model: nn.Module, needs: Needs, place: SpillSettings) -> _Row:
     memory = free_memory()
     free = disk_free(place.folders) if place.folders else _NO_LIMIT
     on_cuda = needs.accelerator is not None and torch.cuda.is_available()
-    row = _Row(
+    return _Row(
         host=float(needs.host or 0),
         disk=float(needs.disk or 0),
         memory_limit=float(memory.limit),
@@ -170,7 +164,6 @@ def _local_row(model: nn.Module, needs: Needs, place: SpillSettings) -> list[flo
         disk_free=_NO_FOLDER if free is None else float(free),
         accelerator_free=float(torch.cuda.mem_get_info()[0]) if on_cuda else _NO_LIMIT,
     )
-    return [getattr(row, name) for name in _FIELDS]
 
 
 def _taken_over(model: nn.Module) -> int:

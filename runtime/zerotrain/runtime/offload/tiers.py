@@ -100,15 +100,11 @@ class StateTiers:
 
     def forget(self, states: UnitStates) -> None:
         """Release the memory of states, or their record in the spill store."""
+        if isinstance(states, (DeferredStates, ResidentStates)):
+            states.drop()
         place = self._places.pop(states.unit, None)
-        if isinstance(states, DeferredStates):
-            states.drop()
-            if place is not None and self._records is not None:
-                self._records.forget(place)
-        elif isinstance(states, ResidentStates):
-            states.drop()
-        elif self._records is not None:
-            self._records.forget(cast("SpillStates", states))
+        if place is not None and self._records is not None:
+            self._records.forget(place)
 
     def open_sweep(self, order: Sequence[UnitStates]) -> StateSweep | None:
         """Return a sweep over those of these states that are in the spill store, in this order; None where

@@ -15,8 +15,9 @@ buffer is used again when the update that read it is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class DeviceLink:
         self._places = {part: place for place, part in enumerate(leaving)}
         self._fit_ring(max((part.shard.nbytes for part in leaving), default=0))
         for part in parts:
-            part.download = self._download_of(part) if part in self._places else None
+            part.download = partial(self._download, part) if part in self._places else None
 
     @contextmanager
     def updating(self, name: str) -> Iterator[None]:
@@ -83,9 +84,6 @@ class DeviceLink:
         """Release the ring. No update may be running."""
         self._downloads.synchronize()
         self._fit_ring(0)
-
-    def _download_of(self, part: UnitGradients) -> Callable[[], torch.Tensor]:
-        return lambda: self._download(part)
 
     def _download(self, part: UnitGradients) -> torch.Tensor:
         """Return the gradients in host memory, valid until the next unit's are requested."""

@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
@@ -163,23 +162,16 @@ def _end(
         running.join(EXIT_SECONDS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepFacts:
-    """Facts on which the decision rests; the same on every rank."""
+def runs_just_in_time(
+    requested: bool | None, *, tier: str, stage: int, world_size: int, on_cuda: bool, is_elementwise: bool
+) -> bool:
+    """Return whether steps update just in time, by `updates_just_in_time`; the same on every rank.
 
-    tier: str
-    """Tier of the states: none, cpu or nvme."""
-    stage: int
-    world_size: int
-    on_cuda: bool
-    is_elementwise: bool
-    """Whether the rule updates unit by unit, without collectives."""
-
-
-def runs_just_in_time(requested: bool | None, facts: StepFacts) -> bool:
-    """Return whether steps update just in time, by `updates_just_in_time`. Raises ConfigError when the user
-    asks for it with an optimizer that works on all units together."""
-    if facts.tier != "none" and not facts.is_elementwise:
+    `tier` of the states: none, cpu or nvme; `is_elementwise`: the rule updates unit by unit, without
+    collectives. Raises ConfigError when the user asks for it with an optimizer that works on all units
+    together.
+    """
+    if tier != "none" and not is_elementwise:
         if requested:
             raise ConfigError(
                 KEY,
@@ -188,9 +180,7 @@ def runs_just_in_time(requested: bool | None, facts: StepFacts) -> bool:
                 'Remove the key, or take "AdamW".',
             )
         return False
-    return updates_just_in_time(
-        requested, tier=facts.tier, stage=facts.stage, world_size=facts.world_size, on_cuda=facts.on_cuda
-    )
+    return updates_just_in_time(requested, tier=tier, stage=stage, world_size=world_size, on_cuda=on_cuda)
 
 
 def make_updater(config: EngineConfig, comm: Comm, *, is_elementwise: bool) -> Updater | None:
@@ -199,14 +189,14 @@ def make_updater(config: EngineConfig, comm: Comm, *, is_elementwise: bool) -> U
     Raises ConfigError as `runs_just_in_time`.
     """
     offload = config.zero.offload_optimizer
-    facts = StepFacts(
+    if not runs_just_in_time(
+        None if offload is None else offload.just_in_time,
         tier="none" if offload is None else offload.device,
         stage=config.zero.stage,
         world_size=comm.world_size,
         on_cuda=comm.device.type == "cuda",
         is_elementwise=is_elementwise,
-    )
-    if not runs_just_in_time(None if offload is None else offload.just_in_time, facts):
+    ):
         return None
     delays = Delays(CommEnv.from_env(os.environ).delay_seconds, seed=comm.world_size + comm.rank)
     return Updater(device=comm.device, pause=delays.pause)

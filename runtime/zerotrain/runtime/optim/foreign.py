@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -59,7 +61,7 @@ class ForeignRule:
         if self._inner is None:
             self._start(units)
         assert self._inner is not None
-        for parameter, (unit, start, stop) in zip(self._views, self._stretches(units), strict=True):
+        for parameter, (unit, _, start, stop) in zip(self._views, self._stretches(units), strict=True):
             grad = unit.grads[start:stop]
             parameter.grad = grad.mul_(grad_scale) if grad_scale != 1.0 else grad
         for mine, group, options in zip(self._inner.param_groups, self._groups, self._options, strict=True):
@@ -91,10 +93,10 @@ class ForeignRule:
             anchor.grad = torch.zeros_like(anchor)
         members: list[list[nn.Parameter]] = [[anchor] for anchor in self._anchors]
         self._views.clear()
-        for unit, start, stop in self._stretches(units):
+        for unit, group, start, stop in self._stretches(units):
             parameter = nn.Parameter(unit.states.master[start:stop])
             self._views[parameter] = {kind: unit.states.by_kind[kind][start:stop] for kind in self.kinds}
-            members[_group_at(unit, start)].append(parameter)
+            members[group].append(parameter)
         self._inner = _copy_without_state(self._prototype, members)
         self._inner.state = _States(self._views)
         if self._loaded is None:
@@ -106,17 +108,14 @@ class ForeignRule:
                 counts = from_plain(self._loaded[group], self._counts)
                 self._inner.state[parameter].update({**counts, **streams})
 
-    def _stretches(self, units: Sequence[JointUnit]) -> Iterable[tuple[JointUnit, int, int]]:
-        """Yield the maximal runs of one parameter group that this rank holds, in layout order."""
+    def _stretches(self, units: Sequence[JointUnit]) -> Iterable[tuple[JointUnit, int, int, int]]:
+        """Yield `(unit, group, start, stop)` of the maximal runs of one parameter group that this rank holds,
+        in layout order."""
         for unit in units:
-            owned = [segment for segment in unit.segments if segment.start < segment.stop]
-            for index, segment in enumerate(owned):
-                if index and owned[index - 1].group == segment.group:
-                    continue
-                end = index
-                while end + 1 < len(owned) and owned[end + 1].group == segment.group:
-                    end += 1
-                yield unit, segment.start, owned[end].stop
+            owned = (segment for segment in unit.segments if segment.start < segment.stop)
+            for group, run in groupby(owned, key=attrgetter("group")):
+                segments = list(run)
+                yield unit, group, segments[0].start, segments[-1].stop
 
     def _keep_states_flat(self) -> None:
         """Move states into the streams that the optimizer did not store through `_StateOfOne`."""
@@ -241,7 +240,3 @@ def _copy_without_state(
         for group, parameters in zip(prototype.param_groups, members, strict=True)
     ]
     return made
-
-
-def _group_at(unit: JointUnit, start: int) -> int:
-    return next(segment.group for segment in unit.segments if segment.start == start and segment.stop > start)

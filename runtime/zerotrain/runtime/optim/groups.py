@@ -248,24 +248,24 @@ def group_hyper(group: Mapping[str, Any]) -> Hyper:
 
 
 def group_runs(
-    unit: UnitLayout, interval: tuple[int, int], index_of: Mapping[str, int]
-) -> Sequence[tuple[int, int, int]]:
-    """Return `(start, stop, group index)` runs that cover an interval of a unit, relative to the interval's
-    start.
+    unit: UnitLayout, interval: tuple[int, int], key_of: Mapping[str, tuple[int, int]]
+) -> Sequence[tuple[int, int, tuple[int, int]]]:
+    """Return `(start, stop, key)` runs of parameters with equal keys that cover an interval of a unit,
+    relative to the interval's start.
 
     Gaps and padding belong to the run of the parameter before them: they are zeros and stay zeros under every
     rule.
     """
     low, high = interval
-    runs: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int, tuple[int, int]]] = []
     for position, segment in enumerate(unit.segments):
         is_last = position + 1 == len(unit.segments)
         following = unit.padded_numel if is_last else unit.segments[position + 1].start
-        start, stop, index = max(low, segment.start), min(high, following), index_of[segment.fqn]
+        start, stop, key = max(low, segment.start), min(high, following), key_of[segment.fqn]
         if start >= stop:
             continue
-        if runs and runs[-1][2] == index:
-            runs[-1] = (runs[-1][0], stop - low, index)
+        if runs and runs[-1][2] == key:
+            runs[-1] = (runs[-1][0], stop - low, key)
         else:
-            runs.append((start - low, stop - low, index))
+            runs.append((start - low, stop - low, key))
     return runs

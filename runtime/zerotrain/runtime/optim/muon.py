@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -222,15 +222,7 @@ class MuonRule(_TwoMoments):
         return MatrixPart(
             start=start,
             stop=stop,
-            hyper=MatrixHyper(
-                lr=hyper.lr,
-                weight_decay=hyper.weight_decay,
-                betas=hyper.betas,
-                eps=hyper.eps,
-                momentum=hyper.momentum,
-                use_muon=True,
-                ratio=rate_ratio(place.shape, self.adjust_lr_fn),
-            ),
+            hyper=MatrixHyper(**asdict(hyper), ratio=rate_ratio(place.shape, self.adjust_lr_fn)),
             direction=direction,
         )
 

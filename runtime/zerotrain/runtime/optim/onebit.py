@@ -27,7 +27,6 @@ import torch
 from zerotrain.contract.config import OptimizerConfig
 from zerotrain.runtime.offload.resident import ResidentStates
 from zerotrain.runtime.offload.states import UnitStates
-from zerotrain.runtime.optim.groups import Hyper
 from zerotrain.runtime.optim.joint import JointUnit, ParameterRun
 from zerotrain.runtime.optim.update import tiles
 from zerotrain.runtime.zero.buffer import flat_zeros
@@ -222,7 +221,8 @@ class OneBitAdamRule:
             buffers.is_current = True
         hypers = {segment.fqn: segment.hyper for segment in update.segments}
         for part in unit.layout.segments:
-            _mix(momentum, update.accumulator, part.start, part.stop, hyper=hypers[part.fqn], scale=scale)
+            own, beta1 = slice(part.start, part.stop), hypers[part.fqn].betas[0]
+            momentum[own].mul_(beta1).add_(update.accumulator[own], alpha=(1 - beta1) * scale)
         # The momentum is overwritten from here on: it becomes what is sent, then what its compression lost.
         signs = buffers.whole.pack(momentum.add_(buffers.worker_error))
         buffers.worker_error.copy_(momentum)
@@ -280,12 +280,3 @@ class OneBitAdamRule:
                 continue
             parts = [streams[name, f"{WORKER_ERROR}.{rank}"] for rank in range(comm.world_size)]
             comm.exchange(buffers.worker_error, torch.cat(parts), label=name).wait()
-
-
-def _mix(
-    momentum: torch.Tensor, grads: torch.Tensor, start: int, stop: int, *, hyper: Hyper, scale: float
-) -> None:
-    """Compute `momentum = beta1 * momentum + (1 - beta1) * scale * gradient` of one whole parameter."""
-    beta1 = hyper.betas[0]
-    part = slice(start, stop)
-    momentum[part].mul_(beta1).add_(grads[part], alpha=(1 - beta1) * scale)

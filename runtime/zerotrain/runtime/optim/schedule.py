@@ -60,10 +60,8 @@ class LrSchedule:
     def __init__(self, groups: Sequence[dict[str, Any]], config: SchedulerConfig | None) -> None:
         """Write the first rates; with `config` None every group keeps its own rate."""
         self._groups, self.config = groups, config
-        self._base = [float(group["lr"]) for group in groups]
-        self._curves = (
-            [_curve_of(config, index, len(groups)) for index in range(len(groups))] if config else None
-        )
+        self._base: list[float] = []
+        self._curves: list[Curve] = []
         self.num_updates = 0
         self._write()
 
@@ -97,9 +95,9 @@ class LrSchedule:
         self._write()
 
     def _write(self) -> None:
-        for index in range(len(self._base), len(self._groups)):  # groups that were added since
+        for index in range(len(self._base), len(self._groups)):  # all, or those added since
             self._base.append(float(self._groups[index]["lr"]))
-            if self._curves is not None and self.config is not None:
+            if self.config is not None:
                 self._curves.append(_curve_of(self.config, index, len(self._groups)))
         for group, values in zip(self._groups, self._values(), strict=False):
             group.update(values)
@@ -107,7 +105,7 @@ class LrSchedule:
     def _values(self) -> list[dict[str, Any]]:
         """Return the values that the schedule writes, by group; none where it is constant."""
         done, found = self.num_updates, []
-        for base, curve in zip(self._base, self._curves or (), strict=False):
+        for base, curve in zip(self._base, self._curves, strict=False):
             betas = {} if curve.betas is None else {"betas": curve.betas(done)}
             found.append({"lr": curve.rate(done, base), **betas})
         return found

@@ -62,18 +62,13 @@ class StateRegistry:
 
     def index(self, unit: Unit) -> None:
         """Look up the groups and ages of a unit's parameters, after one of them changed."""
-        keys: dict[tuple[int, int], int] = {}
         key_of = {
-            segment.fqn: keys.setdefault(
-                (self.group_of[segment.fqn], self.born.get(segment.fqn, 0)), len(keys)
-            )
+            segment.fqn: (self.group_of[segment.fqn], self.born.get(segment.fqn, 0))
             for segment in unit.layout.segments
         }
-        of_key = list(keys)
         interval = self.states[unit.name].interval
         self.runs[unit.name] = tuple(
-            GroupRun(start, stop, *of_key[key])
-            for start, stop, key in group_runs(unit.layout, interval, key_of)
+            GroupRun(start, stop, *key) for start, stop, key in group_runs(unit.layout, interval, key_of)
         )
 
     def forget(self, unit: Unit) -> None:

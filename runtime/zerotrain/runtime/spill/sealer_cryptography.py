@@ -91,7 +91,9 @@ class CryptographySealer(Sealer):
         # Runs of chunks between those that failed are updated as batches of their own.
         for before, after in pairwise([chunks.first - 1, *failed, chunks.first + chunks.count]):
             if after - before > 1:
-                self._update_run(places.run(before + 1, after), task, origin)
+                run = places.run(before + 1, after)
+                update_chunks(native_chunks(run), task, **chunk_cut(run, origin))
+                self.seal(run)
         if failed:
             raise SpillIntegrityError(chunks, failed, rank=self.identity.rank)
 
@@ -100,11 +102,6 @@ class CryptographySealer(Sealer):
         self._key.wipe()
         self._pool.shutdown(wait=False, cancel_futures=True)
         super().close()
-
-    def _update_run(self, run: ChunkBatch, task: UpdateTask, origin: int) -> None:
-        """Update chunks that are open, and seal them."""
-        update_chunks(native_chunks(run), task, **chunk_cut(run, origin))
-        self.seal(run)
 
     def _open_all(self, places: _Places) -> list[int]:
         """Open all chunks; return the indices in the record of those that failed, which are zeroed."""

@@ -35,13 +35,8 @@ class TrainingLoop:
     stop: StopRequest
     _nonfinite_steps: int = 0
     _skipped_steps: int = 0
-    _is_first: bool = True
-    """Whether no step of this process is done yet."""
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether this process completed a whole step."""
-        return not self._is_first
+    has_stepped: bool = False
+    """Whether this process completed a whole step."""
 
     def run(self) -> ExitCode:
         """Train; return DONE after the last step or YIELDED on request. Raises Diverged, and errors of data
@@ -66,8 +61,8 @@ class TrainingLoop:
         engine = self.session.engine
         began = time.perf_counter()
         losses, data_seconds, result = self._micro_batches()
-        looks = digest.is_due(engine, is_first=self._is_first)
-        self._is_first = False
+        looks = digest.is_due(engine, is_first=not self.has_stepped)
+        self.has_stepped = True
         rows = engine.comm.gather_record(
             [
                 float(torch.stack([loss.read() for loss in losses]).double().mean()),

@@ -18,16 +18,15 @@ from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointErr
 from zerotrain.runtime.checkpoint.files import free_bytes
 from zerotrain.runtime.checkpoint.inspect import read_manifest, resolve, verify
 from zerotrain.runtime.checkpoint.manifest import Manifest, TensorEntry
-from zerotrain.runtime.checkpoint.names import COMMIT, EXTRA_STATE, check_tag, committed
+from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX, COMMIT, EXTRA_STATE, check_tag, committed
 from zerotrain.runtime.checkpoint.packing import tensor_key
-from zerotrain.runtime.checkpoint.tensorfile import DTYPES, TILE_BYTES, TensorFile
+from zerotrain.runtime.checkpoint.reader import OpenFiles
+from zerotrain.runtime.checkpoint.tensorfile import DTYPES, TILE_BYTES
 from zerotrain.runtime.weights.companions import companions_of
 from zerotrain.runtime.weights.files import SINGLE
 from zerotrain.runtime.weights.folder import WeightFolder
 from zerotrain.runtime.weights.plan import ExportTensor
 from zerotrain.runtime.zero.state import MASTER, PARAM
-
-_BUFFER = "buffer/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +65,8 @@ def export_checkpoint(request: Request) -> Exported:
     manifest = _checked_manifest(path)
     is_file = request.output.suffix == ".safetensors"
     directory = request.output.parent if is_file else request.output
-    with _Pieces(manifest, path) as pieces:
+    with OpenFiles(manifest, path) as files:
+        pieces = _Pieces(manifest, path, files)
         tensors = list(_tensors(manifest, pieces, request))
         if not tensors:
             raise CheckpointError(f"{path} holds nothing to export with these options")
@@ -150,20 +150,13 @@ def _check_free_space(directory: Path, num_bytes: int) -> None:
 
 
 class _Pieces:
-    """The tensor files of a checkpoint, opened on first use."""
+    """The tensors in the files of a checkpoint."""
 
-    def __init__(self, manifest: Manifest, path: Path) -> None:
+    def __init__(self, manifest: Manifest, path: Path, files: OpenFiles) -> None:
         self._manifest = manifest
         self._path = path
+        self._files = files
         self._extra = _extra_tensors(manifest)
-        self._open: dict[int, TensorFile] = {}
-
-    def __enter__(self) -> _Pieces:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.close()
 
     def dtype(self, entry: TensorEntry) -> torch.dtype:
         """Return the stored dtype."""
@@ -171,7 +164,7 @@ class _Pieces:
 
     def buffer(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         """Return shape and dtype of a buffer."""
-        file, key = self._file(0), self._key(name)
+        file, key = self._files[0], self._key(name)
         return file.shape(key), file.dtype(key)
 
     def copy(self, tensor: ExportTensor, target: WeightFolder) -> None:
@@ -179,26 +172,21 @@ class _Pieces:
         try:
             entry = self._manifest.tensors.get(self._manifest.aliases.get(tensor.name, tensor.name))
             if entry is None:
-                target.write(tensor.name, 0, self._file(0).read(self._key(tensor.name)).reshape(-1))
+                target.write(tensor.name, 0, self._files[0].read(self._key(tensor.name)).reshape(-1))
                 return
             dtype, key = self.dtype(entry), f"{entry.unit}/{self._kind(entry)}"
             tile = TILE_BYTES // dtype.itemsize
             for piece in entry.pieces:
                 for first in range(0, piece.length, tile):
                     part = torch.empty(min(tile, piece.length - first), dtype=dtype)
-                    self._file(piece.file).read_into(key, piece.offset + first, part)
+                    self._files[piece.file].read_into(key, piece.offset + first, part)
                     target.write(tensor.name, piece.start + first, part)
         except ValueError as error:
             raise CheckpointDamaged(f"{self._path} cannot be read: {error}") from error
 
     def _key(self, name: str) -> str:
         """Return the key of a buffer or an extra state in the file of rank 0."""
-        return self._extra.get(name, _BUFFER + name)
+        return self._extra.get(name, BUFFER_PREFIX + name)
 
     def _kind(self, entry: TensorEntry) -> str:
         return MASTER if self._manifest.units[entry.unit].trainable else PARAM
-
-    def _file(self, index: int) -> TensorFile:
-        if index not in self._open:
-            self._open[index] = TensorFile(self._path / self._manifest.files[index].name)
-        return self._open[index]

@@ -4,7 +4,7 @@ own."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,14 +96,12 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
     return LoadedWeights(files=files, missing=tuple(missing), unexpected=tuple(unexpected))
 
 
-def _names_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """Yield every distinct tensor with all its names."""
-    names: dict[int, list[str]] = {}
+def _names_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterable[tuple[list[str], torch.Tensor]]:
+    """Return every distinct tensor with all its names."""
+    found: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, tensor in tensors:
-        names.setdefault(id(tensor), []).append(name)
-    for name, tensor in tensors:
-        if names[id(tensor)][0] == name:
-            yield names[id(tensor)], tensor
+        found.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return found.values()
 
 
 def _misfit(name: str, tensor: torch.Tensor, stored: StoredTensor) -> Sequence[str]:

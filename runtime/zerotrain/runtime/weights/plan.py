@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from zerotrain.runtime.checkpoint.tensorfile import DTYPE_NAMES, HEADER_ALIGN, add_entry
+from zerotrain.runtime.checkpoint.tensorfile import DTYPE_NAMES, add_entry, padded_header
 
 _UNITS = {
     "": 1,
@@ -106,9 +106,7 @@ def _plan_file(tensors: Sequence[ExportTensor], aliases: Mapping[str, str]) -> P
         starts[tensor.name], end = end, end + tensor.num_bytes
         offsets = (starts[tensor.name], end)
         add_entry(header, tensor.name, dtype=DTYPE_NAMES[tensor.dtype], shape=tensor.shape, offsets=offsets)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    padded = -(-(8 + len(text)) // HEADER_ALIGN) * HEADER_ALIGN - 8
-    prefix = padded.to_bytes(8, "little") + text.ljust(padded, b" ")
+    prefix = padded_header(header)
     return PlannedFile(
         header=prefix,
         offsets={name: len(prefix) + start for name, start in starts.items()},

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.runtime.comm.memory import PrivateMemory
 from zerotrain.runtime.comm.streams import ComputeStream
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
 
@@ -29,9 +30,7 @@ def flat_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch
     On CPU it is a mapping of its own: malloc keeps freed megabytes in its heap, and the process would then
     hold more than the byte formulas say.
     """
-    if device.type != "cpu" or numel == 0:
-        return torch.zeros(numel, dtype=dtype, device=device)
-    return torch.frombuffer(_pages(numel * dtype.itemsize), dtype=dtype)
+    return PrivateMemory(device).keep(numel, dtype)
 
 
 def flat_copy(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -44,10 +43,6 @@ def return_free_memory() -> None:
     """Ask malloc to return the heap's free pages to the system, if it can (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _pages(num_bytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def has_pages(device: torch.device) -> bool:
@@ -89,7 +84,7 @@ class FlatBuffer:
             # Private pages freed with madvise read as zeros. A storage resized to nothing has no address, and
             # reading a forgotten alias of a weight (`w = layer.weight.detach()`) would then crash the
             # process.
-            self._map = pages if pages is not None else _pages(self.num_bytes)
+            self._map = pages or mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.tensor = torch.frombuffer(self._map, dtype=dtype)
         else:
             self.tensor = torch.empty(numel, dtype=dtype, device=device)

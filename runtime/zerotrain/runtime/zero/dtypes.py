@@ -8,25 +8,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from zerotrain.runtime.zero.layout import LayoutError
+from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError
 
-TORCH_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp64": torch.float64,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "bool": torch.bool,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
-    "float8_e5m2": torch.float8_e5m2,
-    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
-    "float8_e8m0fnu": torch.float8_e8m0fnu,
-}
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, _SHORT.get(name, name)) for name in DTYPE_BYTES}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 

@@ -50,7 +50,7 @@ class UnitGradients:
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self.slots = GradientSlots(unit, self.parts_of)
-        self.fence: Callable[[], None] = _nothing
+        self.fence: Callable[[], None] = lambda: None
         """Makes the current stream wait for sums of this pass, which another may compute; see reduce.py."""
         self.download: Callable[[], torch.Tensor] | None = None
         """Copies `shard` to host memory if the states are there and the gradients are not."""
@@ -252,10 +252,6 @@ def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
     if device == shard.device:
         return shard
     return shard.to(device) if gradients.download is None else gradients.download()
-
-
-def _nothing() -> None:
-    pass
 
 
 def check_stray(unit: Unit, index: int, *, is_assigned: bool = False) -> None:

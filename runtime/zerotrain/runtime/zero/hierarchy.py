@@ -65,13 +65,7 @@ class HierarchicalReduction:
             for pending in second:
                 pending.wait()
 
-        return Exchange(
-            Pending(wait),
-            parts=buffers.parts,
-            finish=_nothing,
-            extra_bytes=buffers.num_bytes,
-            first=started,
-        )
+        return Exchange(Pending(wait), parts=buffers.parts, extra_bytes=buffers.num_bytes, first=started)
 
     def close(self) -> None:
         """Leave the groups."""
@@ -155,7 +149,3 @@ class _PackedBuffers:
 def _bytes_of(buffers: _HopBuffers, *more: torch.Tensor) -> int:
     hops = (buffers.sent_first, buffers.received_first, buffers.sent_second, buffers.received_second)
     return sum(buffer.nbytes for buffer in (*hops, *more))
-
-
-def _nothing() -> None:
-    pass

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from math import prod
 
 ALIGN = 2048
 """Number of elements of which a shard is a multiple, so that every 2-byte stream of a shard is a multiple of
@@ -182,9 +183,7 @@ def build_unit(
     segments: list[Segment] = []
     end = 0
     for parameter in parameters:
-        numel = 1
-        for size in parameter.shape:
-            numel *= size
+        numel = prod(parameter.shape)
         start = round_up(end, SEGMENT_ALIGN)
         segments.append(Segment(fqn=parameter.fqn, start=start, numel=numel, shape=parameter.shape))
         end = start + numel

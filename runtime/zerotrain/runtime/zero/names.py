@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,27 +111,24 @@ def all_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def named_parameters(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield parameters as torch's `named_parameters` does, with plain names."""
-    seen: set[int] = set()
-    for prefix, layers in walk(model, remove_duplicate=remove_duplicate):
-        for layer in layers:
-            for key, parameter in layer._parameters.items():
-                if parameter is None or (remove_duplicate and id(parameter) in seen):
-                    continue
-                seen.add(id(parameter))
-                yield joined(prefix, key), parameter
+    """Iterate over parameters as torch's `named_parameters` does, with plain names."""
+    return _named_tensors(model, "_parameters", remove_duplicate=remove_duplicate)
 
 
 def named_buffers(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield buffers as torch's `named_buffers` does, with plain names."""
+    """Iterate over buffers as torch's `named_buffers` does, with plain names."""
+    return _named_tensors(model, "_buffers", remove_duplicate=remove_duplicate)
+
+
+def _named_tensors(model: nn.Module, kind: str, *, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     for prefix, layers in walk(model, remove_duplicate=remove_duplicate):
         for layer in layers:
-            for key, buffer in layer._buffers.items():
-                if buffer is None or (remove_duplicate and id(buffer) in seen):
+            for key, tensor in getattr(layer, kind).items():
+                if tensor is None or (remove_duplicate and id(tensor) in seen):
                     continue
-                seen.add(id(buffer))
-                yield joined(prefix, key), buffer
+                seen.add(id(tensor))
+                yield joined(prefix, key), tensor
 
 
 def holder_of(model: nn.Module, name: str) -> nn.Module:

@@ -56,39 +56,35 @@ class CoreOptions:
     """Spill storage of this rank, also for the optimizer's states."""
 
 
-def _ignore(*_: Any) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCallbacks:
     """Functions of the engine and its optimizer that the model calls; no collectives unless stated."""
 
-    on_unit_made: Callable[[Unit, MemoryLedger], None] = _ignore
+    on_unit_made: Callable[[Unit, MemoryLedger], None]
     """Called for every unit before the next one is made; may take its `initial_master`."""
-    on_weights_written: Callable[[Unit, torch.Tensor], None] = _ignore
+    on_weights_written: Callable[[Unit, torch.Tensor], None]
     """Called with a unit and its whole weights when user code changed them, before the shard changes."""
-    on_entry: Callable[[Boundary, Any, Any], tuple[Any, Any]] = lambda _boundary, args, kwargs: (args, kwargs)
+    on_entry: Callable[[Boundary, Any, Any], tuple[Any, Any]]
     """Called with the arguments of the outermost forward call; returns those to use."""
-    before_pass: Callable[[], None] = _ignore
+    before_pass: Callable[[], None]
     """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
-    on_evaluation: Callable[[], None] = _ignore
+    on_evaluation: Callable[[], None]
     """Called when a forward pass without gradients or in evaluation mode begins."""
-    check_places: Callable[[], None] = _ignore
+    check_places: Callable[[], None]
     """Called before weights are saved, loaded or exported; raises where a parameter was replaced or moved."""
-    takes_gradients: Callable[[], bool] = lambda: True
+    takes_gradients: Callable[[], bool]
     """Called when a backward pass begins; returns whether it gives any parameter a gradient."""
-    on_own_backward: Callable[[], None] = _ignore
+    on_own_backward: Callable[[], None]
     """Called when the user's code, not the engine, calls `backward`."""
-    on_first_backward: Callable[[], None] = _ignore
+    on_first_backward: Callable[[], None]
     """Called once, when the first backward pass begins."""
-    on_new_gradients: Callable[[], None] = _ignore
+    on_new_gradients: Callable[[], None]
     """Called when the first backward pass of a step begins."""
-    at_boundary: Callable[[], bool] = lambda: False
+    at_boundary: Callable[[], bool]
     """Whether the backward pass that starts is the last one before the step."""
-    keeps_local: Callable[[], bool] = lambda: False
+    keeps_local: Callable[[], bool]
     """Whether stages 0 and 1 send nothing now, because the optimizer needs each rank's own sums."""
-    gradient_scale: Callable[[], float] = lambda: 1.0
+    gradient_scale: Callable[[], float]
     """Factor of the loss scaling in the accumulated gradients."""
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], None]
     """Closes the engine. Collective."""

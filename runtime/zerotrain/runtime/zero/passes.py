@@ -35,7 +35,8 @@ class RecordedOrder(Generic[Item]):
         self._last: list[Item] = []
         self._now: list[Item] = []
         self._position = 0
-        self._is_known = False
+        self.is_known = False
+        """Whether `upcoming` is a prediction."""
 
     def begin(self) -> None:
         """Begin a new pass; the record of the previous one becomes the prediction."""
@@ -43,7 +44,7 @@ class RecordedOrder(Generic[Item]):
             self._last = self._now
         self._now = []
         self._position = 0
-        self._is_known = False
+        self.is_known = False
 
     def recorded(self) -> list[Item]:
         """Return the items of the last pass that visited any, in its order."""
@@ -58,18 +59,13 @@ class RecordedOrder(Generic[Item]):
         self._now.append(item)
         try:
             self._position = self._last.index(item, self._position) + 1
-            self._is_known = True
+            self.is_known = True
         except ValueError:
-            self._is_known = False
+            self.is_known = False
 
     def upcoming(self) -> Iterator[Item]:
         """Return what followed the last visited item in the pass before; nothing if the item is new."""
-        return islice(self._last, self._position, None) if self._is_known else iter(())
-
-    @property
-    def is_known(self) -> bool:
-        """Whether `upcoming` is a prediction."""
-        return self._is_known
+        return islice(self._last, self._position, None) if self.is_known else iter(())
 
 
 class Passes:

@@ -112,7 +112,7 @@ class ShardedParameter(ShardedLabels, nn.Parameter):
             if owner is None or not owner.settle_for_use(args[0]):
                 return _text(fqn_of(args[0]), args[0])
         use = Use(func, args, kwargs)
-        hidden: list[nn.Parameter] = [*_found_in((args, kwargs), ShardedParameter)]
+        hidden: list[nn.Parameter] = [*found_in((args, kwargs), ShardedParameter)]
         for parameter in hidden:
             if not isinstance(parameter, ShardedParameter):
                 continue  # shown together with another parameter of its unit
@@ -158,7 +158,7 @@ class ShardedValues(torch.Tensor):
         if func in HARMLESS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        names = [each.fqn for each in _found_in((args, kwargs or {}), cls)]
+        names = [each.fqn for each in found_in((args, kwargs or {}), cls)]
         raise ParameterSharded(names[0] if names else "?", getattr(func, "__name__", str(func)))
 
 
@@ -199,6 +199,12 @@ def fqn_of(parameter: nn.Parameter) -> str:
     return fqn
 
 
+def nan_of(dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Return a 0-d NaN; zero in a dtype without NaN."""
+    nan = torch.zeros((), dtype=dtype, device=device)
+    return nan.fill_(float("nan")) if dtype.is_floating_point else nan
+
+
 def hide(parameter: nn.Parameter, nan: torch.Tensor) -> None:
     """Make an adopted parameter refuse reads. `nan` is a 0-d tensor of its dtype on its device."""
     parameter.data = nan.expand(parameter.shape)
@@ -217,20 +223,13 @@ class ParameterViews:
     def __init__(self, parameters: Sequence[nn.Parameter], views: Sequence[torch.Tensor]) -> None:
         """`views` are the parameters' places in the whole weights."""
         self._parameters, self._views = parameters, views
-        self._classes = [type(parameter) for parameter in parameters]
-        dtype, device = views[0].dtype, views[0].device
-        self._nan = torch.zeros((), dtype=dtype, device=device)
-        if dtype.is_floating_point:
-            self._nan.fill_(float("nan"))
-
-    @property
-    def classes(self) -> Sequence[type[nn.Parameter]]:
+        self.classes = [type(parameter) for parameter in parameters]
         """Classes of the parameters while they are shown."""
-        return self._classes
+        self._nan = nan_of(views[0].dtype, views[0].device)
 
     def show_all(self) -> None:
         """Make the parameters views of the whole weights."""
-        for parameter, original, view in zip(self._parameters, self._classes, self._views, strict=True):
+        for parameter, original, view in zip(self._parameters, self.classes, self._views, strict=True):
             show(parameter, original, view)
 
     def hide_all(self) -> None:
@@ -241,7 +240,7 @@ class ParameterViews:
     def show(self, parameter: nn.Parameter) -> None:
         """Show one parameter."""
         place = next(index for index, member in enumerate(self._parameters) if member is parameter)
-        show(parameter, self._classes[place], self._views[place])
+        show(parameter, self.classes[place], self._views[place])
 
     def hide(self, parameter: nn.Parameter) -> None:
         """Hide one parameter."""
@@ -258,7 +257,7 @@ class ParameterViews:
 
     def release(self) -> None:
         """Give the parameters, whose values are whole, tensors of their own."""
-        for parameter, original, view in zip(self._parameters, self._classes, self._views, strict=True):
+        for parameter, original, view in zip(self._parameters, self.classes, self._views, strict=True):
             show(parameter, original, view.clone())
 
 
@@ -271,15 +270,16 @@ def _text(fqn: str, tensor: torch.Tensor) -> str:
 Placeholder = TypeVar("Placeholder", bound=torch.Tensor)
 
 
-def _found_in(tree: Any, kind: type[Placeholder]) -> Iterator[Placeholder]:
+def found_in(tree: Any, kind: type[Placeholder]) -> Iterator[Placeholder]:
+    """Yield the tensors of that class among the arguments of a call."""
     if isinstance(tree, kind):
         yield tree
     elif isinstance(tree, (list, tuple)):
         for item in tree:
-            yield from _found_in(item, kind)
+            yield from found_in(item, kind)
     elif isinstance(tree, dict):
         for item in tree.values():
-            yield from _found_in(item, kind)
+            yield from found_in(item, kind)
 
 
 def _getters(*names: str) -> set[Any]:

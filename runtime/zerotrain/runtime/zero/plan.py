@@ -150,27 +150,18 @@ def _home(names: Sequence[str], boundaries: set[str]) -> str:
     """Return the module whose forward bounds the parameter's life: the common ancestor of the units that use
     it."""
     homes = [_unit_of(fqn, boundaries) for fqn in names]
-    if len(set(homes)) == 1:
-        return homes[0]
-    common = _common_prefix([home.split(".") if home else [] for home in homes])
+    common = homes[0]
     # Containers (ModuleList, ModuleDict) have no forward of their own, so climb to a module that is a unit or
     # the root.
-    while common and common not in boundaries:
+    while common and not (
+        common in boundaries and all(f"{home}.".startswith(f"{common}.") for home in homes)
+    ):
         common = common.rpartition(".")[0]
     return common
 
 
 def _is_own(names: Sequence[str], module: str, boundaries: set[str]) -> bool:
     return all(_unit_of(fqn, boundaries) == module for fqn in names)
-
-
-def _common_prefix(paths: list[list[str]]) -> str:
-    shared: list[str] = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared)
 
 
 def _unit_name(module: str) -> str:

@@ -13,11 +13,12 @@ Owned by `UnitGradients`; docs/adr/0050-gradients-of-others-code.md.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
+from zerotrain.runtime.zero.placeholder import found_in
 from zerotrain.runtime.zero.unit import Unit
 
 aten: Any = torch.ops.aten
@@ -204,24 +205,8 @@ def _name(func: Any) -> str:
 
 
 def _refuse(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise GradientSharded(_first_in((args, kwargs)).fqn, _name(func))
-
-
-def _first_in(tree: Any) -> ShardedGradient:
-    found = next(_handles_in(tree), None)
-    assert found is not None  # torch dispatches here only because of one
-    return found
-
-
-def _handles_in(tree: Any) -> Iterator[ShardedGradient]:
-    if isinstance(tree, ShardedGradient):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from _handles_in(item)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _handles_in(item)
+    handle = next(found_in((args, kwargs), ShardedGradient))  # torch dispatches here only because of one
+    raise GradientSharded(handle.fqn, _name(func))
 
 
 def _alias(func: Any, handle: ShardedGradient, **_: Any) -> ShardedGradient:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 
 import torch
 from torch import nn
@@ -53,10 +54,7 @@ class _Region:
     @property
     def is_dense(self) -> bool:
         """Whether every byte between the first and the last one belongs to the region."""
-        numel = 1
-        for size in self.shape:
-            numel *= size
-        return numel == self.stop - self.offset
+        return prod(self.shape) == self.stop - self.offset
 
     def overlaps(self, other: _Region) -> bool:
         """Return whether a byte is surely in both; two interleaved regions count as disjoint."""

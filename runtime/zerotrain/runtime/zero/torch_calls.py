@@ -11,7 +11,7 @@ docs/adr/0050-gradients-of-others-code.md has the alternatives.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from types import GeneratorType, SimpleNamespace
 from typing import Any
@@ -209,11 +209,7 @@ def _listed(tensors: Any) -> list[Any]:
 
 def _again(given: Any, items: list[Any]) -> Any:
     """Return the argument in the form that the caller gave: a generator was consumed."""
-    return _generated(items) if isinstance(given, GeneratorType) else items
-
-
-def _generated(items: list[Any]) -> Iterator[Any]:
-    yield from items
+    return (item for item in items) if isinstance(given, GeneratorType) else items
 
 
 def _grads_of(parameters: Iterable[Any]) -> list[torch.Tensor]:
