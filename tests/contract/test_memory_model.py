@@ -87,7 +87,6 @@ def test_inputs_of_the_formulas() -> None:
         forward_live_numel=8_192 + 16_384 + 32_768,
         backward_live_numel=8_192 + 16_384 + 32_768,
         reduce_buffers=2,
-        reduce_by_exchange=True,
     )
 
 

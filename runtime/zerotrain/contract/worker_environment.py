@@ -42,10 +42,6 @@ def _env(name: str, parse: Callable[[str], Any] = str, default: Any = None, *, r
     return field(default=default, metadata=metadata)
 
 
-def _path(text: str) -> Path:
-    return Path(text)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
     """One worker of one attempt: `world_size` ranks in all, `ranks_per_worker` of them here."""
@@ -64,18 +60,18 @@ class LaunchSpec:
     """Index of this worker, 0-based; its ranks are node_rank * ranks_per_worker and following."""
 
     ranks_per_worker: int = _env("ZEROTRAIN_RANKS_PER_WORKER", int, 1)
-    config_path: Path = _env("ZEROTRAIN_CONFIG", _path, required=True)
+    config_path: Path = _env("ZEROTRAIN_CONFIG", Path, required=True)
     """File with the DeepSpeed-style JSON."""
 
-    train_spec_path: Path | None = _env("ZEROTRAIN_TRAIN_SPEC", _path)
+    train_spec_path: Path | None = _env("ZEROTRAIN_TRAIN_SPEC", Path)
     """File with the TrainSpec JSON; absent if the user's own command needs none."""
 
-    checkpoint_dir: Path | None = _env("ZEROTRAIN_CHECKPOINT_DIR", _path)
-    nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", _path)
+    checkpoint_dir: Path | None = _env("ZEROTRAIN_CHECKPOINT_DIR", Path)
+    nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", Path)
     nvme_bytes: int | None = _env("ZEROTRAIN_NVME_BYTES", int)
     """Size of the volume at `nvme_path`, which the ranks of this worker share."""
 
-    nvme_volume: Path | None = _env("ZEROTRAIN_NVME_VOLUME", _path)
+    nvme_volume: Path | None = _env("ZEROTRAIN_NVME_VOLUME", Path)
     """Mount point that must hold the whole spill, with symbolic links resolved; None = anywhere."""
 
     nvme_encryption: str | None = _env("ZEROTRAIN_NVME_ENCRYPTION")
@@ -90,7 +86,7 @@ class LaunchSpec:
     http_host: str | None = _env("ZEROTRAIN_HTTP_HOST")
     """Address that the launcher's HTTP server listens on; None = all, of IPv4 and IPv6."""
 
-    token_path: Path | None = _env("ZEROTRAIN_TOKEN_FILE", _path)
+    token_path: Path | None = _env("ZEROTRAIN_TOKEN_FILE", Path)
     """File (0400) with the attempt's channel token; without it POST /yield is rejected."""
 
     grace_seconds: float = _env("ZEROTRAIN_GRACE_SECONDS", float, 120.0)
@@ -100,8 +96,8 @@ class LaunchSpec:
     hang_backstop_seconds: float | None = _env("ZEROTRAIN_HANG_BACKSTOP_SECONDS", float)
     """Seconds that ranks wait for each other if another component ends hangs; see CommEnv."""
 
-    termination_log: Path | None = _env("ZEROTRAIN_TERMINATION_LOG", _path, Path(TERMINATION_LOG))
-    run_dir: Path = _env("ZEROTRAIN_RUN_DIR", _path, Path("/tmp/zerotrain"))
+    termination_log: Path | None = _env("ZEROTRAIN_TERMINATION_LOG", Path, Path(TERMINATION_LOG))
+    run_dir: Path = _env("ZEROTRAIN_RUN_DIR", Path, Path("/tmp/zerotrain"))
     """Writable folder of this worker for the channel socket and stack dumps."""
 
     def __post_init__(self) -> None:
@@ -177,11 +173,6 @@ class LaunchSpec:
             )
         return cls(**values)
 
-    @classmethod
-    def env_names(cls) -> frozenset[str]:
-        """Return every name that `to_env` may write. They are reserved, so a job may not set them itself."""
-        return frozenset(item.metadata["env"] for item in fields(cls)) | RankEnv.names()
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnv:
@@ -190,10 +181,10 @@ class RankEnv:
     rank: int = _env("RANK", int, required=True)
     local_rank: int = _env("LOCAL_RANK", int, required=True)
     local_world_size: int = _env("LOCAL_WORLD_SIZE", int, required=True)
-    channel_socket: Path | None = _env("ZEROTRAIN_CHANNEL_SOCKET", _path)
+    channel_socket: Path | None = _env("ZEROTRAIN_CHANNEL_SOCKET", Path)
     """Unix socket of the launcher; None if a script runs without one."""
 
-    stacks_path: Path | None = _env("ZEROTRAIN_STACKS_FILE", _path)
+    stacks_path: Path | None = _env("ZEROTRAIN_STACKS_FILE", Path)
     """File to which the rank dumps its stacks on SIGUSR1, or else SIGUSR2."""
 
     def to_env(self) -> dict[str, str]:
@@ -208,10 +199,6 @@ class RankEnv:
         parsed = {"rank": 0, "local_rank": 0, "local_world_size": 1} | _parsed(cls, environ)
         return cls(**parsed)
 
-    @classmethod
-    def names(cls) -> frozenset[str]:
-        return frozenset(item.metadata["env"] for item in fields(cls))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpillEnv:
@@ -219,9 +206,9 @@ class SpillEnv:
 
     job: str = _env("ZEROTRAIN_JOB", str, "")
     job_uid: str = _env("ZEROTRAIN_JOB_UID", str, "")
-    nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", _path)
+    nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", Path)
     nvme_bytes: int | None = _env("ZEROTRAIN_NVME_BYTES", int)
-    nvme_volume: Path | None = _env("ZEROTRAIN_NVME_VOLUME", _path)
+    nvme_volume: Path | None = _env("ZEROTRAIN_NVME_VOLUME", Path)
     nvme_encryption: str | None = _env("ZEROTRAIN_NVME_ENCRYPTION")
     local_world_size: int = _env("LOCAL_WORLD_SIZE", int, 0)
     """Ranks of this host; 0 = unknown."""

@@ -7,7 +7,7 @@ back to the key's default, with a notice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -70,18 +70,9 @@ def _betas(values: AutoValues) -> list[float] | None:
 
 
 RULES: Mapping[str, tuple[str, Rule]] = {
-    "train_batch_size": _field("train_batch_size"),
-    "micro_batch_size": _field("micro_batch_size"),
-    "gradient_accumulation_steps": _field("gradient_accumulation_steps"),
-    "learning_rate": _field("learning_rate"),
+    # No key takes the width as it is.
+    **{item.name: _field(item.name) for item in fields(AutoValues) if item.name != "hidden_size"},
     "betas": ("betas", _betas),
-    "eps": _field("eps"),
-    "weight_decay": _field("weight_decay"),
-    "max_grad_norm": _field("max_grad_norm"),
-    "warmup_steps": _field("warmup_steps"),
-    "total_steps": _field("total_steps"),
-    "bf16": _field("bf16"),
-    "fp16": _field("fp16"),
     "warmup_min_lr": ("learning_rate", lambda values: None if values.learning_rate is None else 0.0),
     "reduce_bucket_size": _of_hidden_size(lambda hidden: hidden * hidden),
     "prefetch_bucket_size": _of_hidden_size(lambda hidden: 9 * hidden * hidden // 10),

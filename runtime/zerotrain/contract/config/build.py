@@ -30,8 +30,6 @@ from .schema import (
 from .table.trackers import TRACKERS
 
 _Z = "zero_optimization"
-_OFFLOAD_BLOCKS = ("offload_optimizer", "offload_param")
-_OWN_BLOCKS = ("leaf_module", "spill")
 _ACTIVATIONS = "activation_checkpointing"
 _TOP_LEVEL = (
     "gradient_clipping",
@@ -55,29 +53,15 @@ def build(draft: ConfigDraft, report: tuple[KeyReport, ...], written: Mapping[st
 
     `written` is the user's JSON object.
     """
-    zero: dict[str, Any] = {
-        item.name: _offload(draft, item.name)
-        if item.name in _OFFLOAD_BLOCKS
-        else draft.value(f"{_Z}.{item.name}")
-        for item in fields(ZeroConfig)
-        if item.name not in _OWN_BLOCKS
-    }
-    zero["leaf_module"] = LeafModuleConfig(
-        **{
-            item.name: tuple(draft.value(f"{_Z}.leaf_module.{item.name}") or ())
-            for item in fields(LeafModuleConfig)
-        }
+    leaf_module = _values(draft, f"{_Z}.leaf_module", LeafModuleConfig)
+    spill = _values(draft, f"{_Z}.spill", SpillConfig)
+    zero = ZeroConfig(
+        **_values(draft, _Z, ZeroConfig),
+        offload_optimizer=_offload(draft, "offload_optimizer"),
+        offload_param=_offload(draft, "offload_param"),
+        leaf_module=LeafModuleConfig(**{name: tuple(value or ()) for name, value in leaf_module.items()}),
+        spill=SpillConfig(**{**spill, "paths": tuple(spill["paths"] or ())}),
     )
-    zero["spill"] = SpillConfig(
-        encryption=draft.value(f"{_Z}.spill.encryption"),
-        max_bytes=draft.value(f"{_Z}.spill.max_bytes"),
-        paths=tuple(draft.value(f"{_Z}.spill.paths") or ()),
-    )
-    activations = {
-        item.name: draft.value(f"{_ACTIVATIONS}.{item.name}")
-        for item in fields(ActivationCheckpointingConfig)
-        if item.name != "configured"
-    }
     return EngineConfig(
         world_size=draft.world_size,
         batch=BatchConfig(
@@ -85,17 +69,18 @@ def build(draft: ConfigDraft, report: tuple[KeyReport, ...], written: Mapping[st
             micro_batch_size=draft.value("train_micro_batch_size_per_gpu"),
             gradient_accumulation_steps=draft.value("gradient_accumulation_steps"),
         ),
-        zero=ZeroConfig(**zero),
+        zero=zero,
         precision=_precision(draft),
         fp8=_fp8(draft),
         compile=_compile(draft),
         optimizer=_optimizer(draft),
         scheduler=_scheduler(draft),
         activation_checkpointing=ActivationCheckpointingConfig(
-            configured=_ACTIVATIONS in draft.flat.present, **activations
+            configured=_ACTIVATIONS in draft.flat.present,
+            **_values(draft, _ACTIVATIONS, ActivationCheckpointingConfig),
         ),
         checkpoint=CheckpointConfig(asynchronous=draft.value("checkpoint.writer.decoupled")),
-        aio=AioConfig(**{item.name: draft.value(f"aio.{item.name}") for item in fields(AioConfig)}),
+        aio=AioConfig(**_values(draft, "aio", AioConfig)),
         **{name: draft.value(name) for name in _TOP_LEVEL},
         trackers={name: _tracker(draft, name) for name in TRACKERS if draft.value(f"{name}.enabled")},
         notices=tuple(dict.fromkeys(draft.notices)),
@@ -103,6 +88,12 @@ def build(draft: ConfigDraft, report: tuple[KeyReport, ...], written: Mapping[st
         report=report,
         source=_without_auto(written, draft),
     )
+
+
+def _values(draft: ConfigDraft, block: str, cls: type) -> dict[str, Any]:
+    """Return the values of the fields of `cls` that are keys of the block, by their names."""
+    paths = {item.name: f"{block}.{item.name}" for item in fields(cls)}
+    return {name: draft.value(path) for name, path in paths.items() if path in draft.keys}
 
 
 def _tracker(draft: ConfigDraft, block: str) -> dict[str, Any]:
@@ -129,17 +120,16 @@ def _without_auto(written: Mapping[str, Any], draft: ConfigDraft) -> dict[str, A
 def _offload(draft: ConfigDraft, block: str) -> OffloadConfig | None:
     if not draft.is_on(f"{_Z}.{block}.device"):
         return None
-    paths = {item.name: f"{_Z}.{block}.{item.name}" for item in fields(OffloadConfig)}
-    return OffloadConfig(**{name: draft.value(path) for name, path in paths.items() if path in draft.keys})
+    return OffloadConfig(**_values(draft, f"{_Z}.{block}", OffloadConfig))
 
 
 def _fp8(draft: ConfigDraft) -> Fp8Config:
-    values = {item.name: draft.value(f"fp8.{item.name}") for item in fields(Fp8Config)}
+    values = _values(draft, "fp8", Fp8Config)
     return Fp8Config(**{**values, "exclude": tuple(values["exclude"])})
 
 
 def _compile(draft: ConfigDraft) -> CompileConfig:
-    values = {item.name: draft.value(f"compile.{item.name}") for item in fields(CompileConfig)}
+    values = _values(draft, "compile", CompileConfig)
     return CompileConfig(**{**values, "options": values["options"] or None})
 
 
@@ -159,13 +149,7 @@ def _precision(draft: ConfigDraft) -> PrecisionConfig:
         bf16_masters=bf16_masters,
         bf16_states=bf16_masters and bool(draft.value(BF16_STATES)),
         check_grad_overflow=draft.value("bf16.check_grad_overflow"),
-        loss_scale=draft.value("fp16.loss_scale"),
-        initial_scale_power=draft.value("fp16.initial_scale_power"),
-        loss_scale_window=draft.value("fp16.loss_scale_window"),
-        hysteresis=draft.value("fp16.hysteresis"),
-        consecutive_hysteresis=draft.value("fp16.consecutive_hysteresis"),
-        min_loss_scale=draft.value("fp16.min_loss_scale"),
-        raise_error_at_min_scale=draft.value("fp16.raise_error_at_min_scale"),
+        **_values(draft, "fp16", PrecisionConfig),
         cast_inputs=compute != "fp32" and bool(draft.value(f"{compute}.auto_cast")),
         autocast_dtype=draft.value("torch_autocast.dtype") if draft.value("torch_autocast.enabled") else None,
         buffer_dtype=draft.value("data_types.buffer_dtype"),
@@ -193,13 +177,9 @@ def _params(draft: ConfigDraft, block: str) -> dict[str, Any]:
 
 def _given_params(draft: ConfigDraft) -> dict[str, Any]:
     """Return only the parameters in the file, for an optimizer whose parameters the table does not know."""
-    prefix = "optimizer.params."
-    known = {
-        path.removeprefix(prefix): settled.value
-        for path, settled in draft.settled.items()
-        if path.startswith(prefix) and draft.given(path)
-    }
-    return known | draft.flat.unknown_optimizer_params
+    known = _params(draft, "optimizer")
+    given = {name: known[name] for name in known if draft.given(f"optimizer.params.{name}")}
+    return given | draft.flat.unknown_optimizer_params
 
 
 def _optimizer(draft: ConfigDraft) -> OptimizerConfig | None:

@@ -49,9 +49,7 @@ def document() -> str:
     """Return the content of the whole file."""
     parts = [_INTRODUCTION, "\n".join(_batch_table()), "\n"]
     for title, rows in SECTIONS:
-        parts.append(
-            f"\n## {title}\n\n| key | type | default | status | what it does |\n|---|---|---|---|---|\n"
-        )
+        parts.append(f"\n## {title}\n\n{_HEAD}")
         parts.extend(f"{_row(key)}\n" for key in rows)
     return "".join(parts)
 

@@ -19,7 +19,7 @@ from .flatten import OPTIMIZER_PARAMS, Flattener, Given
 from .keys import Choice, Key, Status, parent
 from .reader import RawConfig
 from .rules import RULES
-from .schema import EngineConfig, KeyReport, KeyStatus
+from .schema import EngineConfig, KeyReport
 from .table import KEYS
 
 UNTESTED_OPTIMIZERS = ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
@@ -194,7 +194,7 @@ def _key_report(draft: ConfigDraft, key: Key) -> KeyReport:
     elif written_choice is not None and written_choice.note:
         effect = written_choice.note
     value = HIDDEN if key.is_secret and settled.value is not None else settled.value
-    return KeyReport(path=key.path, value=value, origin=settled.origin, status=_status(status), effect=effect)
+    return KeyReport(path=key.path, value=value, origin=settled.origin, status=status.value, effect=effect)
 
 
 def _written_choice(draft: ConfigDraft, key: Key) -> Choice | None:
@@ -222,10 +222,6 @@ def _apply_status(draft: ConfigDraft, key: Key, choice: Choice | None) -> str:
         draft.notice(key.path, source.note)
         return source.note
     return key.effect
-
-
-def _status(status: Status) -> KeyStatus:
-    return status.value
 
 
 def _shown(value: Any) -> str:

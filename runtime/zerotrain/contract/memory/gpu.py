@@ -115,34 +115,15 @@ def _state_bytes(inputs: MemoryInputs, state_ranks: int) -> int:
 def gpu_transient(inputs: MemoryInputs) -> GpuTransient:
     """Return the bytes that each phase adds on the accelerator. The update itself runs in place, except that
     orthogonal matrices wait for it when all gradients are reduced."""
-    if inputs.reduce_by_exchange:
-        found = _exchange_transient(inputs)
-        return replace(found, step_bytes=max(found.step_bytes, inputs.direction_bytes))
-    n_max, r = inputs.largest_unit_numel, inputs.reduce_bytes
-    reduction = r * inputs.reduce_buffers * n_max
-    if inputs.quantized_gradients:
-        reduction += ceil(2 * n_max * int4_bytes(inputs))
-    if inputs.stage < 3:
-        return GpuTransient(forward_bytes=0, backward_bytes=reduction, step_bytes=0)
-    gathered = _gathered_bytes(inputs, inputs.forward_live_numel)
-    own_grads = 0 if inputs.grads_fill_reduce_buffer else inputs.compute_bytes * n_max
-    return GpuTransient(
-        forward_bytes=gathered,
-        backward_bytes=_gathered_bytes(inputs, inputs.backward_live_numel)
-        + own_grads
-        + reduction
-        + r * share(n_max, inputs.world_size),
-        step_bytes=0,
-    )
+    found = _exchange_transient(inputs)
+    return replace(found, step_bytes=max(found.step_bytes, inputs.direction_bytes))
 
 
-def _gathered_bytes(inputs: MemoryInputs, live_numel: int | None) -> int:
+def _gathered_bytes(inputs: MemoryInputs, live_numel: int) -> int:
     """Return the bytes of the whole weights of live units at stage 3."""
     if _shares_weights(inputs):
         return 0
     n_max = inputs.largest_unit_numel
-    if live_numel is None:
-        live_numel = (1 + inputs.prefetch_units) * n_max + inputs.whole_pass_numel
     gathered = inputs.compute_bytes * live_numel
     if inputs.quantized_weights:
         # The unit in use is decoded already; those gathered ahead exist as codes, too.

@@ -151,29 +151,17 @@ class MemoryInputs:
     saves_in_background: bool = False
     """Whether checkpoints are written from a copy of the rank's share while training goes on."""
 
-    prefetch_units: int = 1
-    """[d] units gathered ahead of use."""
+    forward_live_numel: int = 0
+    """Elements of sharded units that are whole at once in forward."""
 
-    forward_live_numel: int | None = None
-    """Elements of sharded units that are whole at once in forward.
-
-    None = (1 + d) n_max and the whole-pass ones.
-    """
-
-    backward_live_numel: int | None = None
-    """Elements of sharded units that are whole at once in backward; None as in forward."""
+    backward_live_numel: int = 0
+    """Elements of sharded units that are whole at once in backward."""
 
     kept_live_numel: int = 0
     """Elements of sharded units that stay whole from forward to backward, so that one gather is enough."""
 
     reduce_buffers: int = 2
     """[b] buffers of the gradient reduction in flight."""
-
-    grads_fill_reduce_buffer: bool = False
-    """Whether autograd writes directly into the reduction's input (possible when r == c)."""
-
-    reduce_by_exchange: bool = False
-    """Whether to reduce by all-to-all and a local sum, which receives whole units, as this engine does."""
 
     shares_memory: bool = False
     """Whether all ranks are on one host and read each other's weights and gradients in place (CPU only).

@@ -77,7 +77,6 @@ def memory_inputs(
         backward_live_numel=live.backward,
         kept_live_numel=live.kept if stage == 3 else 0,
         reduce_buffers=buffers,
-        reduce_by_exchange=True,
         shares_memory=shares_memory,
         hpz_ranks=zero.zero_hpz_partition_size if _has_secondary(config) else 1,
         quantized_weights=stage == 3 and zero.zero_quantized_weights and config.world_size > 1,

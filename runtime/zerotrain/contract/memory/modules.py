@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from .inputs import padded_numel
 from .sizes import UnitSize
@@ -67,9 +68,9 @@ def arrange_units(
             if part:
                 members.setdefault(key, []).extend(part)
     of_model_first = sorted(members.items(), key=lambda item: not item[0][1])
-    numels: dict[tuple[int, ...], int] = {}
+    numel_of = cache(_numel)  # the layers of a model are alike
     return tuple(
-        _unit(name, _numel(tuple(sizes), numels), world_size, whole_pass=whole_pass)
+        _unit(name, numel_of(tuple(sizes)), world_size, whole_pass=whole_pass)
         for (name, whole_pass), sizes in of_model_first
     )
 
@@ -94,17 +95,11 @@ def _homes(modules: Sequence[ModuleSize], min_unit_numel: int) -> Iterable[tuple
             yield module.name, module.is_tied
 
 
-def _numel(parameters: tuple[int, ...], known: dict[tuple[int, ...], int]) -> int:
-    """Return the elements of a unit with these parameters.
-
-    The layers of a model are alike, so answers are cached in `known`.
-    """
-    found = known.get(parameters)
-    if found is None:
-        found = 0
-        for parameter in parameters:
-            found = -(-found // SEGMENT_ALIGN_NUMEL) * SEGMENT_ALIGN_NUMEL + parameter
-        known[parameters] = found
+def _numel(parameters: tuple[int, ...]) -> int:
+    """Return the elements of a unit with these parameters."""
+    found = 0
+    for parameter in parameters:
+        found = -(-found // SEGMENT_ALIGN_NUMEL) * SEGMENT_ALIGN_NUMEL + parameter
     return found
 
 

@@ -75,25 +75,9 @@ def flops_of(shape: ModelShape) -> ModelFlops:
 def pace(demand: Demand, rates: Rates) -> Pace | None:
     """Return the time of a step; None if no rate is known that any part of it needs."""
     clock = _Clock(demand, rates)
-    forward = clock.phase(
-        "forward",
-        [
-            clock.compute("forward"),
-            clock.network("forward"),
-            clock.transfers("forward"),
-            clock.spilled_parameters(),
-        ],
-    )
-    backward = clock.phase(
-        "backward",
-        [
-            clock.compute("backward"),
-            clock.network("backward"),
-            clock.transfers("backward"),
-            clock.spilled_parameters(),
-        ],
-        overlaps=demand.workload.config.zero.overlap_comm,
-    )
+    forward = clock.phase("forward", clock.one_pass("forward"))
+    overlaps = demand.workload.config.zero.overlap_comm
+    backward = clock.phase("backward", clock.one_pass("backward"), overlaps=overlaps)
     update = clock.phase("optimizer", clock.update())
     gather = clock.phase("gather", [clock.network("gather")])
     together = clock.at_once(forward, update) if clock.is_just_in_time else forward + update
@@ -170,6 +154,15 @@ class _Clock:
             elif part.phase == hidden:
                 self.parts[index] = replace(part, is_hidden=True)
         return longest
+
+    def one_pass(self, phase: str) -> list[tuple[str, float, str] | None]:
+        """Return the times of what forward or backward waits for."""
+        return [
+            self.compute(phase),
+            self.network(phase),
+            self.transfers(phase),
+            self.spilled_parameters(),
+        ]
 
     def compute(self, phase: str) -> tuple[str, float, str] | None:
         """Return the time of a pass's products. Backward computes forward again where it recomputes."""
