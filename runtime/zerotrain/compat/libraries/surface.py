@@ -11,12 +11,15 @@ DOCUMENT = "docs/huggingface.md"
 
 MENDS = "zerotrain.compat.libraries.mends"
 
-ACCELERATE = "1.15"
-TRANSFORMERS = "5.24"
-TRL = "1.16"
-PEFT = "0.21"
-LIGHTNING = "2.6"
-"""Tested versions."""
+TESTED = {
+    "accelerate": "1.15",
+    "transformers": "5.24",
+    "trl": "1.16",
+    "peft": "0.21",
+    "lightning": "2.6",
+    "pytorch-lightning": "2.6",
+}
+"""Versions of each library with which its rows were tested: from, and up to which."""
 
 
 class MissingSurface(ImportError):
@@ -32,9 +35,6 @@ class Surface:
 
     symbol: str
     """Dotted name within the module."""
-
-    versions: str
-    """Versions of the library with which the row was tested: from, and up to which."""
 
     why: str
     """Effect of leaving the row out."""
@@ -65,8 +65,8 @@ class Surface:
     def _gone(self) -> str:
         return (
             f"{self.library} {installed(self.library)} has no {self.module}.{self.symbol}, which zerotrain "
-            f"needs: {self.why}. It was tested with {self.library} {self.versions}: install one of these "
-            f"versions, or a newer zerotrain. See {DOCUMENT}"
+            f"needs: {self.why}. It was tested with {self.library} {TESTED[self.library]}: install one of "
+            f"these versions, or a newer zerotrain. See {DOCUMENT}"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zerotrain.compat.libraries.surface import LIGHTNING, Surface
+from zerotrain.compat.libraries.surface import Surface
 
 _NAMES = {
     "lightning": {"pytorch": "lightning.pytorch", "fabric": "lightning.fabric"},
@@ -16,63 +16,54 @@ _TRAINER: tuple[Surface, ...] = (
     Surface(
         module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy.setup_environment",
-        versions=LIGHTNING,
         why="the strategy would refuse processors",
         mend="lightning.train_on_processors",
     ),
     Surface(
         module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy._initialize_deepspeed_inference",
-        versions=LIGHTNING,
         why="an evaluation or a fit after another would remove the engine's hooks",
         mend="lightning.follow_each_other",
     ),
     Surface(
         module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy.handles_gradient_accumulation",
-        versions=LIGHTNING,
         why="Lightning and the engine would count micro-batches differently",
         mend="lightning.accumulate_as_ddp",
     ),
     Surface(
         module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy.teardown",
-        versions=LIGHTNING,
         why="the end of a run would move partitioned parameters to the host",
         mend="lightning.leave_models_in_place",
     ),
     Surface(
         module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy.lightning_module_state_dict",
-        versions=LIGHTNING,
         why="a checkpoint would read weights during an update in the background",
         mend="lightning.settle_before_reading",
     ),
     Surface(
         module="pytorch.plugins.precision.deepspeed",
         symbol="DeepSpeedPrecision.backward",
-        versions=LIGHTNING,
         why="losses would be divided twice by the accumulation steps",
         mend="lightning.divide_losses_once",
     ),
     Surface(
         module="pytorch.strategies",
         symbol="StrategyRegistry",
-        versions=LIGHTNING,
         why='Trainer(strategy="zerotrain") would not exist',
         mend="lightning.register_names",
     ),
     Surface(
         module="pytorch.accelerators.cpu",
         symbol="CPUAccelerator.auto_device_count",
-        versions=LIGHTNING,
         why="ranks on processors would each be a world of its own",
         mend="lightning.count_ranks_of_processors",
     ),
     Surface(
         module="pytorch.trainer.trainer",
         symbol="Trainer.fit",
-        versions=LIGHTNING,
         why="a rank that sees another number of ranks must not train",
         mend="lightning.check_number_of_ranks",
     ),
@@ -82,56 +73,48 @@ _FABRIC: tuple[Surface, ...] = (
     Surface(
         module="fabric.strategies.deepspeed",
         symbol="DeepSpeedStrategy.setup_environment",
-        versions=LIGHTNING,
         why="the strategy would refuse processors",
         mend="lightning.train_on_processors",
     ),
     Surface(
         module="fabric.strategies.deepspeed",
         symbol="DeepSpeedStrategy.module_to_device",
-        versions=LIGHTNING,
         why="a model that was built without memory could not be set up",
         mend="fabric.leave_unread_models",
     ),
     Surface(
         module="fabric.strategies.deepspeed",
         symbol="DeepSpeedStrategy.optimizer_step",
-        versions=LIGHTNING,
         why="a step would be one of the optimizer, which updates nothing",
         mend="fabric.step_the_engine",
     ),
     Surface(
         module="fabric.strategies.deepspeed",
         symbol="_get_deepspeed_engines_from_state",
-        versions=LIGHTNING,
         why="save and load would not find the engine, which is no module",
         mend="fabric.find_engines",
     ),
     Surface(
         module="fabric.strategies",
         symbol="STRATEGY_REGISTRY",
-        versions=LIGHTNING,
         why='Fabric(strategy="zerotrain") would not exist',
         mend="lightning.register_names",
     ),
     Surface(
         module="fabric.accelerators.cpu",
         symbol="CPUAccelerator.auto_device_count",
-        versions=LIGHTNING,
         why="ranks on processors would each be a world of its own",
         mend="lightning.count_ranks_of_processors",
     ),
     Surface(
         module="fabric.plugins.environments.lightning",
         symbol="LightningEnvironment.teardown",
-        versions=LIGHTNING,
         why="the end of a run would remove the launcher's WORLD_SIZE, and another be refused",
         mend="lightning.keep_number_of_ranks",
     ),
     Surface(
         module="fabric.fabric",
         symbol="Fabric._validate_setup",
-        versions=LIGHTNING,
         why="a rank that sees another number of ranks must not train",
         mend="fabric.check_number_of_ranks",
     ),

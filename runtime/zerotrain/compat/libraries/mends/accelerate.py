@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from zerotrain.compat.libraries.mends.around import Function, around
 from zerotrain.runtime.comm.worlds import check_seen
 from zerotrain.runtime.engine import Engine
 
@@ -18,30 +18,24 @@ def join_ranks_on_processors(module: ModuleType) -> None:
 
     Accelerate returns no backend for them, and then takes every rank for a world of its own.
     """
-    state: Any = module.PartialState
-    prepare = state._prepare_backend
 
-    @functools.wraps(prepare)
-    def prepare_backend(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    @around(module.PartialState, "_prepare_backend")
+    def prepare_backend(
+        prepare: Function, self: Any, cpu: bool = False, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
         backend, kind = prepare(self, cpu, *args, **kwargs)
         if backend is None and kind == module.DistributedType.NO and is_rank():
             return "gloo", module.DistributedType.MULTI_CPU
         return backend, kind
 
-    state._prepare_backend = prepare_backend
-
 
 def check_number_of_ranks(module: ModuleType) -> None:
     """Make `PartialState` compare its ranks with the launcher's when it is made."""
-    state: Any = module.PartialState
-    make = state.__init__
 
-    @functools.wraps(make)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(module.PartialState, "__init__")
+    def init(make: Function, self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         check_seen("Accelerate", self.num_processes)
-
-    state.__init__ = init
 
 
 def is_rank() -> bool:
@@ -55,11 +49,9 @@ def give_shapes_on_other_ranks(module: ModuleType) -> None:
     It returns None there at stage 3. `save_pretrained(is_main_process=False, state_dict=None)` would read the
     model's own parameters, which are on other ranks, although it writes nothing.
     """
-    accelerator: Any = module.Accelerator
-    get = accelerator.get_state_dict
 
-    @functools.wraps(get)
-    def get_state_dict(self: Any, model: Any, unwrap: bool = True) -> Any:
+    @around(module.Accelerator, "get_state_dict")
+    def get_state_dict(get: Function, self: Any, model: Any, unwrap: bool = True) -> Any:
         found = get(self, model, unwrap)
         if found is not None or not isinstance(model, Engine):
             return found
@@ -69,8 +61,6 @@ def give_shapes_on_other_ranks(module: ModuleType) -> None:
             if isinstance(value, torch.Tensor)
         }
 
-    accelerator.get_state_dict = get_state_dict
-
 
 def keep_offloaded_optimizers(module: ModuleType) -> None:
     """Make `prepare` pass the script's optimizer on to the engine where its states are offloaded.
@@ -79,25 +69,18 @@ def keep_offloaded_optimizers(module: ModuleType) -> None:
     SGD, say. The engine runs the rule of the optimizer it is given, wherever its states are. Those of
     bitsandbytes are replaced still.
     """
-    replace = module.map_pytorch_optim_to_deepspeed
 
-    @functools.wraps(replace)
-    def map_pytorch_optim_to_deepspeed(optimizer: torch.optim.Optimizer) -> Any:
+    @around(module, "map_pytorch_optim_to_deepspeed")
+    def map_pytorch_optim_to_deepspeed(replace: Function, optimizer: torch.optim.Optimizer) -> Any:
         is_of_others = type(optimizer).__module__.startswith("bitsandbytes.")
         return replace(optimizer) if is_of_others else optimizer
-
-    module.map_pytorch_optim_to_deepspeed = map_pytorch_optim_to_deepspeed  # type: ignore[attr-defined]
 
 
 def keep_prepared_optimizers(module: ModuleType) -> None:
     """Make `prepare` leave an optimizer that it prepared before as it is: a Trainer prepares its own again at
     each training."""
-    accelerator: Any = module.Accelerator
-    prepare = accelerator._prepare_deepspeed
 
-    @functools.wraps(prepare)
-    def prepare_deepspeed(self: Any, *args: Any) -> Any:
+    @around(module.Accelerator, "_prepare_deepspeed")
+    def prepare_deepspeed(prepare: Function, self: Any, *args: Any) -> Any:
         is_prepared = bool(args) and all(isinstance(each, module.AcceleratedOptimizer) for each in args)
         return args if is_prepared else prepare(self, *args)
-
-    accelerator._prepare_deepspeed = prepare_deepspeed

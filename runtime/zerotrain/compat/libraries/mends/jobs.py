@@ -6,10 +6,10 @@ one of them is called: many programs import transformers and train nothing.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from zerotrain.compat.libraries.mends.around import Function, around
 
 
 def keep_checkpoints_whole(module: ModuleType) -> None:
@@ -65,12 +65,9 @@ def follow_in_json(module: ModuleType) -> None:
 
 def _replace(owner: Any, name: str, home: str, function: str) -> None:
     """Replace a function by one of `zerotrain.compat.job`, which gets it as its first argument."""
-    given: Callable[..., Any] = getattr(owner, name)
 
-    @functools.wraps(given)
-    def in_job(*args: Any, **kwargs: Any) -> Any:
+    @around(owner, name)
+    def in_job(given: Function, *args: Any, **kwargs: Any) -> Any:
         from zerotrain.compat import job
 
         return job.function(home, function)(given, *args, **kwargs)
-
-    setattr(owner, name, in_job)

@@ -3,9 +3,8 @@ evaluation after a fit."""
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from zerotrain.compat.libraries.mends.accelerate import is_rank
+from zerotrain.compat.libraries.mends.around import Function, around
 from zerotrain.compat.libraries.mends.lending import (
     give_back,
     is_deferred,
@@ -30,27 +30,17 @@ NAME = "zerotrain"
 def train_on_processors(module: ModuleType) -> None:
     """Make `DeepSpeedStrategy` run on processors: it refuses all but CUDA."""
     strategy: Any = module.DeepSpeedStrategy
-    setup = strategy.setup_environment
 
-    @functools.wraps(setup)
-    def setup_environment(self: Any) -> None:
+    @around(strategy, "setup_environment")
+    def setup_environment(setup: Function, self: Any) -> None:
         if isinstance(self.accelerator, module.CUDAAccelerator):
             setup(self)
         else:
             super(strategy, self).setup_environment()
 
-    strategy.setup_environment = setup_environment
-    _ignore_processors_indices(module)
-
-
-def _ignore_processors_indices(module: ModuleType) -> None:
-    validate: Callable[[Sequence[torch.device]], None] = module._validate_device_index_selection
-
-    @functools.wraps(validate)
-    def validate_indices(parallel_devices: Sequence[torch.device]) -> None:
+    @around(module, "_validate_device_index_selection")
+    def validate_indices(validate: Function, parallel_devices: Sequence[torch.device]) -> None:
         validate([device for device in parallel_devices if device.type != "cpu"])
-
-    module._validate_device_index_selection = validate_indices  # type: ignore[attr-defined]
 
 
 def count_ranks_of_processors(module: ModuleType) -> None:
@@ -82,10 +72,9 @@ def follow_each_other(module: ModuleType) -> None:
     another fit takes the model from that.
     """
     strategy: Any = module.DeepSpeedStrategy
-    train, evaluate = strategy._initialize_deepspeed_train, strategy._initialize_deepspeed_inference
 
-    @functools.wraps(train)
-    def initialize_train(self: Any, model: torch.nn.Module) -> None:
+    @around(strategy, "_initialize_deepspeed_train")
+    def initialize_train(train: Function, self: Any, model: torch.nn.Module) -> None:
         withdraw(model)
         train(self, model)
         self._zerotrain_engine = self.model
@@ -93,8 +82,8 @@ def follow_each_other(module: ModuleType) -> None:
         # After a resume ModelCheckpoint may save step N again, after the first micro-batch of step N + 1.
         self.model.saves_drop_gradients = True
 
-    @functools.wraps(evaluate)
-    def initialize_inference(self: Any, model: torch.nn.Module) -> None:
+    @around(strategy, "_initialize_deepspeed_inference")
+    def initialize_inference(evaluate: Function, self: Any, model: torch.nn.Module) -> None:
         engine = getattr(self, "_zerotrain_engine", None)
         if engine is not None and engine.module is model and not engine.core.is_closed:
             self.model = engine
@@ -104,9 +93,6 @@ def follow_each_other(module: ModuleType) -> None:
             evaluate(self, model)
         else:
             self.model = lend_for_evaluation(model, self.config)
-
-    strategy._initialize_deepspeed_train = initialize_train
-    strategy._initialize_deepspeed_inference = initialize_inference
 
 
 def accumulate_as_ddp(module: ModuleType) -> None:
@@ -132,24 +118,18 @@ def _accumulate(strategy: Any) -> Iterator[None]:
 
 def divide_losses_once(module: ModuleType) -> None:
     """Make `backward` pass losses on as they are: Lightning has divided them by the accumulation steps."""
-    precision: Any = module.DeepSpeedPrecision
-    inner = precision.backward
 
-    @functools.wraps(inner)
-    def backward(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(module.DeepSpeedPrecision, "backward")
+    def backward(inner: Function, self: Any, *args: Any, **kwargs: Any) -> None:
         inner(self, *args, **{"scale_wrt_gas": False, **kwargs})
-
-    precision.backward = backward
 
 
 def leave_models_in_place(module: ModuleType) -> None:
     """Make the end of a run leave a model that an engine drives where it is, instead of moving parameters,
     of which a rank has a part, to the host; one that was lent for an evaluation is given back."""
-    strategy: Any = module.DeepSpeedStrategy
-    end = strategy.teardown
 
-    @functools.wraps(end)
-    def teardown(self: Any) -> None:
+    @around(module.DeepSpeedStrategy, "teardown")
+    def teardown(end: Function, self: Any) -> None:
         if not isinstance(self.model, Engine):
             end(self)
             return
@@ -163,44 +143,30 @@ def leave_models_in_place(module: ModuleType) -> None:
             if is_lent(model):
                 give_back(model)
 
-    strategy.teardown = teardown
-
 
 def settle_before_reading(module: ModuleType) -> None:
     """Make the collection of the model's state wait for an update in the background."""
-    strategy: Any = module.DeepSpeedStrategy
-    read = strategy.lightning_module_state_dict
 
-    @functools.wraps(read)
-    def lightning_module_state_dict(self: Any) -> Any:
+    @around(module.DeepSpeedStrategy, "lightning_module_state_dict")
+    def lightning_module_state_dict(read: Function, self: Any) -> Any:
         if isinstance(self.model, Engine):
             self.model.synchronize()
         return read(self)
 
-    strategy.lightning_module_state_dict = lightning_module_state_dict
-
 
 def keep_number_of_ranks(module: ModuleType) -> None:
     """Make the end of a run leave the launcher's `WORLD_SIZE`, which the next run reads."""
-    environment: Any = module.LightningEnvironment
-    end = environment.teardown
 
-    @functools.wraps(end)
-    def teardown(self: Any) -> None:
+    @around(module.LightningEnvironment, "teardown")
+    def teardown(end: Function, self: Any) -> None:
         if not is_rank():
             end(self)
-
-    environment.teardown = teardown
 
 
 def check_number_of_ranks(module: ModuleType) -> None:
     """Make `Trainer.fit` compare its ranks with the launcher's."""
-    trainer: Any = module.Trainer
-    run = trainer.fit
 
-    @functools.wraps(run)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module.Trainer, "fit")
+    def fit(run: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
         check_seen("Lightning", self.world_size)
         return run(self, *args, **kwargs)
-
-    trainer.fit = fit

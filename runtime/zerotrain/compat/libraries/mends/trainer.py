@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -10,6 +9,7 @@ from typing import Any
 
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
+from zerotrain.compat.libraries.mends.around import Function, around
 from zerotrain.compat.libraries.mends.lending import common_uses, give_back, is_driven, lend_for_evaluation
 from zerotrain.compat.libraries.mends.transformers import load_checkpoint
 from zerotrain.runtime.engine import Engine
@@ -24,17 +24,13 @@ def evaluate_before_training(module: ModuleType) -> None:
     transformers refuses stages below 3, removes the optimizer from the JSON, and makes an engine that trains,
     which `train` destroys together with the weights.
     """
-    trainer: Any = module.Trainer
-    loop = trainer.evaluation_loop
 
-    @functools.wraps(loop)
-    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module.Trainer, "evaluation_loop")
+    def evaluation_loop(loop: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_deepspeed_enabled or self.deepspeed is not None:
             return loop(self, *args, **kwargs)
         with _lent(self):
             return loop(self, *args, **kwargs)
-
-    trainer.evaluation_loop = evaluation_loop
 
 
 @contextmanager
@@ -58,24 +54,18 @@ def _lent(trainer: Any) -> Iterator[None]:
 def compute_with_weights(module: ModuleType) -> None:
     """Make a `compute_loss` that uses weights outside of the model work in an evaluation as in training:
     every rank calls it for each batch."""
-    trainer: Any = module.Trainer
-    step = trainer.prediction_step
 
-    @functools.wraps(step)
-    def prediction_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module.Trainer, "prediction_step")
+    def prediction_step(step: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
         with common_uses(self.model):
             return step(self, *args, **kwargs)
-
-    trainer.prediction_step = prediction_step
 
 
 def save_before_training(module: ModuleType) -> None:
     """Make `save_model` before `train` save the model as it is: transformers asks an engine for it."""
-    trainer: Any = module.Trainer
-    save = trainer.save_model
 
-    @functools.wraps(save)
-    def save_model(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(module.Trainer, "save_model")
+    def save_model(save: Function, self: Any, *args: Any, **kwargs: Any) -> None:
         if not self.is_deepspeed_enabled or self.deepspeed is not None:
             save(self, *args, **kwargs)
             return
@@ -85,17 +75,13 @@ def save_before_training(module: ModuleType) -> None:
         finally:
             self.is_deepspeed_enabled = True
 
-    trainer.save_model = save_model
-
 
 def load_best_weights(module: ModuleType) -> None:
     """Make the load of the best model at the end take its weights alone, as under DDP: a training that
     follows goes on with the optimizer and the random numbers of the end."""
-    trainer: Any = module.Trainer
-    load = trainer._load_best_model
 
-    @functools.wraps(load)
-    def load_best_model(self: Any) -> None:
+    @around(module.Trainer, "_load_best_model")
+    def load_best_model(load: Function, self: Any) -> None:
         if not isinstance(self.model_wrapped, Engine):
             load(self)
             return
@@ -106,8 +92,6 @@ def load_best_weights(module: ModuleType) -> None:
             load_module_only=True,
         )
 
-    trainer._load_best_model = load_best_model
-
 
 def train_again(module: ModuleType) -> None:
     """Make a second `train` of a Trainer go on with the engine and its optimizer, and begin its schedule
@@ -115,25 +99,19 @@ def train_again(module: ModuleType) -> None:
 
     `free_memory`, with which `train` begins, would destroy the engine and leave its parameters partitioned.
     """
-    trainer: Any = module.Trainer
-    run, init = trainer._inner_training_loop, module.deepspeed_init
 
-    @functools.wraps(run)
-    def inner_training_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module.Trainer, "_inner_training_loop")
+    def inner_training_loop(run: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
         if _engine_in_use(self) is not None:
             self.accelerator.deepspeed_engine_wrapped = None  # `free_memory` destroys what is here
         return run(self, *args, **kwargs)
 
-    @functools.wraps(init)
-    def deepspeed_init(trainer: Any, num_training_steps: int, **kwargs: Any) -> tuple[Any, Any]:
+    @around(module, "deepspeed_init")
+    def deepspeed_init(init: Function, trainer: Any, num_training_steps: int, **kwargs: Any) -> Any:
         engine = _engine_in_use(trainer)
         if engine is None:
-            made: tuple[Any, Any] = init(trainer, num_training_steps, **kwargs)
-            return made
+            return init(trainer, num_training_steps, **kwargs)
         return _go_on(trainer, engine, num_training_steps)
-
-    trainer._inner_training_loop = inner_training_loop
-    module.deepspeed_init = deepspeed_init  # type: ignore[attr-defined]
 
 
 def _engine_in_use(trainer: Any) -> Engine | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 
+from zerotrain.compat.libraries.mends.around import Function, around
 from zerotrain.runtime.models.from_pretrained import take_over
 
 
@@ -37,17 +37,14 @@ def keep_own_optimizers(module: ModuleType) -> None:
     `deepspeed_init` replaces both by those of the arguments. A JSON that names an optimizer or a scheduler
     still decides.
     """
-    init = module.deepspeed_init
 
-    @functools.wraps(init)
-    def deepspeed_init(trainer: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    @around(module, "deepspeed_init")
+    def deepspeed_init(init: Function, trainer: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         own, own_schedule = trainer.optimizer, trainer.lr_scheduler
         optimizer, schedule = init(trainer, *args, **kwargs)
         if _is_given(own) and isinstance(optimizer, torch.optim.Optimizer):
             return own, own_schedule if schedule is None else schedule
         return optimizer, schedule
-
-    module.deepspeed_init = deepspeed_init  # type: ignore[attr-defined]
 
 
 def _is_given(optimizer: object) -> bool:

@@ -3,7 +3,6 @@ probabilities of the reference that are computed before training."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zerotrain.compat.libraries.mends.around import Function, around
 from zerotrain.compat.libraries.mends.lending import give_back, is_driven, is_lent, lend
 from zerotrain.runtime.deepspeed.runtime.zero.partition_parameters import is_zero_param
 from zerotrain.runtime.deepspeed.zero import GatheredParameters
@@ -37,10 +37,9 @@ def give_models_for_evaluation(module: ModuleType) -> None:
     is not. A call of the model is one of the engine. A model that is to be trained later, or is trained
     already, is only lent: see `give_back_policy`.
     """
-    prepare = module.prepare_deepspeed
 
-    @functools.wraps(prepare)
-    def prepare_deepspeed(model: nn.Module, accelerator: Any) -> nn.Module:
+    @around(module, "prepare_deepspeed")
+    def prepare_deepspeed(prepare: Function, model: nn.Module, accelerator: Any) -> nn.Module:
         if is_driven(model):
             return model
         if any(parameter.requires_grad for parameter in model.parameters()):
@@ -48,25 +47,20 @@ def give_models_for_evaluation(module: ModuleType) -> None:
         found: nn.Module = prepare(model, accelerator).module
         return found
 
-    module.prepare_deepspeed = prepare_deepspeed  # type: ignore[attr-defined]
-
 
 def give_back_policy(module: ModuleType) -> None:
     """Make the model of DPO or KTO free for training once it has computed the log probabilities of the
     reference."""
     trainer = next(vars(module)[name] for name in ("DPOTrainer", "KTOTrainer") if name in vars(module))
-    compute = trainer._precompute_ref_logps
 
-    @functools.wraps(compute)
-    def precompute(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(trainer, "_precompute_ref_logps")
+    def precompute(compute: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return compute(self, *args, **kwargs)
         finally:
             self._precompute_engine = None
             if is_lent(self.model):
                 give_back(self.model)
-
-    trainer._precompute_ref_logps = precompute
 
 
 def hash_one_by_one(module: ModuleType) -> None:
