@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.hf_cases import CLM, Case
 from tests.support.hf_parity import TOLERANCE, Bench, runs_everything
-from tests.support.hf_scripts import Losses, difference
+from tests.support.hf_scripts import Losses, ScriptFailed, difference
 
 pytestmark = pytest.mark.ranks
 
@@ -44,8 +44,23 @@ def test_evaluations_and_trainings_follow_in_any_order(
     assert difference(found, reference) <= TOLERANCE
 
 
-def test_a_schedule_of_the_json_begins_anew(bench: Bench) -> None:
-    """Train twice by an optimizer and a schedule that the engine steps."""
+def test_a_schedule_that_the_engine_steps_begins_anew(bench: Bench) -> None:
     reference = bench.run("after", CASE, None, "--order", *AFTER)
     found = bench.run("optimizer in the JSON", CASE, "3", "--order", *AFTER)
     assert difference(found, reference) <= TOLERANCE
+
+
+def test_a_schedule_of_the_json_begins_anew(bench: Bench) -> None:
+    """DeepSpeed's schedule warms up one step later than the Trainer's, so that DDP is no reference. Rates are
+    logged after the engine has stepped it."""
+    found = bench.run("optimizer and schedule in the JSON", CASE, "3", "--order", *AFTER)
+    for rank in found:
+        rates = rank.logged["learning_rate"]
+        assert rates[:5] == rates[5:] == pytest.approx([0.0, 1e-2 / 3, 2e-2 / 3, 1e-2, 0.5e-2])
+
+
+def test_a_schedule_of_the_json_has_one_length(bench: Bench) -> None:
+    with pytest.raises(ScriptFailed) as failure:
+        bench.run("optimizer and schedule", CASE, "3", "--order", "train", "8", "train")
+    assert "scheduler.params.total_num_steps is 5, the length of the first training" in str(failure.value)
+    assert "leave the scheduler out of the JSON" in str(failure.value)

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from zerotrain.compat.libraries.imports import AfterImport, rows_by_module
-from zerotrain.compat.libraries.surface import MENDS, MissingSurface, Surface
+from zerotrain.compat.libraries.surface import MENDS, TESTED, MissingSurface, Surface
 from zerotrain.compat.libraries.table import SURFACES
 
 pytestmark = pytest.mark.unit
@@ -24,12 +24,13 @@ NAME = "a_library_of_others"
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / f"{NAME}.py").write_text("class Thing:\n    def act(self):\n        return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TESTED, NAME, "1 to 3")
     yield NAME
     sys.modules.pop(NAME, None)
 
 
 def row(symbol: str, mend: str | None = None) -> Surface:
-    return Surface(module=NAME, symbol=symbol, versions="1 to 3", why="a reason", mend=mend)
+    return Surface(module=NAME, symbol=symbol, why="a reason", mend=mend)
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_other_modules_are_left_to_the_other_finders(library: str) -> None:
 def test_every_row_has_a_reason_and_its_function_exists() -> None:
     for surface in SURFACES:
         assert surface.why
-        assert surface.versions
+        assert TESTED[surface.library]
         if surface.mend is not None:
             file, _, function = surface.mend.rpartition(".")
             source = Path(sys.modules[Surface.__module__].__file__ or "").parent / "mends" / f"{file}.py"

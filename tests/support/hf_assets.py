@@ -32,16 +32,16 @@ def save_tokenizer(folder: Path) -> Any:
     return made
 
 
-def save_models(folder: Path) -> None:
+def save_models(folder: Path, *, width: int = 32, layers: int = 2) -> None:
     """Save causal models, a classifier and a reward model with the tokenizer in folders of their names."""
     import torch
 
     transformers: Any = importlib.import_module("transformers")
     sizes: dict[str, Any] = {
         "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,

@@ -86,6 +86,9 @@ OWN_CASES: Mapping[str, Case] = {
     "trainer, checkpointed activations": Case(
         script="trainer_clm.py", arguments=(*CLM, "--gradient_checkpointing", "true"), tier="3"
     ),
+    "trainer, compiled": Case(
+        script="trainer_clm.py", arguments=(*CLM, "--torch_compile_backend", "aot_eager"), tier="3"
+    ),
     "accelerate": Case(
         script="accelerate_loop.py",
         arguments=("--model", "{models}/classifier", "--data", "{data}/labels", "--output_dir", "out"),
@@ -93,7 +96,19 @@ OWN_CASES: Mapping[str, Case] = {
     ),
     "lora": Case(script="peft_clm.py", arguments=CLM, tier="3"),
     "lora, trained tokens": Case(script="peft_clm.py", arguments=(*CLM, "--tokens", "5", "9"), tier="3"),
-    "dora": Case(script="peft_clm.py", arguments=(*CLM, "--dora"), tier="3 cpu"),
+    "dora": Case(script="peft_clm.py", arguments=(*CLM, "--method", "dora"), tier="3 cpu"),
+    **{
+        f"peft, {method}": Case(script="peft_clm.py", arguments=(*CLM, "--method", method), tier=tier)
+        for method, tier in {
+            "ia3": "2",
+            "vera": "3",
+            "loha": "3 nvme",
+            "oft": "3 cpu",
+            "ln": "1",
+            "prompt": "3",
+            "prefix": "3",
+        }.items()
+    },
     "lightning": Case(script="lightning_fit.py", arguments=("--output_dir", "out"), tier="3"),
     "fabric": Case(script="fabric_loop.py", arguments=("--output_dir", "out"), tier="3"),
     "trainer of one's own": Case(
@@ -153,9 +168,9 @@ class Assets:
 
     folder: Path
 
-    def make(self) -> Assets:
-        """Write them."""
-        hf_assets.save_models(self.folder / "models")
+    def make(self, **sizes: int) -> Assets:
+        """Write them; `sizes` are the models'."""
+        hf_assets.save_models(self.folder / "models", **sizes)
         hf_assets.save_data(self.folder / "data")
         return self
 
@@ -164,8 +179,11 @@ class Assets:
         return [each.format(models=self.folder / "models", data=self.folder / "data") for each in given]
 
 
-def write_config(folder: Path, tier: str, *, optimizer: bool = False) -> Path:
-    """Write the DeepSpeed JSON of a tier, as users of the Trainer write it; return the file."""
+def write_config(folder: Path, tier: str, *, optimizer: bool = False, schedule: bool = False) -> Path:
+    """Write the DeepSpeed JSON of a tier, as users of the Trainer write it; return the file.
+
+    `optimizer` and `schedule` say what it names itself; the schedule is the Trainer's default.
+    """
     zero: dict[str, Any] = json.loads(json.dumps(TIERS[tier]))
     for block in zero.values():
         if isinstance(block, dict) and block["device"] == "nvme":
@@ -188,6 +206,10 @@ def write_config(folder: Path, tier: str, *, optimizer: bool = False) -> Path:
     if optimizer:
         params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
         config["optimizer"] = {"type": "AdamW", "params": params}
+    if schedule:
+        names = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+        params = {**dict.fromkeys(names, "auto"), "warmup_type": "linear"}
+        config["scheduler"] = {"type": "WarmupDecayLR", "params": params}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spill").mkdir(exist_ok=True)
     (folder / "ds.json").write_text(json.dumps(config))

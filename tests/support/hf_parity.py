@@ -39,14 +39,22 @@ class Bench:
         """Write the assets into a folder."""
         return cls(folder=folder, assets=Assets(folder=folder / "assets").make())
 
-    def run(self, name: str, case: Case, tier: str | None, *more: str, ranks: int = 2) -> list[Losses]:
+    def run(
+        self,
+        name: str,
+        case: Case,
+        tier: str | None,
+        *more: str,
+        ranks: int = 2,
+        deepspeed_python: Path | None = None,
+    ) -> list[Losses]:
         """Run a case in a tier, or under DDP for None."""
-        folder = self.folder / re.sub(r"\W+", "_", f"{name} {tier} {ranks}")
+        folder = self.folder / re.sub(r"\W+", "_", f"{name} {tier} {ranks} {deepspeed_python}")
         arguments = [*self.assets.arguments(case.arguments), *more]
         if tier is not None:
-            config = write_config(folder, tier, optimizer="optimizer" in name)
+            config = write_config(folder, tier, optimizer="optimizer" in name, schedule="schedule" in name)
             arguments += ["--deepspeed", str(config)]
-        return run_script(case.path, folder, *arguments, ranks=ranks)
+        return run_script(case.path, folder, *arguments, ranks=ranks, deepspeed_python=deepspeed_python)
 
     def compare(self, name: str, case: Case, tiers: Sequence[str]) -> None:
         """Assert that a case's losses in each tier are those under DDP, and that tiers which sum gradients in

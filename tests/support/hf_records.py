@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 _losses: list[float] = []
+_times: list[float] = []
 _logged: dict[str, list[float]] = {}
 
-KEYS = ("loss", "eval_loss", "eval_tokens", "grad_norm", "reward", "rewards/margins")
-"""Values of the Trainer's logs that are compared besides the losses."""
+RATE = "learning_rate"
+KEYS = ("loss", RATE, "eval_loss", "eval_tokens", "grad_norm", "reward", "rewards/margins")
+"""Values of the Trainer's logs that are recorded besides the losses."""
 
 
 def install() -> None:
@@ -39,6 +42,7 @@ def _record(owner: Any, name: str) -> None:
 
     def recorded(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         _losses.append(float(loss.detach()))
+        _times.append(time.perf_counter())
         return inner(self, loss, *args, **kwargs)
 
     setattr(owner, name, recorded)
@@ -46,4 +50,4 @@ def _record(owner: Any, name: str) -> None:
 
 def write(path: Path) -> None:
     """Write what this process recorded."""
-    path.write_text(json.dumps({"losses": _losses, "logged": _logged}))
+    path.write_text(json.dumps({"losses": _losses, "times": _times, "logged": _logged}))

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import hf_server
+from tests.support.hf_records import RATE
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,13 +28,19 @@ class Losses:
     """Values that one rank recorded."""
 
     losses: list[float]
+    times: list[float]
+    """Seconds of the clock before each backward pass."""
     logged: dict[str, list[float]]
 
     def difference(self, other: Losses) -> float:
         """Return the largest difference of two runs that trained and logged alike: absolute for values below
-        1, else relative."""
+        1, else relative.
+
+        Rates are left out: of a schedule that the engine steps, as DeepSpeed does, the Trainer logs the next.
+        """
         assert self.logged.keys() == other.logged.keys()
-        pairs = [(self.losses, other.losses), *((self.logged[key], other.logged[key]) for key in self.logged)]
+        keys = [key for key in self.logged if key != RATE]
+        pairs = [(self.losses, other.losses), *((self.logged[key], other.logged[key]) for key in keys)]
         found = [
             abs(one - two) / max(1.0, abs(two))
             for mine, theirs in pairs
@@ -44,7 +52,7 @@ class Losses:
 class _Server:
     """The process of `hf_server.py`."""
 
-    def __init__(self) -> None:
+    def __init__(self, deepspeed_python: Path | None) -> None:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -53,10 +61,11 @@ class _Server:
             "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
             "TRANSFORMERS_VERBOSITY": "error",
             "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
+            **({hf_server.REAL_DEEPSPEED: "1", "DS_ACCELERATOR": "cpu"} if deepspeed_python else {}),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.hf_server"],
+            [deepspeed_python or sys.executable, "-m", "tests.support.hf_server"],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -80,7 +89,7 @@ class _Server:
         return line
 
 
-_server: list[_Server] = []
+_servers: dict[Path | None, _Server] = {}
 
 
 def run_script(
@@ -89,13 +98,15 @@ def run_script(
     *arguments: str,
     ranks: int = 2,
     environment: Mapping[str, str] | None = None,
+    deepspeed_python: Path | None = None,
 ) -> list[Losses]:
     """Run a script with arguments in a folder on fresh ranks; return what each rank recorded.
 
-    Raises ScriptFailed with the outputs if a rank fails.
+    `deepspeed_python` is an interpreter that has DeepSpeed, which then takes the place of this engine. Raises
+    ScriptFailed with the outputs if a rank fails.
     """
-    if not _server:
-        _server.append(_Server())
+    if deepspeed_python not in _servers:
+        _servers[deepspeed_python] = _Server(deepspeed_python)
     folder.mkdir(parents=True, exist_ok=True)
     request = {
         "script": str(script),
@@ -106,7 +117,7 @@ def run_script(
         "environment": dict(environment or {}),
         "timeout_s": TIMEOUT_S,
     }
-    statuses = _server[0].ask(request)
+    statuses = _servers[deepspeed_python].ask(request)
     if any(statuses):
         raise ScriptFailed(_outputs(folder, statuses))
     found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]

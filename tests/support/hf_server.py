@@ -35,11 +35,13 @@ LIBRARIES = (
 """Modules whose import takes seconds; a rank imports the rest itself."""
 
 
-def serve() -> None:
-    """Import the libraries through the import hook and answer requests until the input ends."""
-    import zerotrain.compat
+REAL_DEEPSPEED = "REAL_DEEPSPEED"
+"""Variable that is set where DeepSpeed itself trains, for a benchmark."""
 
-    zerotrain.compat.deepspeed()
+
+def serve() -> None:
+    """Import the libraries with an engine and answer requests until the input ends."""
+    import_real_deepspeed() if REAL_DEEPSPEED in os.environ else import_own_engine()
     for name in LIBRARIES:
         __import__(name)
     hf_records.install()
@@ -47,6 +49,23 @@ def serve() -> None:
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), file=answers, flush=True)
+
+
+def import_own_engine() -> None:
+    """Put the engine behind the import hook."""
+    import zerotrain.compat
+
+    zerotrain.compat.deepspeed()
+
+
+def import_real_deepspeed() -> None:
+    """Import DeepSpeed, and let Accelerate see ranks without a GPU as one world, as for the engine."""
+    import accelerate.state
+    import deepspeed  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+
+    from zerotrain.compat.libraries.mends.accelerate import join_ranks_on_processors
+
+    join_ranks_on_processors(accelerate.state)
 
 
 def run(request: dict[str, Any]) -> list[int]:

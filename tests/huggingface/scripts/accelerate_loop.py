@@ -15,6 +15,7 @@ parser.add_argument("--data", required=True)
 parser.add_argument("--output_dir", required=True)
 parser.add_argument("--deepspeed")
 parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--save_steps", type=int, default=10)
 parser.add_argument("--resume_from_checkpoint", type=Path)
 args = parser.parse_args()
 
@@ -67,7 +68,7 @@ while done < args.steps:
         optimizer.zero_grad()
     if accelerator.sync_gradients:
         done += 1
-        if done % 10 == 0:
+        if done % args.save_steps == 0:
             accelerator.save_state(f"{args.output_dir}/step_{done}")
 
 model.eval()

@@ -41,6 +41,6 @@ trainer = transformers.Seq2SeqTrainer(
     data_collator=transformers.DataCollatorForSeq2Seq(tokenizer, model=model),
     compute_metrics=compute_metrics,
 )
-trainer.train()
+trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
 print("beams", trainer.evaluate(max_length=12, num_beams=2))
 trainer.save_model()

@@ -24,5 +24,7 @@ trainer = transformers.Trainer(
 for step in more.order:
     if step == "predict":
         trainer.log({"eval_loss": trainer.predict(data["test"]).metrics["test_loss"]})
+    elif step.isdigit():
+        trainer.args.max_steps = int(step)
     else:
         getattr(trainer, step)()

@@ -52,7 +52,7 @@ trainer = WeightedTrainer(
     processing_class=tokenizer,
     optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)),
 )
-trainer.train()
+trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
 trainer.evaluate()
 rates = [group["lr"] for group in trainer.optimizer.param_groups]
 assert rates == [1e-2 * 0.95**args.max_steps, 1e-1 * 0.95**args.max_steps], rates
