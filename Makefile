@@ -83,6 +83,7 @@ demo: venv ## the main job: a cluster, the operator, a ZeRO-3 training that surv
 bench: venv ## the benchmarks of tests/benchmarks (long; not part of CI)
 	$(PY) -m tests.benchmarks.bench_small_params
 	$(PY) -m tests.benchmarks.bench_step $(ARGS)
+	$(PY) -m tests.benchmarks.bench_scripts
 
 bench-offload: venv ## the benchmarks of offloading: update kernel, spill file, just-in-time step, whole steps
 	$(PY) -m tests.benchmarks.bench_cpu_adam
