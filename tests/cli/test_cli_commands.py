@@ -115,14 +115,14 @@ def test_facts_of_the_bar() -> None:
 def test_terminal_gets_a_bar_and_a_pipe_gets_lines() -> None:
     stream = io.StringIO()
     terminal = Console(file=stream, force_terminal=True, width=120)
-    view = view_for(terminal, total_steps=10)
-    assert isinstance(view, TerminalView)
-    with view:
+    with view_for(terminal, total_steps=10) as view:
+        assert isinstance(view, TerminalView)
         view.update(report(4))
         view.line("[rank 1] step 4")
     assert "4/10" in stream.getvalue()
     assert "[rank 1] step 4" in stream.getvalue()
-    assert isinstance(view_for(Console(file=io.StringIO()), total_steps=10), PlainView)
+    with view_for(Console(file=io.StringIO()), total_steps=10) as view:
+        assert isinstance(view, PlainView)
 
 
 @pytest.mark.parametrize(("no_color", "colours"), [("1", False), ("", True)])

@@ -18,8 +18,9 @@ from zerotrain.cli.options import Output
 from zerotrain.cli.output import show_record
 from zerotrain.cli.top import as_record
 from zerotrain.cli.top_app import TopApp
+from zerotrain.cli.top_table import one_line
 from zerotrain.client import ClientError, JobNotFoundError
-from zerotrain.client.snapshot import Mark, RankRow, Snapshot, one_line
+from zerotrain.client.snapshot import Mark, RankRow, Snapshot
 
 pytestmark = pytest.mark.unit
 

@@ -91,7 +91,6 @@ def diff(first: SideArgument, second: SideArgument, output: OutputOption = Outpu
         sides.append(compare.Side(inspect.resolve(first)))
         sides.append(compare.Side(inspect.resolve(second)))
         rows = [row for row in compare.differences(*sides) if not row.is_equal]
-        same_step = sides[0].manifest.step == sides[1].manifest.step
         steps = [side.manifest.step for side in sides]
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and may_pass(error.errno):
@@ -107,7 +106,7 @@ def diff(first: SideArgument, second: SideArgument, output: OutputOption = Outpu
     if output is not Output.TABLE:
         show_record({"steps": steps, "differences": [_difference(row) for row in rows]}, output)
     else:
-        if not same_step:
+        if steps[0] != steps[1]:
             typer.echo(f"step {steps[0]} against step {steps[1]}")
         _print_differences(rows)
     if rows:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from zerotrain.cli.errors import CliError
+from zerotrain.cli.errors import CliError, job_file_errors
 from zerotrain.cli.options import ConfigOption, Output, OutputOption, usage_error
-from zerotrain.cli.output import plain, show, show_record, show_table
+from zerotrain.cli.output import show, show_record, show_table
 from zerotrain.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from zerotrain.contract.config import ConfigError, EngineConfig, KeyReport
+    from zerotrain.contract.config import EngineConfig, KeyReport
 
 
 CHECK_EXAMPLE = "Example: zerotrain config check ds_config.json --world-size 8"
 SHOW_EXAMPLE = "Example: zerotrain config show ds_config.json --world-size 8"
+
+WorldSizeOption = Annotated[
+    int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
+]
 
 
 class Outcome(StrEnum):
@@ -52,9 +56,7 @@ class Row:
 
 def check_config(
     file: Annotated[Path, typer.Argument(help="A DeepSpeed-style JSON file, or a job file (YAML).")],
-    world_size: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
-    ] = None,
+    world_size: WorldSizeOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -69,15 +71,13 @@ def check_config(
         rows = rows_of(config_of(file, world_size, config))
     except ConfigError as error:
         # The reader stops at the first wrong key, so nothing is known about the others.
-        rows = [Row(key=error.path, outcome=Outcome.REFUSED, value=error.value, why=_why(error))]
+        why = f"{error.rule}. {error.way_out}"
+        rows = [Row(key=error.path, outcome=Outcome.REFUSED, value=error.value, why=why)]
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}", next_step="give a file that can be read") from error
     refused = [row for row in rows if row.outcome is Outcome.REFUSED]
     if output is not Output.TABLE:
-        records = [
-            {"key": row.key, "outcome": row.outcome.value, "value": row.value, "why": row.why} for row in rows
-        ]
-        show_record(records, output)
+        show_record([asdict(row) for row in rows], output)
     else:
         _print(rows, refused)
     if refused:
@@ -116,21 +116,17 @@ def rows_of(config: EngineConfig) -> list[Row]:
     return sorted(rows, key=lambda row: -order.index(row.outcome))
 
 
-def _why(error: ConfigError) -> str:
-    return f"{error.rule}. {error.way_out}"
-
-
 def _print(rows: Sequence[Row], refused: Sequence[Row]) -> None:
     console = Console()
-    table = Table(box=None, pad_edge=False)
-    for column in ("outcome", "key", "value", "why"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        value = "" if row.value is None else json.dumps(row.value, default=str)
-        table.add_row(
-            f"[{STYLES[row.outcome]}]{row.outcome}[/]", plain(row.key), plain(value), plain(row.why)
-        )
-    console.print(table)
+    values = ["" if row.value is None else json.dumps(row.value, default=str) for row in rows]
+    show_table(
+        ("outcome", "key", "value", "why"),
+        (
+            (Text.styled(row.outcome, STYLES[row.outcome]), row.key, value, row.why)
+            for row, value in zip(rows, values, strict=True)
+        ),
+        console,
+    )
     if refused:
         console.print(
             f"{len(refused)} of {len(rows)} keys refused: the job would not start", style="bold red"
@@ -141,9 +137,7 @@ def _print(rows: Sequence[Row], refused: Sequence[Row]) -> None:
 
 def show_config(
     file: Annotated[Path, typer.Argument(help="A job file (YAML), or a DeepSpeed-style JSON file.")],
-    world_size: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
-    ] = None,
+    world_size: WorldSizeOption = None,
     config: ConfigOption = None,
     all_keys: Annotated[bool, typer.Option("--all", help="Also keys that are at their default.")] = False,
     output: OutputOption = Output.TABLE,
@@ -192,16 +186,12 @@ def config_of(file: Path, world_size: int | None, config: Path | None = None) ->
 
 def _of_job(file: Path, world_size: int | None, config: Path | None) -> EngineConfig:
     # Imported late: importing the API's models takes a second, which no other command needs to spend.
-    from zerotrain.client.config_source import ConfigSourceError, inlined
-    from zerotrain.client.jobfile import JobFileError, load_job
+    from zerotrain.client.config_source import inlined
+    from zerotrain.client.jobfile import load_job
     from zerotrain.operator.api.configuration import engine_config
 
-    try:
+    with job_file_errors(file):
         spec = inlined(load_job(file), config).job.spec
-    except ConfigSourceError as error:
-        raise CliError(str(error), next_step=error.next_step) from error
-    except JobFileError as error:
-        raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
     found = engine_config(spec, world_size=world_size)
     assert found is not None  # `inlined` returns no job without a configuration
     return found

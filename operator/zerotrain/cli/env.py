@@ -47,7 +47,7 @@ def env(
     """Print versions, system, native module and settings for a bug report. The values of
     variables that may be secrets are hidden; check the output before you publish it."""
     facts = {
-        "packages": packages(),
+        "packages": {name: _installed(name) for name in PACKAGES},
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "system": system(),
         "native module": native(),
@@ -67,17 +67,6 @@ def env(
         show(f"{title}:")
         for name, value in rows.items():
             show(f"  {name}: {value}")
-
-
-def packages() -> dict[str, str]:
-    """Return the versions of the packages, from their metadata: importing torch takes seconds."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version_of(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def system() -> dict[str, str]:

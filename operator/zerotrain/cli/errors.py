@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from rich.console import Console
 
 from zerotrain.contract.exit_codes import ExitCode
@@ -20,6 +24,21 @@ class CliError(Exception):
         super().__init__(message)
         self.code = code
         self.next_step = next_step
+
+
+@contextmanager
+def job_file_errors(file: Path) -> Iterator[None]:
+    """Replace the errors of a job file, and of a configuration beside it, by a CliError."""
+    # Imported late: importing the API's models takes a second, which no other command needs to spend.
+    from zerotrain.client.config_source import ConfigSourceError
+    from zerotrain.client.jobfile import JobFileError
+
+    try:
+        yield
+    except ConfigSourceError as error:
+        raise CliError(str(error), next_step=error.next_step) from error
+    except JobFileError as error:
+        raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
 
 
 def show(error: CliError) -> None:

@@ -71,12 +71,7 @@ class Target:
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
     """Return names of jobs for shell completion; empty if the cluster does not answer."""
-    options = context.params
-    target = Target(
-        namespace=options.get("namespace"),
-        context=options.get("context"),
-        kubeconfig=options.get("kubeconfig"),
-    )
+    target = Target(**{name: context.params.get(name) for name in _TARGET_OPTIONS})
     try:
         return [job.name for job in target.client.list() if job.name.startswith(incomplete)]
     except (ClientError, OSError):

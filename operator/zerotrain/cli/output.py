@@ -16,7 +16,9 @@ from zerotrain.contract.text import printable
 from zerotrain.operator.constants import GROUP, SINGULAR
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Column
+    from rich.text import Text
 
 GAP = "   "
 
@@ -31,14 +33,9 @@ def show(text: str) -> None:
     typer.echo(printable(text))
 
 
-def plain(text: str) -> str:
-    """Escape a text of others, so that it is neither markup nor a control sequence for the terminal."""
-    from rich.markup import escape
-
-    return escape(printable(text))
-
-
-def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -> None:
+def show_table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Text]], console: Console | None = None
+) -> None:
     """Print a table whose columns fold on a narrow terminal. Texts are not read as markup."""
     from rich.console import Console
     from rich.table import Table
@@ -50,8 +47,8 @@ def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -
         else:
             table.columns.append(column)
     for row in rows:
-        table.add_row(*(printable(text) for text in row))
-    Console().print(table, markup=False)
+        table.add_row(*(printable(text) if isinstance(text, str) else text for text in row))
+    (console or Console()).print(table, markup=False)
 
 
 def show_record(value: Any, form: Output) -> None:

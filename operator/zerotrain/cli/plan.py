@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotrain.cli.errors import CliError
+from zerotrain.cli.errors import CliError, job_file_errors
 from zerotrain.cli.options import ConfigOption, Output, OutputOption
 from zerotrain.cli.output import show_record
 from zerotrain.contract.exit_codes import ExitCode
@@ -82,19 +82,13 @@ def plan(
 
 def _load(job_file: Path, config: Path | None) -> JobFile:
     # Imported late: importing the API's models takes a second, which no other command needs to spend.
-    from zerotrain.client.config_source import ConfigSourceError, inlined
-    from zerotrain.client.jobfile import JobFileError, load_job
-    from zerotrain.operator.api.validation import refusals
+    from zerotrain.client.config_source import inlined
+    from zerotrain.client.jobfile import load_job
 
-    try:
+    with job_file_errors(job_file):
         file = inlined(load_job(job_file), config)
-        if problems := [(item.path, item.message) for item in refusals(file.job.spec)]:
-            raise file.error(problems)
-    except ConfigSourceError as error:
-        raise CliError(str(error), next_step=error.next_step) from error
-    except JobFileError as error:
-        raise CliError(str(error), next_step=f"correct {job_file} and run the command again") from error
-    return file
+        file.check()
+        return file
 
 
 def _device(name: str | None) -> Accelerator | None:

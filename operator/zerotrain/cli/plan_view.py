@@ -20,6 +20,7 @@ from zerotrain.contract.planner import (
     TierDemand,
     bytes_text,
     count_text,
+    summary,
     way_out,
 )
 from zerotrain.contract.text import printable
@@ -76,7 +77,7 @@ def print_plan(answer: Answer) -> None:
     assert found is not None  # planned from a demand
     console.print(f"{answer.name}:", end=" ", markup=False)
     console.print(str(answer.plan.verdict), style=STYLES[answer.plan.verdict], end=": ")
-    console.print(_first_sentence(answer), markup=False)
+    console.print(summary(found), markup=False)  # without the way out, which has a line of its own
     if answer.is_refused:
         console.print(way_out(answer.plan.proposal, found), markup=False)
     for line in ("", *_facts(found), ""):
@@ -91,14 +92,6 @@ def print_plan(answer: Answer) -> None:
 def wide_console() -> Console:
     """Return a console that never cuts numbers: a narrow terminal wraps the line."""
     return Console(soft_wrap=True, highlight=False, width=max(MIN_COLUMNS, Console().width))
-
-
-def _first_sentence(answer: Answer) -> str:
-    """Return the summary without the way out, which has a line of its own."""
-    from zerotrain.contract.planner import summary
-
-    assert answer.plan.demand is not None  # planned from a demand
-    return summary(answer.plan.demand)
 
 
 def _facts(found: Demand) -> list[str]:

@@ -11,8 +11,9 @@ import importlib.util
 import mmap
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from zerotrain.contract.planner.machines import GB
@@ -64,24 +65,26 @@ def disk_gbps(folder: Path) -> float:
     It bypasses the page cache where the file system allows it. The file has no name and is gone afterwards.
     """
     try:
-        handle = _open(folder)
+        with scratch_file(folder) as handle:
+            began = time.perf_counter()
+            moved = _sweep(handle, writes=True) + _sweep(handle, writes=False)
+            return moved / (time.perf_counter() - began) / GB
     except OSError as error:
         raise ProbeError(f"--probe {folder}: {error.strerror}") from error
+
+
+@contextmanager
+def scratch_file(folder: Path) -> Iterator[int]:
+    """Yield the descriptor of a file without a name, past the page cache where the file system allows it."""
+    flags = os.O_RDWR | os.O_TMPFILE
     try:
-        began = time.perf_counter()
-        moved = _sweep(handle, writes=True) + _sweep(handle, writes=False)
-        return moved / (time.perf_counter() - began) / GB
-    except OSError as error:
-        raise ProbeError(f"--probe {folder}: {error.strerror}") from error
+        handle = os.open(folder, flags | os.O_DIRECT, 0o600)
+    except OSError:
+        handle = os.open(folder, flags, 0o600)
+    try:
+        yield handle
     finally:
         os.close(handle)
-
-
-def _open(folder: Path) -> int:
-    flags = os.O_RDWR | os.O_TMPFILE
-    with suppress(OSError):
-        return os.open(folder, flags | os.O_DIRECT, 0o600)
-    return os.open(folder, flags, 0o600)
 
 
 def _sweep(handle: int, *, writes: bool) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli.errors import CliError
+from zerotrain.cli.errors import CliError, job_file_errors
 from zerotrain.cli.options import ConfigOption
 
 EXAMPLE = "Example: zerotrain run job.yaml --ranks 2"
@@ -45,13 +45,12 @@ def run(
     """
     # Imported late: the other commands need neither pydantic's models nor the runtime.
     from zerotrain.cli.local.attempts import run_attempts
-    from zerotrain.client import ConfigSourceError, JobFileError, LocalRunError, load_job, local_run
+    from zerotrain.client import LocalRunError, load_job, local_run
 
     try:
-        plan = local_run(load_job(job_file), ranks=ranks, data=data, config=config)
-    except ConfigSourceError as error:
-        raise CliError(str(error), next_step=error.next_step) from error
-    except (JobFileError, LocalRunError) as error:
+        with job_file_errors(job_file):
+            plan = local_run(load_job(job_file), ranks=ranks, data=data, config=config)
+    except LocalRunError as error:
         raise CliError(str(error), next_step=f"correct {job_file} and run the command again") from error
     folder = (run_dir or Path("runs", plan.name)).resolve()
     raise typer.Exit(run_attempts(plan, folder, max_restarts=max_restarts))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerotrain.cli.errors import CliError
-from zerotrain.cli.lifecycle import WaitOption, wait_until
+from zerotrain.cli.errors import job_file_errors
+from zerotrain.cli.lifecycle import TimeoutOption, WaitOption, wait_until
 from zerotrain.cli.options import (
     DryRun,
     DryRunOption,
@@ -20,7 +20,6 @@ from zerotrain.cli.options import (
     usage_error,
 )
 from zerotrain.cli.output import object_name, print_message, print_objects, show
-from zerotrain.client.command_exits import CommandExit
 
 if TYPE_CHECKING:
     from zerotrain.client.jobfile import JobFile
@@ -38,9 +37,7 @@ def submit(
     ] = False,
     dry_run: DryRunOption = DryRun.NONE,
     wait: WaitOption = False,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, help="Maximum seconds to wait; no limit unless given.")
-    ] = None,
+    timeout: TimeoutOption = None,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """Check a job file by all rules of the cluster, and create its job.
@@ -70,20 +67,12 @@ def submit(
 
 
 def _load(job_file: Path) -> JobFile:
-    from zerotrain.client.jobfile import JobFileError, load_job
-    from zerotrain.operator.api.validation import refusals
+    from zerotrain.client.jobfile import load_job
 
-    try:
+    with job_file_errors(job_file):
         file = load_job(job_file)
-        if problems := [(item.path, item.message) for item in refusals(file.job.spec)]:
-            raise file.error(problems)
-    except JobFileError as error:
-        raise CliError(
-            str(error),
-            code=int(CommandExit.INVALID),
-            next_step=f"correct {job_file} and run the command again",
-        ) from error
-    return file
+        file.check()
+        return file
 
 
 def _exists(target: Target, name: str) -> bool:
@@ -112,12 +101,10 @@ def _named(file: JobFile, name: str | None, target: Target) -> dict[str, Any]:
 
 
 def _print(raw: Any, output: Format, done: str) -> None:
-    if output in (Format.JSON, Format.YAML):
-        print_objects([raw], output, is_list=False)
-    elif output is Format.NAME:
-        show(object_name(raw))
-    else:
+    if output in (Format.TABLE, Format.WIDE):
         show(f"{object_name(raw)} {done}")
+    else:
+        print_objects([raw], output, is_list=False)
 
 
 def _mention_others(file: JobFile) -> None:

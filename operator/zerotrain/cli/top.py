@@ -76,7 +76,7 @@ def as_record(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _print_table(snapshot: Snapshot) -> None:
-    from zerotrain.client.snapshot import COLUMNS, cells, one_line
+    from zerotrain.cli.top_table import COLUMNS, cells, one_line
 
     show(one_line(snapshot))
     if snapshot.rows:
@@ -85,7 +85,8 @@ def _print_table(snapshot: Snapshot) -> None:
 
 
 def _print_lines(target: Target, job: str, every_s: float, count: int | None) -> None:
-    from zerotrain.client.snapshot import SnapshotPoller, one_line
+    from zerotrain.cli.top_table import one_line
+    from zerotrain.client.snapshot import SnapshotPoller
 
     poller = SnapshotPoller(target.client, job)
     for number in itertools.count(1):

@@ -14,12 +14,12 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.timer import Timer
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
+from zerotrain.cli.top_table import COLUMNS, cells
 from zerotrain.client.errors import ClientError, JobNotFoundError
 from zerotrain.client.formatting import compute_text, counted, since, size, span
-from zerotrain.client.snapshot import COLUMNS, Mark, RankRow, Snapshot, TierRow, cells
+from zerotrain.client.snapshot import Mark, RankRow, Snapshot, TierRow
 from zerotrain.contract.text import printable
 
 HISTORY = 120
@@ -65,7 +65,6 @@ class TopApp(App[str]):
         self.by_slowest = False
         self.paused = False
         self._paces: deque[float] = deque(maxlen=HISTORY)
-        self._timer: Timer | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
@@ -84,7 +83,7 @@ class TopApp(App[str]):
         self.query_one("#memory").border_title = "memory of a rank, of the plan"
         self.query_one(DataTable).add_columns(*COLUMNS)
         self.show(self.snapshot)
-        self._timer = self.set_interval(self._every_s, self.look)
+        self.set_interval(self._every_s, self.action_look)
 
     def action_sort(self) -> None:
         self.by_slowest = not self.by_slowest
@@ -95,9 +94,6 @@ class TopApp(App[str]):
         self.show(self.snapshot)
 
     def action_look(self) -> None:
-        self.look()
-
-    def look(self) -> None:
         """Take the next snapshot in a thread, unless the view is paused."""
         if not self.paused:
             self._look()

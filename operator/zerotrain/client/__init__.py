@@ -38,30 +38,12 @@ if TYPE_CHECKING:
 _PLACES = {
     "cluster": ("Client",),
     "config_source": ("ConfigSourceError",),
-    "errors": (
-        "CertificateError",
-        "ClientError",
-        "ConflictError",
-        "ForbiddenError",
-        "InvalidJobError",
-        "JobFailedError",
-        "JobNotFoundError",
-        "KubeconfigError",
-        "NoLogsError",
-        "NotFoundError",
-        "NotInstalledError",
-        "ServerError",
-        "TooManyLogsError",
-        "UnauthenticatedError",
-        "UnreachableError",
-        "WaitTimeoutError",
-        "WorkerError",
-    ),
     "job": ("Job",),
     "jobfile": ("JobFileError", "Problem", "load_job", "parse_job"),
     "localrun": ("LocalRun", "LocalRunError", "local_run"),
     "observed": ("Event", "JobProgress", "LogLine", "MetricFamily", "Pod", "Sample"),
 }
+"""Names by their module; `errors` has the others of `__all__`."""
 
 __all__ = [
     "CertificateError",
@@ -101,7 +83,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _PLACES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = next((module for module, names in _PLACES.items() if name in names), "errors")
+    return getattr(import_module(f"{__name__}.{module}"), name)

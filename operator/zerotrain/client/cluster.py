@@ -12,7 +12,6 @@ All requests go to the API server with the identity of the kubeconfig. Errors ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from zerotrain.client.log_stream import MAX_FOLLOWED, LogRequest
 from zerotrain.client.logs import read_logs
 from zerotrain.client.observed import LogLine
 from zerotrain.client.reading import JobReader, job_path
+from zerotrain.client.watching import log_warning
 from zerotrain.operator.constants import API_VERSION, KIND
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ class Client(JobReader):
         path, what = job_path(namespace), f"job {name}"
         if replace and (changed := self._replace(raw, dry_run=dry_run)) is not None:
             return changed
-        query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
-        query |= {"dryRun": "All"} if dry_run else {}
         try:
-            return Job.of(self.transport.post(path, raw, query, what=what))
+            return Job.of(self.transport.post(path, raw, _write_query(dry_run), what=what))
         except ConflictError as error:
             error.next_step = (
                 f"change it with: zerotrain submit --replace; or delete it first: zerotrain delete {name}"
@@ -82,8 +80,7 @@ class Client(JobReader):
         """Replace an existing job. Return the new one; None if there is none to be replaced."""
         meta = raw["metadata"]
         path, what = job_path(meta["namespace"], meta["name"]), f"job {meta['name']}"
-        query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
-        query |= {"dryRun": "All"} if dry_run else {}
+        query = _write_query(dry_run)
         for attempt in range(REPLACE_TRIES):
             try:
                 old = self.transport.get(path, what=what)
@@ -127,12 +124,14 @@ class Client(JobReader):
         each worker (of each rank if `ranks` is given). `follow` goes on into later attempts, with at most
         `max_followed` workers at once. A pod whose log cannot be read is reported to `on_problem` (by default
         the logger of this package), and the others go on. Raises NoLogsError, TooManyLogsError."""
-        chosen = frozenset(ranks) if ranks is not None else None
         request = LogRequest(
-            ranks=chosen, attempt=attempt, follow=follow, tail=tail, max_followed=max_followed
+            ranks=frozenset(ranks) if ranks is not None else None,
+            attempt=attempt,
+            follow=follow,
+            tail=tail,
+            max_followed=max_followed,
+            on_problem=on_problem or log_warning,
         )
-        if on_problem is not None:
-            request = replace(request, on_problem=on_problem)
         return read_logs(self, name, request)
 
     def describe(self, name: str) -> Diagnosis:
@@ -171,13 +170,16 @@ class Client(JobReader):
 
     def patch(self, name: str, change: Mapping[str, Any], *, dry_run: bool = False) -> Job:
         """Merge `change` into the job. Raises InvalidJobError for fields that may not change now."""
-        query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
-        query |= {"dryRun": "All"} if dry_run else {}
         path, what = job_path(self.namespace, name), f"job {name}"
         try:
-            return Job.of(self.transport.patch(path, change, query, what=what))
+            return Job.of(self.transport.patch(path, change, _write_query(dry_run), what=what))
         except NotFoundError as error:
             raise self.no_such_job(name) from error
+
+
+def _write_query(dry_run: bool) -> dict[str, str]:
+    query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
+    return query | ({"dryRun": "All"} if dry_run else {})
 
 
 def _object_of(job: Mapping[str, Any] | Path | str) -> Mapping[str, Any]:

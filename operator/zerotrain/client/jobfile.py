@@ -72,6 +72,14 @@ class JobFile:
     config_place: ConfigPlace | None = None
     """Source of the values in spec.config, where the file itself does not have them there."""
 
+    def check(self) -> None:
+        """Raise JobFileError for what the operator would reject, apart from what the loader has rejected."""
+        # Imported late: a job that the API server checks by itself needs only the models.
+        from zerotrain.operator.api.validation import refusals
+
+        if found := refusals(self.job.spec):
+            raise self.error((item.path, item.message) for item in found)
+
     def error(self, problems: Iterable[tuple[str, str]]) -> JobFileError:
         """Return an error about (field, message) pairs that were found after loading."""
         return JobFileError(self.source, [self._problem(path, message) for path, message in problems])

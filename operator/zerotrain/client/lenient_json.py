@@ -7,8 +7,8 @@ status is read by the API's own models (`operator.api.lenient`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,16 +43,6 @@ class Fields:
         """Return the whole number; 0 where it is absent."""
         return self.whole(name) or 0
 
-    def number(self, name: str) -> float | None:
-        value = self._value.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return None
-        try:
-            number = float(value)
-        except OverflowError:
-            return None
-        return number if math.isfinite(number) else None
-
     def flag(self, name: str) -> bool:
         return self._value.get(name) is True
 
@@ -77,24 +67,20 @@ class Fields:
 
     def pairs(self, name: str) -> dict[str, str]:
         """Return an object with text values, such as labels."""
-        return {key: text for key, text in self._pairs(name) if isinstance(text, str)}
+        value = self._value.get(name)
+        pairs = value.items() if isinstance(value, Mapping) else ()
+        return {key: text for key, text in pairs if isinstance(text, str)}
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all fields that are present."""
         return tuple(name for name in self._value if isinstance(name, str))
 
-    def _pairs(self, name: str) -> Iterator[tuple[str, Any]]:
-        value = self._value.get(name)
-        yield from value.items() if isinstance(value, Mapping) else ()
-
 
 def read_item(text: bytes) -> dict[str, Any]:
     """Parse one of many objects. Raises ValueError."""
     if len(text) <= MAX_SPEC_BYTES:
-        try:
+        with suppress(ValueError):
             return _whole(text)
-        except ValueError:
-            pass
     from zerotrain.operator.api.job_text import read_job  # the models take a while to import
 
     return read_job(text)
@@ -111,10 +97,8 @@ def read_object(text: bytes) -> dict[str, Any]:
 def read_line(line: bytes) -> Any:
     """Parse an event of a watch. Raises ValueError."""
     if len(line) <= MAX_SPEC_BYTES:
-        try:
+        with suppress(ValueError):
             return read_json(line)
-        except ValueError:
-            pass
     from zerotrain.operator.api.job_text import read_event
 
     return read_event(line)

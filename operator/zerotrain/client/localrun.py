@@ -17,7 +17,6 @@ from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpe
 from zerotrain.contract.worker_environment import LaunchSpec
 from zerotrain.operator.api.failures import FailurePolicy
 from zerotrain.operator.api.storage import Nvme
-from zerotrain.operator.api.validation import refusals
 from zerotrain.operator.resources.secret import config_files, train_spec
 
 CHECKPOINTS_DIR = "checkpoints"
@@ -106,9 +105,8 @@ def local_run(
     has, ConfigSourceError if the ConfigMap of spec.configFrom cannot be found.
     """
     file = inlined(file, config)
+    file.check()
     spec = file.job.spec
-    if problems := [(item.path, item.message) for item in refusals(spec)]:
-        raise file.error(problems)
     files = _files(file, data)
     checkpoint = spec.checkpoint
     return LocalRun(

@@ -5,7 +5,6 @@ A worker's pod holds the lines of all its ranks; the launcher marks those of eve
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -34,22 +33,18 @@ _RANK = re.compile(r"\[rank (\d{1,7})\] ")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ")
 
 
-def _warn(text: str) -> None:
-    logging.getLogger(__name__).warning("%s", text)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogRequest:
     """Selection of lines."""
 
-    ranks: frozenset[int] | None = None
-    attempt: int | None = None
-    follow: bool = False
-    tail: int | None = None
-    max_followed: int = MAX_FOLLOWED
+    ranks: frozenset[int] | None
+    attempt: int | None
+    follow: bool
+    tail: int | None
+    max_followed: int
     """Maximum of logs that are followed at once: each takes a thread here and a connection to the API
     server."""
-    on_problem: Callable[[str], None] = _warn
+    on_problem: Callable[[str], None]
     """Function that is called for a pod whose log cannot be read, while the other logs go on."""
 
     def wants(self, line: LogLine) -> bool:

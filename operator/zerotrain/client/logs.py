@@ -114,9 +114,7 @@ def _tail(lines: Iterator[LogLine], request: LogRequest) -> Iterator[LogLine]:
     last: dict[int | None, deque[tuple[int, LogLine]]] = {}
     for number, line in enumerate(lines):
         last.setdefault(line.rank, deque(maxlen=request.tail)).append((number, line))
-    return iter(
-        [line for _, line in sorted((item for kept in last.values() for item in kept), key=lambda i: i[0])]
-    )
+    return (line for _, line in heapq.merge(*last.values(), key=lambda item: item[0]))
 
 
 def _kept(reader: JobReader, job: Job, attempt: int, request: LogRequest) -> Iterator[LogLine]:

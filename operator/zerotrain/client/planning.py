@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from zerotrain.client.config_source import ConfigMissingError, inlined
-from zerotrain.client.jobfile import JobFile, load_job, parse_job
+from zerotrain.client.jobfile import load_job, parse_job
 from zerotrain.operator.api.planning import JobPlan, plan_job
-from zerotrain.operator.api.validation import refusals
 
 
 def plan(
@@ -31,16 +31,9 @@ def plan(
         file = parse_job(json.dumps(job), source="job")
     else:
         file = load_job(Path(job))
-    file = _with_config(file, None if config is None else Path(config))
+    with suppress(ConfigMissingError):
+        file = inlined(file, None if config is None else Path(config))
+    file.check()
     spec = file.job.spec
-    if problems := [(item.path, item.message) for item in refusals(spec)]:
-        raise file.error(problems)
     base = spec.workers if spec.elastic is not None else None
     return plan_job(spec, workers=workers, base_workers=base)
-
-
-def _with_config(file: JobFile, config: Path | None) -> JobFile:
-    try:
-        return inlined(file, config)
-    except ConfigMissingError:
-        return file

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from zerotrain.client import scrape
 from zerotrain.client.errors import JobNotFoundError, NotFoundError
@@ -18,7 +18,6 @@ from zerotrain.client.waiting import changes, wait_for
 from zerotrain.client.watching import Watched, log_warning
 from zerotrain.operator.constants import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 
-Json: TypeAlias = dict[str, Any]
 # Aliases, since inside the class `list` is a method.
 Jobs: TypeAlias = list[Job]
 Events: TypeAlias = list[Event]

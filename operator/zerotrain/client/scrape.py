@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from zerotrain.client.errors import ClientError, ForbiddenError, ServerError, WorkerError
@@ -30,32 +31,21 @@ T = TypeVar("T")
 
 def progress(transport: Transport, pods: Iterable[Pod], job: str) -> JobProgress:
     """Return the reports of all running workers."""
-
-    def ask(pod: Pod) -> WorkerReport:
-        text = transport.read(_path(pod, PROGRESS_PATH), what=f"pod {pod.name}", limit=MAX_BYTES)
-        return WorkerReport.from_json(text.decode(errors="replace"))
-
-    reports, silent = _ask_all(pods, job, ask)
+    reports, silent = _ask_all(
+        pods, job, lambda pod: WorkerReport.from_json(_read(transport, pod, PROGRESS_PATH))
+    )
     return JobProgress(reports=reports, silent=silent)
 
 
 def metrics(transport: Transport, pods: Iterable[Pod], job: str) -> list[MetricFamily]:
     """Return the metric families of all workers, each sample with the pod that it comes from."""
-
-    def ask(pod: Pod) -> list[MetricFamily]:
-        text = transport.read(_path(pod, METRICS_PATH), what=f"pod {pod.name}", limit=MAX_BYTES)
-        return parse_families(text.decode(errors="replace"), {"pod": pod.name})
-
-    answers, _ = _ask_all(pods, job, ask)
+    answers, _ = _ask_all(
+        pods, job, lambda pod: parse_families(_read(transport, pod, METRICS_PATH), {"pod": pod.name})
+    )
     merged: dict[str, MetricFamily] = {}
     for family in (family for families in answers.values() for family in families):
         known = merged.get(family.name)
-        merged[family.name] = MetricFamily(
-            name=family.name,
-            type=family.type,
-            help=family.help,
-            samples=(*(known.samples if known else ()), *family.samples),
-        )
+        merged[family.name] = replace(family, samples=known.samples + family.samples) if known else family
     return list(merged.values())
 
 
@@ -65,10 +55,9 @@ def worker_text(transport: Transport, pods: Iterable[Pod], path: str, *, worker:
     if pod is None:
         return None
     try:
-        text = transport.read(_path(pod, path), what=f"pod {pod.name}", limit=MAX_BYTES)
+        return _read(transport, pod, path)
     except ServerError as error:
         raise WorkerError(f"pod {pod.name} does not answer: {error}", next_step=LET_IN) from error
-    return text.decode(errors="replace")
 
 
 def parse_families(text: str, labels: Mapping[str, str]) -> list[MetricFamily]:
@@ -89,8 +78,9 @@ def parse_families(text: str, labels: Mapping[str, str]) -> list[MetricFamily]:
     ]
 
 
-def _path(pod: Pod, path: str) -> str:
-    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{WORKER_HTTP_PORT}/proxy{path}"
+def _read(transport: Transport, pod: Pod, path: str) -> str:
+    place = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{WORKER_HTTP_PORT}/proxy{path}"
+    return transport.read(place, what=f"pod {pod.name}", limit=MAX_BYTES).decode(errors="replace")
 
 
 def _ask_all(pods: Iterable[Pod], job: str, ask: Callable[[Pod], T]) -> tuple[dict[str, T], dict[str, str]]:

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from zerotrain.client.errors import ClientError, JobNotFoundError
-from zerotrain.client.formatting import compute_text, since, size, span
 from zerotrain.client.job import Job
 from zerotrain.client.observed import JobProgress
 from zerotrain.client.plan_text import used_tiers
@@ -224,48 +223,3 @@ def _mark(job: Job, record: Progress, slow: int | None) -> Mark:
     if named or (straggler is None and slow == record.rank):
         return Mark.SLOW
     return Mark.FINE
-
-
-def one_line(snapshot: Snapshot) -> str:
-    """Return one line for logs and pipes, such as `22:15:04 Running attempt 2 step 140/1000, 0.42 s a step,
-    loss 2.314`."""
-    job, slowest = snapshot.job, snapshot.slowest
-    step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
-    newest = max((row.step for row in snapshot.rows), default=job.step)
-    parts = [
-        f"{snapshot.time:%H:%M:%S} {job.phase or 'new'} attempt {job.attempt} step "
-        + (f"{newest}/{job.total_steps}" if job.total_steps and newest > job.step else step),
-        f"{job.step_seconds:.3g} s a step" if job.step_seconds else "",
-        f"loss {job.loss:.4g}" if job.loss is not None else "",
-        f"{job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else "",
-        compute_text(job.step_flops, job.mfu),
-        f"checkpoint {job.last_checkpoint.step}, {since(job.last_checkpoint.time, snapshot.time)} old"
-        if job.last_checkpoint is not None
-        else "",
-        f"rank {slowest.rank} {slowest.mark} ({slowest.pod})" if slowest and slowest.mark else "",
-        snapshot.problem,
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def cells(row: RankRow) -> tuple[str, ...]:
-    """Return a rank as texts, in the order of COLUMNS."""
-    return (
-        str(row.rank),
-        row.phase,
-        f"{row.step:,}",
-        f"{row.step_seconds:.3f}" if row.step_seconds is not None else "-",
-        f"{row.waits_s:.1f}" if row.waits_s is not None else "-",
-        span(row.idle_s) if row.idle_s is not None else "-",
-        size(row.gpu_bytes) if row.gpu_bytes else "-",
-        size(row.host_bytes) if row.host_bytes else "-",
-        size(row.spill_bytes) if row.spill_bytes else "-",
-        printable(row.pod),
-        printable(row.node) or "-",
-        str(row.mark),
-    )
-
-
-COLUMNS = (
-    *("RANK", "PHASE", "STEP", "S/STEP", "WAITS S", "STILL", "DEVICE", "HOST", "SPILL", "POD", "NODE", ""),
-)

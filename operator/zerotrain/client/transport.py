@@ -43,46 +43,39 @@ class Transport:
 
     def get(self, path: str, query: Mapping[str, str] | None = None, *, what: str) -> dict[str, Any]:
         """Return the JSON object at a path. `what` is its name in errors, such as `job gpt`."""
-        return self._json("GET", path, query, None, JSON, what)
+        return self._json("GET", path, query, None, what)
 
     def post(
         self, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None, *, what: str
     ) -> dict[str, Any]:
-        return self._json("POST", path, query, body, JSON, what)
+        return self._json("POST", path, query, body, what)
 
     def put(
         self, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None, *, what: str
     ) -> dict[str, Any]:
-        return self._json("PUT", path, query, body, JSON, what)
+        return self._json("PUT", path, query, body, what)
 
     def patch(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        query: Mapping[str, str] | None = None,
-        *,
-        what: str,
-        kind: str = MERGE_PATCH,
+        self, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None, *, what: str
     ) -> dict[str, Any]:
-        return self._json("PATCH", path, query, body, kind, what)
+        """Apply a JSON merge patch (RFC 7386)."""
+        return self._json("PATCH", path, query, body, what)
 
     def delete(self, path: str, body: Mapping[str, Any], *, what: str) -> dict[str, Any]:
-        return self._json("DELETE", path, None, body, JSON, what)
+        return self._json("DELETE", path, None, body, what)
 
-    def read(
-        self, path: str, query: Mapping[str, str] | None = None, *, what: str, limit: int = MAX_ANSWER_BYTES
-    ) -> bytes:
+    def read(self, path: str, *, what: str, limit: int) -> bytes:
         """Return the body at a path, of any type and of at most `limit` bytes."""
-        with self._answer("GET", path, query, None, JSON, what, READ_TIMEOUT_S) as answer:
+        with self._answer("GET", path, None, None, what, READ_TIMEOUT_S) as answer:
             return _limited(answer, limit, what, self.server)
 
     @contextmanager
     def stream(
-        self, path: str, query: Mapping[str, str] | None = None, *, what: str, timeout_s: float | None = None
+        self, path: str, query: Mapping[str, str], *, what: str, timeout_s: float | None
     ) -> Iterator[Iterator[bytes]]:
         """Yield the chunks of an answer as they arrive, for followed logs and watches."""
-        with self._answer("GET", path, query, None, JSON, what, timeout_s) as answer:
-            yield _chunks(answer, self.server, what)
+        with self._answer("GET", path, query, None, what, timeout_s) as answer:
+            yield _chunks(answer, self.server)
 
     def _json(
         self,
@@ -90,10 +83,9 @@ class Transport:
         path: str,
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
-        kind: str,
         what: str,
     ) -> dict[str, Any]:
-        with self._answer(method, path, query, body, kind, what, READ_TIMEOUT_S) as answer:
+        with self._answer(method, path, query, body, what, READ_TIMEOUT_S) as answer:
             text = _limited(answer, MAX_ANSWER_BYTES, what, self.server)
         try:
             return read_object(text)
@@ -110,22 +102,21 @@ class Transport:
         path: str,
         query: Mapping[str, str] | None,
         body: Mapping[str, Any] | None,
-        kind: str,
         what: str,
         timeout_s: float | None,
     ) -> Iterator[Any]:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
+        headers = {"Accept": f"{JSON}, */*"}
+        if body is not None:
+            headers["Content-Type"] = MERGE_PATCH if method == "PATCH" else JSON
         try:
             request = self._api.param_serialize(
                 method,
                 path,
                 query_params=list((query or {}).items()),
-                header_params={
-                    "Accept": f"{JSON}, */*",
-                    **({"Content-Type": kind} if body is not None else {}),
-                },
+                header_params=headers,
                 body=dict(body) if body is not None else None,
                 auth_settings=["BearerToken"],
             )
@@ -144,20 +135,15 @@ class Transport:
 
 
 def _limited(answer: Any, limit: int, what: str, server: Server) -> bytes:
-    from urllib3.exceptions import HTTPError
-
     text = bytearray()
-    try:
-        for chunk in answer.stream(1 << 16, decode_content=True):
-            text += chunk
-            if len(text) > limit:
-                raise ClientError(f"{what}: the answer is longer than {limit} bytes")
-    except HTTPError as error:
-        raise lost_connection(error, server) from error
+    for chunk in _chunks(answer, server):
+        text += chunk
+        if len(text) > limit:
+            raise ClientError(f"{what}: the answer is longer than {limit} bytes")
     return bytes(text)
 
 
-def _chunks(answer: Any, server: Server, what: str) -> Iterator[bytes]:
+def _chunks(answer: Any, server: Server) -> Iterator[bytes]:
     from urllib3.exceptions import HTTPError
 
     try:

@@ -29,14 +29,11 @@ GOALS = ("complete", "failed", "finished", "running", "suspended", "deleted", "s
 class Goal:
     """Condition to wait for."""
 
-    text: str
     holds: Callable[[Job], bool]
-    survives_failure: bool = False
-    """Whether the condition may still become true once the job has failed."""
-    survives_completion: bool = False
     survives_stalling: bool = False
     """Whether to keep waiting for a correction of the spec once the job is stalled."""
     is_deletion: bool = False
+    """Whether the wait is for the job's deletion, which may still come once the job has ended."""
 
 
 def parse_goal(text: str) -> Goal:
@@ -44,32 +41,21 @@ def parse_goal(text: str) -> Goal:
     name, _, value = text.partition("=")
     match name.lower():
         case "complete" | "completed" if not value:
-            return Goal(text=text, holds=lambda job: job.phase == "Completed")
+            return Goal(holds=lambda job: job.phase == "Completed")
         case "failed" if not value:
-            return Goal(text=text, holds=lambda job: job.phase == "Failed")
+            return Goal(holds=lambda job: job.phase == "Failed")
         case "finished" if not value:
-            return Goal(text=text, holds=lambda job: job.is_finished)
+            return Goal(holds=lambda job: job.is_finished)
         case "running" if not value:
-            return Goal(text=text, holds=lambda job: job.phase == "Running")
+            return Goal(holds=lambda job: job.phase == "Running")
         case "suspended" if not value:
-            return Goal(text=text, holds=lambda job: job.phase == "Suspended")
+            return Goal(holds=lambda job: job.phase == "Suspended")
         case "deleted" if not value:
-            return Goal(
-                text=text,
-                holds=lambda job: False,
-                survives_failure=True,
-                survives_completion=True,
-                survives_stalling=True,
-                is_deletion=True,
-            )
+            return Goal(holds=lambda job: False, survives_stalling=True, is_deletion=True)
         case "step" if value.isascii() and value.isdigit():
-            return Goal(text=text, holds=lambda job: job.step >= int(value))
+            return Goal(holds=lambda job: job.step >= int(value))
     if name[:1].isupper() and value in ("", "True", "False", "Unknown"):
-        return Goal(
-            text=text,
-            holds=lambda job: _status_of(job, name) == (value or "True"),
-            survives_stalling=True,
-        )
+        return Goal(holds=lambda job: _status_of(job, name) == (value or "True"), survives_stalling=True)
     raise InvalidJobError(f"cannot wait for {text!r}", next_step=f"wait for one of: {', '.join(GOALS)}")
 
 
@@ -91,8 +77,8 @@ def wait_for(states: Iterator[Job | None], name: str, *, until: str, timeout_s: 
         if goal.holds(job):
             return job
         survives = {
-            "Failed": goal.survives_failure,
-            "Completed": goal.survives_completion,
+            "Failed": goal.is_deletion,
+            "Completed": goal.is_deletion,
             "Stalled": goal.survives_stalling or not _is_seen(job),
         }
         if not survives.get(job.phase, True):

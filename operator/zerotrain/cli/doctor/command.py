@@ -12,14 +12,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from zerotrain.cli.doctor.finding import Finding, State, to_records, worst
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.errors import show as show_error
 from zerotrain.cli.options import Output, OutputOption, Target, cluster_command
-from zerotrain.cli.output import plain, show_record
-from zerotrain.contract.text import printable
+from zerotrain.cli.output import show_record, show_table
 
 EXAMPLE = "Example: zerotrain doctor --pod --image registry.example.org/zerotrain:1"
 FAILED = 1
@@ -161,21 +160,12 @@ def _show(found: Sequence[Finding], output: Output) -> None:
         show_record(to_records(found), output)
         return
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for column in ("group", "check", "", "found", "note"):
-        table.add_column(column, overflow="fold")
-    last = ""
+    rows, last = [], ""
     for item in found:
         group = item.group if item.group != last else ""
         last = item.group
-        table.add_row(
-            group,
-            printable(item.name),
-            f"[{STYLES[item.state]}]{item.state}[/]",
-            plain(item.value),
-            plain(item.note),
-        )
-    console.print(table)
+        rows.append((group, item.name, Text.styled(item.state, STYLES[item.state]), item.value, item.note))
+    show_table(("group", "check", "", "found", "note"), rows, console)
     counts = {state: sum(item.state is state for item in found) for state in State}
     text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     console.print(text, style=STYLES[worst(found)])

@@ -5,12 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from zerotrain.cli.doctor.finding import Finding, Group, State
-from zerotrain.cli.probe import QUEUE, ProbeError, disk_gbps
+from zerotrain.cli.probe import QUEUE, ProbeError, disk_gbps, scratch_file
 from zerotrain.contract.planner import bytes_text
 
 SLOW_GBPS = 0.5
@@ -98,7 +96,7 @@ def _latency(group: Group, folder: Path) -> None:
     It bypasses the page cache where the file system allows it.
     """
     try:
-        with _scratch(folder) as handle, mmap.mmap(-1, BLOCK) as block:
+        with scratch_file(folder) as handle, mmap.mmap(-1, BLOCK) as block:
             for at in range(SMALL_READS):
                 os.pwrite(handle, block, at * BLOCK)
             os.fsync(handle)
@@ -113,16 +111,3 @@ def _timed_read(handle: int, block: mmap.mmap, at: int) -> float:
     began = time.perf_counter()
     os.preadv(handle, [block], at * 37 % SMALL_READS * BLOCK)
     return time.perf_counter() - began
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[int]:
-    flags = os.O_RDWR | os.O_TMPFILE
-    try:
-        handle = os.open(folder, flags | os.O_DIRECT, 0o600)
-    except OSError:
-        handle = os.open(folder, flags, 0o600)
-    try:
-        yield handle
-    finally:
-        os.close(handle)

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from zerotrain.cli.explain import lookup, tables
 from zerotrain.cli.explain.lookup import Topic
+from zerotrain.cli.explain.reasons import CONDITIONS, REASONS
 from zerotrain.cli.options import Output, OutputOption
 from zerotrain.cli.output import show_record, show_table
 
@@ -54,7 +55,7 @@ def alert(
     from zerotrain.cli.explain.alerts import alerts
 
     if name is not None:
-        show([lookup.one(lookup.alert, name, "an alert", iter(alerts()))], output)
+        show(lookup.topics(name, [lookup.alert], "an alert", alerts()), output)
         return
     if output is not Output.TABLE:
         rows = [
@@ -75,10 +76,8 @@ def exit_code(
 ) -> None:
     """Print the meaning of an exit code of a worker or of a command, the budget of a retry, and the
     remedy."""
-    found = [topic for find in (lookup.exit_code, lookup.command_exit) if (topic := find(code)) is not None]
-    if not found:
-        raise lookup.unknown(code, "an exit code", lookup.exit_code_names())
-    show(found, output)
+    finders = (lookup.exit_code, lookup.command_exit)
+    show(lookup.topics(code, finders, "an exit code", lookup.exit_code_names()), output)
 
 
 @app.command("condition", epilog="Example: zerotrain explain condition DoesNotFit")
@@ -87,11 +86,9 @@ def condition(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print what the type or the reason of a job's condition means and what to do."""
-    found = [topic for find in (lookup.condition, lookup.reason) if (topic := find(name)) is not None]
-    if not found:
-        names = iter([*lookup.condition_names(), *lookup.reason_names()])
-        raise lookup.unknown(name, "a condition or a reason", names)
-    show(found, output)
+    names = (*CONDITIONS, *REASONS)
+    finders = (lookup.condition, lookup.reason)
+    show(lookup.topics(name, finders, "a condition or a reason", names), output)
 
 
 @app.command("metric", epilog="Example: zerotrain explain metric zerotrain_grad_norm")
@@ -100,10 +97,8 @@ def metric(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print what a metric means, who exports it, its labels and a query."""
-    found = lookup.metric(name) or lookup.recorded_metric(name)
-    if found is None:
-        raise lookup.unknown(name, "a metric", lookup.metric_names())
-    show([found], output)
+    finders = (lookup.metric, lookup.recorded_metric)
+    show(lookup.topics(name, finders, "a metric", lookup.metric_names()), output)
 
 
 @app.command("key", epilog="Example: zerotrain explain key zero_optimization.stage")
@@ -112,7 +107,7 @@ def key(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print what a key of the configuration does here, its default and its values."""
-    show([lookup.one(lookup.key, path, "a key", lookup.key_names())], output)
+    show(lookup.topics(path, [lookup.key], "a key", lookup.key_names()), output)
 
 
 app.command("exit-codes", epilog=tables.EXAMPLE)(tables.exit_codes)

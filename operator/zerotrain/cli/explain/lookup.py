@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from zerotrain.cli.errors import CliError
@@ -26,21 +26,20 @@ class Topic:
 def explain_word(word: str) -> list[Topic]:
     """Return everything of this name. Raises CliError that suggests similar names."""
     finders = (exit_code, command_exit, alert, condition, reason, metric, recorded_metric, key)
+    return topics(word, finders, "a name", all_names())
+
+
+def topics(
+    word: str, finders: Iterable[Callable[[str], Topic | None]], kind: str, names: Iterable[str]
+) -> list[Topic]:
+    """Return what the finders give for a word. Raises CliError that suggests similar names."""
     found = [topic for find in finders if (topic := find(word)) is not None]
     if not found:
-        raise unknown(word, "a name", all_names())
+        raise unknown(word, kind, names)
     return found
 
 
-def one(find: Callable[[str], Topic | None], word: str, kind: str, names: Iterator[str]) -> Topic:
-    """Return the topic that `find` gives for a word. Raises CliError that suggests similar names."""
-    topic = find(word)
-    if topic is None:
-        raise unknown(word, kind, names)
-    return topic
-
-
-def unknown(word: str, kind: str, names: Iterator[str]) -> CliError:
+def unknown(word: str, kind: str, names: Iterable[str]) -> CliError:
     """Return the error for an unknown word, with the nearest names."""
     known = {name.casefold(): name for name in names}
     folded = word.casefold()
@@ -54,8 +53,12 @@ def unknown(word: str, kind: str, names: Iterator[str]) -> CliError:
 
 def all_names() -> Iterator[str]:
     """Yield the names of every kind."""
-    for names in (exit_code_names, alerts.alerts, condition_names, reason_names, metric_names, key_names):
-        yield from names()
+    yield from exit_code_names()
+    yield from alerts.alerts()
+    yield from reasons.CONDITIONS
+    yield from reasons.REASONS
+    yield from metric_names()
+    yield from key_names()
     yield from alerts.recorded()
 
 
@@ -174,14 +177,6 @@ def exit_code_names() -> Iterator[str]:
         yield row.name
     for item in COMMAND_EXITS:
         yield item.name
-
-
-def condition_names() -> Iterator[str]:
-    yield from reasons.CONDITIONS
-
-
-def reason_names() -> Iterator[str]:
-    yield from reasons.REASONS
 
 
 def metric_names() -> Iterator[str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from zerotrain.cli.errors import CliError
-from zerotrain.cli.options import Output
 
 if TYPE_CHECKING:
     from zerotrain.cli.init.answers import Answers
@@ -170,14 +169,11 @@ def _write(file: Path, answers: Answers, shape: ModelShape | None, given: Choice
 
     from zerotrain.cli.init.propose import as_yaml, propose
     from zerotrain.client.jobfile import JobFileError, parse_job
-    from zerotrain.operator.api.validation import refusals
 
     try:
         proposal = propose(answers, shape=shape, given=given)
         text = as_yaml(answers, proposal, file=str(file))
-        read = parse_job(text, source=str(file))
-        if problems := [(item.path, item.message) for item in refusals(read.job.spec)]:
-            raise read.error(problems)
+        parse_job(text, source=str(file)).check()
     except (JobFileError, ValidationError) as error:
         raise CliError(
             f"the answers make no valid job:\n{error}", next_step="zerotrain init --help"
@@ -198,11 +194,6 @@ def _plan(file: Path, answers: Answers, model_config: Path | None) -> None:
             file,
             gpu=answers.device.name if answers.device is not None else None,
             model_config=model_config,
-            workers=None,
-            rate=None,
-            probe=None,
-            price=None,
-            output=Output.TABLE,
         )
     except CliError as error:
         typer.echo(f"not planned: {error}")

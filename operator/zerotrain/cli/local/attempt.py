@@ -85,12 +85,10 @@ class Attempt:
 
     def stop(self) -> None:
         """Ask the launcher for a checkpoint and then to end."""
-        if self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGTERM)
+        self._popen.terminate()
 
     def kill(self) -> None:
-        if self._popen.poll() is None:
-            self._popen.kill()
+        self._popen.kill()
 
     def ended(self) -> bool:
         """Return whether the launcher has ended, after a wait of at most POLL_S."""

@@ -168,16 +168,10 @@ def _one_attempt(plan: LocalRun, run_dir: Path, view: View, stop: Stop) -> Attem
     view.note(f"attempt {number}: {plan.num_ranks} ranks in {run_dir}")
     spec = plan.launch_spec(run_dir, attempt=number, master_port=free_port())
     attempt = Attempt(spec, plan.program, environ=plan.environ, on_line=view.line)
-    stop.attempt = attempt
-    if stop.requested.is_set():  # the signal arrived while no attempt was running
-        attempt.stop()
-    try:
+    with stop.ending(attempt):
         while not attempt.ended():
             if (report := attempt.report()) is not None:
                 view.update(report)
-    finally:
-        attempt.kill()
-        stop.attempt = None
     end = attempt.finish()
     if end.report is not None:
         view.update(end.report)

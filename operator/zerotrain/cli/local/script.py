@@ -71,14 +71,9 @@ def run_script(arguments: Sequence[str], machines: Machines) -> int:
 def _one_attempt(command: Sequence[str], spec: LaunchSpec) -> AttemptEnd:
     with stop_on_signals() as stop:
         attempt = Attempt(spec, command, environ={}, on_line=None)
-        stop.attempt = attempt
-        if stop.requested.is_set():  # the signal arrived before the launcher was started
-            attempt.stop()
-        try:
+        with stop.ending(attempt):
             while not attempt.ended():
                 pass
-        finally:
-            attempt.kill()
         return attempt.finish()
 
 

@@ -28,6 +28,18 @@ class Stop:
             else:
                 self.attempt.stop()
 
+    @contextmanager
+    def ending(self, attempt: Attempt) -> Iterator[None]:
+        """Pass requests to the attempt, and kill it at the end of the block if it still runs."""
+        self.attempt = attempt
+        if self.requested.is_set():  # the signal arrived while no attempt was running
+            attempt.stop()
+        try:
+            yield
+        finally:
+            attempt.kill()
+            self.attempt = None
+
 
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:

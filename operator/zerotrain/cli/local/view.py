@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,12 +22,6 @@ from zerotrain.contract.worker_http import WorkerReport
 class View(Protocol):
     """Display of one run. `line` may be called from any thread."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
     def line(self, text: str) -> None:
         """Show a line of the ranks' output."""
 
@@ -38,9 +32,15 @@ class View(Protocol):
         """Show the newest records of the ranks."""
 
 
-def view_for(console: Console, *, total_steps: int | None) -> View:
-    """Return a view that suits the output of `console`."""
-    return TerminalView(console, total_steps) if console.is_terminal else PlainView(console)
+@contextmanager
+def view_for(console: Console, *, total_steps: int | None) -> Iterator[View]:
+    """Yield a view that suits the output of `console`."""
+    if console.is_terminal:
+        view = TerminalView(console, total_steps)
+        with view.progress:
+            yield view
+    else:
+        yield PlainView(console)
 
 
 class PlainView:
@@ -48,14 +48,6 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def line(self, text: str) -> None:
         self._console.out(text, highlight=False)
@@ -72,7 +64,7 @@ class TerminalView:
 
     def __init__(self, console: Console, total_steps: int | None) -> None:
         self._console = console
-        self._progress = Progress(
+        self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -81,16 +73,7 @@ class TerminalView:
             console=console,
             transient=False,
         )
-        self._task = self._progress.add_task("starting", total=total_steps, facts="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self._task = self.progress.add_task("starting", total=total_steps, facts="")
 
     def line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -102,7 +85,7 @@ class TerminalView:
         slowest = report.slowest
         if slowest is None:
             return
-        self._progress.update(
+        self.progress.update(
             self._task,
             completed=slowest.step,
             total=slowest.total_steps or None,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from zerotrain.cli.report.facts import Mark, MemoryRow, Span, curves
+from zerotrain.cli.report.facts import Mark, MemoryRow, Span, curves, kept_points
 from zerotrain.contract.history import AttemptHistory, Point
 from zerotrain.contract.text import one_line
 
@@ -87,7 +87,7 @@ def utilisation(attempts: Sequence[AttemptHistory]) -> str | None:
 
 def step_time(attempts: Sequence[AttemptHistory]) -> str | None:
     """Draw the parts of a step's time on rank 0 as stacked areas."""
-    points = [point for curve in curves(attempts) for point in curve.kept if point.seconds > 0]
+    points = [point for point in kept_points(attempts) if point.seconds > 0]
     if len(points) < 2:
         return None
     rows = [breakdown(point) for point in points]

@@ -85,7 +85,7 @@ def _composed(
         marks=(
             *marks_of(attempts),
             *(
-                Mark(time=_seconds(item.time), kind="failure", attempt=item.attempt, text=item.reason)
+                Mark(time=_seconds(item.time), kind="failure", attempt=item.attempt)
                 for item in failed.values()
                 if item.time is not None
             ),

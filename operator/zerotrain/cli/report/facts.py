@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from zerotrain.contract.history import AttemptHistory, Point
@@ -36,7 +36,6 @@ class Mark:
     kind: str
     """Either checkpoint or failure."""
     attempt: int
-    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +94,7 @@ class Report:
     failures: tuple[FailureRow, ...] = ()
     conditions: tuple[tuple[str, str, str, str], ...] = ()
     """Type, status, reason and message of each condition."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Parts that are missing on the page, and why."""
 
 
@@ -103,7 +102,6 @@ class Report:
 class Curve:
     """The points of one attempt, cut where a later attempt resumed from."""
 
-    attempt: int
     kept: tuple[Point, ...]
     """Points that lead to the job's present state."""
     lost: tuple[Point, ...]
@@ -117,7 +115,7 @@ def curves(attempts: Sequence[AttemptHistory]) -> list[Curve]:
         restarts = [later.record.resumed_from or 0 for later in attempts[at + 1 :] if later.points]
         end = min(restarts, default=None)
         kept = tuple(point for point in item.points if end is None or point.step <= end)
-        found.append(Curve(attempt=item.record.attempt, kept=kept, lost=item.points[len(kept) :]))
+        found.append(Curve(kept=kept, lost=item.points[len(kept) :]))
     return found
 
 
@@ -148,7 +146,7 @@ def spans_of(attempts: Sequence[AttemptHistory]) -> list[Span]:
 def marks_of(attempts: Sequence[AttemptHistory]) -> list[Mark]:
     """Return the checkpoints on the time line."""
     return [
-        Mark(time=event.time, kind="checkpoint", attempt=item.record.attempt, text=f"step {event.step}")
+        Mark(time=event.time, kind="checkpoint", attempt=item.record.attempt)
         for item in attempts
         for event in item.events
         if event.event == "checkpoint"
@@ -182,13 +180,8 @@ def memory_of(attempts: Sequence[AttemptHistory]) -> list[MemoryRow]:
 
 def totals(attempts: Sequence[AttemptHistory]) -> tuple[float, float]:
     """Return the seconds in steps that count, and in steps that were computed again."""
-    found = curves(attempts)
-    return _seconds(found_kept(found)), _seconds(point for curve in found for point in curve.lost)
-
-
-def found_kept(found: Iterable[Curve]) -> list[Point]:
-    """Return the kept points of all curves."""
-    return [point for curve in found for point in curve.kept]
+    lost = (point for curve in curves(attempts) for point in curve.lost)
+    return _seconds(kept_points(attempts)), _seconds(lost)
 
 
 def _seconds(points: Iterable[Point]) -> float:

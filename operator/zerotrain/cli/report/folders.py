@@ -254,7 +254,7 @@ def _failures(ends: Sequence[Termination], history: History) -> list[FailureRow]
 def _failure_marks(ends: Sequence[Termination], history: History) -> list[Mark]:
     times = _end_times(history)
     return [
-        Mark(time=times[end.attempt], kind="failure", attempt=end.attempt, text=f"exit code {end.code}")
+        Mark(time=times[end.attempt], kind="failure", attempt=end.attempt)
         for end in _failed(ends)
         if end.attempt in times
     ]

@@ -26,9 +26,7 @@ MAX_ADVICE = 6
 def advice_for(job: Job, events: Sequence[Event], pods: Sequence[Pod], now: datetime) -> Iterator[Advice]:
     """Iterate over at most MAX_ADVICE pieces of advice, without repetitions."""
     case = Case(job=job, events=events, pods=pods, now=now)
-    given: dict[Advice, None] = {}
-    for rule in _RULES:
-        given.update(dict.fromkeys(rule(case)))
+    given = dict.fromkeys(advice for rule in _RULES for advice in rule(case))
     yield from list(given)[:MAX_ADVICE]
 
 
