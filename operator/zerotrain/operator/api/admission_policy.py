@@ -6,13 +6,12 @@ with everything that is stored without it; with it, the user gets the error at o
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from zerotrain.operator.constants import GROUP, MAX_FREE_ENTRIES, MAX_SPEC_DEPTH, PLURAL, VERSION
+
+from .crd import as_yaml
 
 NAME = "zerotrain-jobs"
 MAX_TEXT = 8192
@@ -98,12 +97,7 @@ def policy() -> list[dict[str, Any]]:
 
 def render() -> str:
     """Return both as YAML text."""
-    yaml: Any = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.width = 110
-    text = io.StringIO()
-    yaml.dump_all(policy(), text)
-    return _HEADER + text.getvalue()
+    return _HEADER + as_yaml(*policy())
 
 
 if __name__ == "__main__":

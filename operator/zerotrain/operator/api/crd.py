@@ -228,15 +228,19 @@ def _renamed(flat: Schema) -> Schema:
     return flat
 
 
-def render() -> str:
-    """Return the CRD as YAML text."""
+def as_yaml(*documents: Schema) -> str:
+    """Return the documents as YAML text, with sorted keys."""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 110
-    yaml.sort_base_mapping_type_on_output = True
     text = io.StringIO()
-    yaml.dump(custom_resource_definition(), text)
-    return _HEADER + text.getvalue()
+    yaml.dump_all(documents, text)
+    return text.getvalue()
+
+
+def render() -> str:
+    """Return the CRD as YAML text."""
+    return _HEADER + as_yaml(custom_resource_definition())
 
 
 if __name__ == "__main__":

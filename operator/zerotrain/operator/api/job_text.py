@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from zerotrain.contract.json_depth import depth_of
@@ -46,10 +47,8 @@ ones (UIDs, messages) are not."""
 def read_job(text: bytes, read: Read = read_json) -> Json:
     """Parse a job, or the part of one in the answer to a write. Raises ValueError."""
     if len(text) <= MAX_SPEC_BYTES:
-        try:
+        with suppress(ValueError):  # too deep somewhere
             return dict(read(text))
-        except ValueError:
-            pass  # too deep somewhere
     parts = members(text, _ROOT)
     fields = members(parts.get("metadata", b""), _METADATA)
     if "uid" not in fields:
@@ -64,20 +63,16 @@ def read_job(text: bytes, read: Read = read_json) -> Json:
 def read_event(line: bytes, read: Read = read_json) -> Json:
     """Parse an event of a watch of jobs. Raises ValueError."""
     if len(line) <= MAX_SPEC_BYTES:
-        try:
+        with suppress(ValueError):
             return dict(read(line))
-        except ValueError:
-            pass
     parts = members(line, ("type", "object"))
     return {"type": read(parts.get("type", b"")), "object": read_job(parts.get("object", b""), read)}
 
 
 def _read_spec(text: bytes, read: Read) -> Json:
     if len(text) <= MAX_SPEC_BYTES:
-        try:
+        with suppress(ValueError):
             return {"spec": read(text)}
-        except ValueError:
-            pass
     fields = members(text, _SPEC)
     kept = {name: read(fields[name]) for name in _KEPT_SPEC if name in fields}
     field = max(fields, key=lambda name: len(fields[name]), default="")

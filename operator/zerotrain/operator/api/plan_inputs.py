@@ -107,9 +107,7 @@ def shape_of(spec: ZeroTrainingJobSpec) -> ModelShape:
     if model is None:
         raise ShapeError("the program is the user's own and spec.model is not given")
     if model.gpt is not None:
-        gpt = model.gpt
-        sizes = GptSpec(d_model=gpt.d_model, layers=gpt.layers, heads=gpt.heads, context=gpt.context)
-        return gpt_shape(sizes, source="spec.model.gpt")
+        return gpt_shape(GptSpec(**model.gpt.model_dump()), source="spec.model.gpt")
     if model.preset is not None:
         if model.preset not in PRESETS:
             raise ShapeError(f"spec.model.preset {model.preset!r} is unknown")

@@ -60,7 +60,7 @@ def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
     try:
         config = engine_config(spec)
     except ConfigError as error:
-        yield Refusal(path=_config_path(error.path), reason=Reason.INVALID_SPEC, message=_without_path(error))
+        yield invalid(_config_path(error.path), str(error).removeprefix(f"{error.path}: "))
         return
     if config is None:
         return
@@ -74,16 +74,11 @@ def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
 def _preset(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
     name = spec.model.preset if spec.model is not None else None
     if name is not None and name not in PRESETS:
-        message = f"{name!r} is unknown; take one of {', '.join(PRESETS)}"
-        yield Refusal(path="spec.model.preset", reason=Reason.INVALID_SPEC, message=message)
+        yield invalid("spec.model.preset", f"{name!r} is unknown; take one of {', '.join(PRESETS)}")
 
 
 def _config_path(path: str) -> str:
     return f"spec.config.{path}" if path else "spec.config"
-
-
-def _without_path(error: ConfigError) -> str:
-    return str(error).removeprefix(f"{error.path}: ")
 
 
 def _command(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
@@ -138,12 +133,8 @@ def _memory(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
 
 
 def _nvme_mount(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
-    clash = taken_by(spec.nvme.mount_path, RESERVED_MOUNTS) if spec.nvme is not None else None
-    if spec.nvme is not None and clash is not None:
-        yield invalid(
-            "spec.nvme.mountPath",
-            f"{spec.nvme.mount_path} collides with {clash}, which the operator mounts; choose another path",
-        )
+    if spec.nvme is not None:
+        yield from _taken("spec.nvme.mountPath", spec.nvme.mount_path, RESERVED_MOUNTS)
 
 
 _ZERO = "spec.config.zero_optimization"
@@ -223,7 +214,9 @@ def pod_template_refusals(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
         return
     root = "spec.podTemplate"
     yield from _unknown_volumes(f"{root}.volumeMounts", template.volume_mounts, template)
-    yield from _taken_paths(f"{root}.volumeMounts", template.volume_mounts, _taken_mounts(spec))
+    taken = (*RESERVED_MOUNTS, *([spec.nvme.mount_path] if spec.nvme is not None else []))
+    for index, mount in enumerate(template.volume_mounts):
+        yield from _taken(f"{root}.volumeMounts[{index}].mountPath", mount.mount_path, taken)
     yield from _on_the_spill(f"{root}.volumeMounts", template.volume_mounts, spec)
     for field, containers in (
         ("initContainers", template.init_containers),
@@ -235,10 +228,6 @@ def pod_template_refusals(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
     yield from _repeated_names(root, (*template.init_containers, *template.sidecars))
 
 
-def _taken_mounts(spec: ZeroTrainingJobSpec) -> tuple[str, ...]:
-    return (*RESERVED_MOUNTS, *([spec.nvme.mount_path] if spec.nvme is not None else []))
-
-
 def _unknown_volumes(path: str, mounts: tuple[VolumeMount, ...], template: PodTemplate) -> Iterator[Refusal]:
     known = {volume.name for volume in template.volumes}
     for index, mount in enumerate(mounts):
@@ -247,16 +236,6 @@ def _unknown_volumes(path: str, mounts: tuple[VolumeMount, ...], template: PodTe
             yield invalid(
                 f"{path}[{index}].name",
                 f"there is no volume {mount.name!r} in spec.podTemplate.volumes (it holds {listed}); add it",
-            )
-
-
-def _taken_paths(path: str, mounts: tuple[VolumeMount, ...], taken: tuple[str, ...]) -> Iterator[Refusal]:
-    for index, mount in enumerate(mounts):
-        clash = taken_by(mount.mount_path, taken)
-        if clash is not None:
-            yield invalid(
-                f"{path}[{index}].mountPath",
-                f"{mount.mount_path} collides with {clash}, which the operator mounts; choose another path",
             )
 
 
@@ -275,9 +254,11 @@ def _on_the_spill(path: str, mounts: tuple[VolumeMount, ...], spec: ZeroTraining
             )
 
 
-def taken_by(path: str, taken: Iterable[str]) -> str | None:
-    """Return the first of the paths in `taken` that a mount at `path` would collide with."""
-    return next((own for own in taken if _collide(path, own)), None)
+def _taken(field: str, path: str, taken: Iterable[str]) -> Iterator[Refusal]:
+    """Yield a refusal of a mount at `path` if it collides with one of the paths in `taken`."""
+    clash = next((own for own in taken if _collide(path, own)), None)
+    if clash is not None:
+        yield invalid(field, f"{path} collides with {clash}, which the operator mounts; choose another path")
 
 
 def _collide(path: str, own: str) -> bool:

@@ -17,7 +17,7 @@ import aiohttp
 
 from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.connection import Connection, ServerTime
-from zerotrain.operator.cluster.errors import ApiError, NotLeading, Unavailable, error_of
+from zerotrain.operator.cluster.errors import NotLeading, Unavailable, error_of
 from zerotrain.operator.cluster.limits import TokenBucket
 from zerotrain.operator.cluster.telemetry import Telemetry
 
@@ -29,7 +29,6 @@ long with all its characters escaped."""
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 Json = dict[str, Any]
 
@@ -254,16 +253,3 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
         return float(response.headers.get("Retry-After", ""))
     except ValueError:
         return None
-
-
-__all__ = [
-    "JSON",
-    "MERGE_PATCH",
-    "STRATEGIC_PATCH",
-    "Answer",
-    "Api",
-    "ApiError",
-    "ApiLimits",
-    "Json",
-    "Request",
-]

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Protocol
 
 import aiohttp
@@ -170,7 +169,7 @@ class HttpChannel:
         worker: WorkerAddress,
         path: str,
         call_kind: CallKind,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        headers: Mapping[str, str],
         body: bytes | None = None,
     ) -> str:
         url, own = await self._route(worker, path)

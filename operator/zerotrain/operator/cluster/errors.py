@@ -15,18 +15,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotrain.contract.text import one_line, word
+from zerotrain.contract.text import one_line
 from zerotrain.operator.cluster import json_codec
 
 
 class ApiError(Exception):
     """Error answer of the API server; `status` is 0 if it did not answer."""
 
-    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+    def __init__(self, message: str, *, status: int = 0) -> None:
         # The server quotes the request, and a proxy that answers in its place may send anything.
         super().__init__(one_line(message))
         self.status = status
-        self.reason = word(reason)
 
     @property
     def is_refusal(self) -> bool:
@@ -83,14 +82,11 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 def error_of(request: str, status: int, body: bytes) -> ApiError:
     """Return the typed error for an answer that is not 2xx; `request` is `VERB path`."""
     content = _status_object(body)
-    reason, message = (
-        str(content.get("reason", "")),
-        str(content.get("message", "")) or body[:200].decode(errors="replace"),
-    )
-    kind = AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(status, ApiError)
+    message = str(content.get("message", "")) or body[:200].decode(errors="replace")
+    kind = AlreadyExists if content.get("reason") == "AlreadyExists" else _BY_STATUS.get(status, ApiError)
     if status >= 500:
         kind = Unavailable
-    return kind(f"{request}: {status} {message}", status=status, reason=reason)
+    return kind(f"{request}: {status} {message}", status=status)
 
 
 def _status_object(body: bytes) -> dict[str, Any]:

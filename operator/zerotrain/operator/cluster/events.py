@@ -13,6 +13,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from zerotrain.contract.text import one_line, word
@@ -75,11 +76,9 @@ class EventWriter:
 
     async def drain(self, within_s: float) -> int:
         """Wait until all events were sent, at most `within_s` seconds. Return how many still wait."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._waiting.join()
-        except TimeoutError:
-            pass
         return self._waiting.qsize()
 
     async def _send_all(self) -> None:

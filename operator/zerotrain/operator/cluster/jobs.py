@@ -152,10 +152,10 @@ _NOTHING = {"progress": ProgressStatus(), "checkpoint": CheckpointStatus()}
 
 def _without_empty_lists(part: Json) -> Json:
     """Return `part` without empty lists. An empty mapping may have a meaning and stays."""
-    non_empty = {name: value for name, value in part.items() if value != []}
     return {
         name: _without_empty_lists(value) if isinstance(value, dict) else value
-        for name, value in non_empty.items()
+        for name, value in part.items()
+        if value != []
     }
 
 

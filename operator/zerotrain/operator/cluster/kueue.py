@@ -12,7 +12,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import aiohttp
 
@@ -68,9 +67,8 @@ class WorkloadClient:
             found = await self._api.call(Request(method="GET", path=self._path, kind="workloads"))
         except NotFound:
             return
-        change = StatusChange(
-            step=step, message=message, at=self._api.time.now(), generation=_generation(found)
-        )
+        generation = int(found["metadata"].get("generation", 0))
+        change = StatusChange(step=step, message=message, at=self._api.time.now(), generation=generation)
         status = found.get("status", {})
         if step is QueueStep.RELEASE and not may_release(status):
             return
@@ -288,7 +286,3 @@ def _owner(item: Json) -> str | None:
 
 def _job_key(item: Json) -> JobKey:
     return JobKey(item["metadata"]["namespace"], item["metadata"]["labels"][LABEL_JOB])
-
-
-def _generation(item: Mapping[str, Any]) -> int:
-    return int(item["metadata"].get("generation", 0))

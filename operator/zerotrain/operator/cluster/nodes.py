@@ -118,13 +118,7 @@ def node_view(node: Mapping[str, Any]) -> NodeView:
 
 
 def is_well(view: NodeView) -> bool:
-    """Return whether the node gives no job a reason to act. Taints that only keep new pods away are usual on
-    GPU nodes."""
+    """Return whether an existing node gives no job a reason to act. Taints that only keep new pods away are
+    usual on GPU nodes."""
     is_evicting = any(taint.effect == "NoExecute" or taint.key in LEAVING_TAINTS for taint in view.taints)
-    return (
-        view.ready
-        and not view.unschedulable
-        and not is_evicting
-        and not view.out_of_service
-        and not view.gone
-    )
+    return view.ready and not view.unschedulable and not is_evicting and not view.out_of_service

@@ -7,7 +7,7 @@ does not miss the new pods. Resource versions decide which of two views is newer
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -150,14 +150,6 @@ class PodStore:
         self.put(pod, now=now)
         owner = _owner_of(pod)
         return self._bury(owner, pod["metadata"]["uid"]) if owner is not None else None
-
-    def replace(self, pods: Iterable[Mapping[str, Any]], *, version: int, now: datetime) -> set[JobKey]:
-        """Take a full list as of `version`. Return the keys of all jobs that changed."""
-        changed, listed = set(), set()
-        for pod in pods:
-            listed.add(pod["metadata"]["uid"])
-            changed.add(self.put(pod, now=now))
-        return {key for key in changed if key is not None} | self.retain(listed, version=version)
 
     def retain(self, listed: Set[str], *, version: int, namespace: str | None = None) -> set[JobKey]:
         """Remove the pods whose UIDs are not in `listed`, the complete list as of `version`, of one namespace

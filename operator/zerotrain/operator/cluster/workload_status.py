@@ -5,6 +5,7 @@ All functions are pure; `kueue` makes the requests.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -180,10 +181,7 @@ def read_flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavo
 
 
 def _first_of(parts: Any) -> dict[str, str]:
-    merged: dict[str, str] = {}
-    for part in parts:
-        merged = {**part, **merged}
-    return merged
+    return dict(ChainMap(*parts))
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

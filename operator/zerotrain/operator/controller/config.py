@@ -8,9 +8,10 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from zerotrain.contract.channel_token import MIN_KEY_BYTES
 from zerotrain.operator.cluster.api import ApiLimits
@@ -21,8 +22,6 @@ from zerotrain.operator.resources import ResourceOptions
 PREFIX = "ZEROTRAIN_OPERATOR_"
 LOCAL_KEY = Path("build/operator/channel.key")
 """Key file that is created on first use when the operator runs outside a cluster and no key file is named."""
-
-T = TypeVar("T")
 
 
 class OperatorConfigError(ValueError):
@@ -59,40 +58,39 @@ class OperatorConfig:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> OperatorConfig:
         """Read the configuration from `environ`. Raises OperatorConfigError that names the variable."""
-        read = _Reader(environ)
-        defaults, limits, resources = cls(), ApiLimits(), ResourceOptions()
-        starts = StartLimits()
-        namespace = read.get("NAMESPACE", str, defaults.namespace)
+        read = partial(_read, environ)
+        defaults, limits, starts, resources = cls(), ApiLimits(), StartLimits(), ResourceOptions()
+        namespace = read("NAMESPACE", str, defaults.namespace)
         return cls(
             namespace=namespace,
-            lease=read.get("LEASE", str, defaults.lease),
-            identity=read.get("IDENTITY", str, f"{socket.gethostname()}-{secrets.token_hex(4)}"),
-            key_file=read.get("KEY_FILE", Path, None),
-            http_address=read.get("HTTP_ADDRESS", str, defaults.http_address),
-            channel=read.get("CHANNEL", ChannelKind, None),
-            namespaces=read.get("NAMESPACES", _namespaces, ()),
-            workers=read.get("WORKERS", int, defaults.workers),
-            resync_s=read.get("RESYNC_SECONDS", float, defaults.resync_s),
+            lease=read("LEASE", str, defaults.lease),
+            identity=read("IDENTITY", str, f"{socket.gethostname()}-{secrets.token_hex(4)}"),
+            key_file=read("KEY_FILE", Path, None),
+            http_address=read("HTTP_ADDRESS", str, defaults.http_address),
+            channel=read("CHANNEL", ChannelKind, None),
+            namespaces=read("NAMESPACES", _namespaces, ()),
+            workers=read("WORKERS", int, defaults.workers),
+            resync_s=read("RESYNC_SECONDS", float, defaults.resync_s),
             limits=ApiLimits(
-                requests_per_second=read.get("REQUESTS_PER_SECOND", float, limits.requests_per_second),
-                burst=read.get("REQUEST_BURST", int, limits.burst),
+                requests_per_second=read("REQUESTS_PER_SECOND", float, limits.requests_per_second),
+                burst=read("REQUEST_BURST", int, limits.burst),
             ),
             starts=StartLimits(
-                refused_creation_s=read.get("REFUSED_CREATION_SECONDS", _seconds, starts.refused_creation_s),
-                start_deadline_s=read.get("START_DEADLINE_SECONDS", _seconds, starts.start_deadline_s),
-                max_hold_off_s=read.get("MAX_HOLD_OFF_SECONDS", _seconds, starts.max_hold_off_s),
+                refused_creation_s=read("REFUSED_CREATION_SECONDS", _seconds, starts.refused_creation_s),
+                start_deadline_s=read("START_DEADLINE_SECONDS", _seconds, starts.start_deadline_s),
+                max_hold_off_s=read("MAX_HOLD_OFF_SECONDS", _seconds, starts.max_hold_off_s),
             ),
             resources=ResourceOptions(
                 operator_namespace=namespace,
-                monitoring_namespace=read.get("MONITORING_NAMESPACE", str, resources.monitoring_namespace),
-                dns_namespace=read.get("DNS_NAMESPACE", str, resources.dns_namespace),
-                dns_labels=read.get("DNS_LABELS", _labels, resources.dns_labels),
-                dns_cidrs=read.get("DNS_CIDRS", _names, ()),
-                extra_egress_cidrs=read.get("EXTRA_EGRESS_CIDRS", _names, ()),
-                allowed_egress_cidrs=read.get("ALLOWED_EGRESS_CIDRS", _networks, ()),
-                extra_http_cidrs=read.get("EXTRA_HTTP_CIDRS", _names, ()),
-                image_pull_policy=read.get("IMAGE_PULL_POLICY", str, None),
-                rendezvous_timeout_s=read.get(
+                monitoring_namespace=read("MONITORING_NAMESPACE", str, resources.monitoring_namespace),
+                dns_namespace=read("DNS_NAMESPACE", str, resources.dns_namespace),
+                dns_labels=read("DNS_LABELS", _labels, resources.dns_labels),
+                dns_cidrs=read("DNS_CIDRS", _names, ()),
+                extra_egress_cidrs=read("EXTRA_EGRESS_CIDRS", _names, ()),
+                allowed_egress_cidrs=read("ALLOWED_EGRESS_CIDRS", _networks, ()),
+                extra_http_cidrs=read("EXTRA_HTTP_CIDRS", _names, ()),
+                image_pull_policy=read("IMAGE_PULL_POLICY", str, None),
+                rendezvous_timeout_s=read(
                     "RENDEZVOUS_TIMEOUT_SECONDS", float, resources.rendezvous_timeout_s
                 ),
             ),
@@ -136,18 +134,14 @@ def _local_key() -> Path:
     return LOCAL_KEY
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    environ: Mapping[str, str]
-
-    def get(self, name: str, parse: Callable[[str], Any], default: Any) -> Any:
-        text = self.environ.get(PREFIX + name, "")
-        if text == "":
-            return default
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise OperatorConfigError(f"{PREFIX}{name}={text!r}: {error}") from error
+def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any) -> Any:
+    text = environ.get(PREFIX + name, "")
+    if text == "":
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise OperatorConfigError(f"{PREFIX}{name}={text!r}: {error}") from error
 
 
 def _seconds(text: str) -> float:

@@ -21,7 +21,7 @@ from zerotrain.operator.cluster.errors import (
     Unprocessable,
 )
 from zerotrain.operator.cluster.executor import ActionRefused
-from zerotrain.operator.cluster.jobs import phase_of
+from zerotrain.operator.cluster.jobs import key_of, phase_of
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.controller.job_pass import RECHECK_S, JobPass, PassContext
 from zerotrain.operator.controller.status_debounce import StatusHeld
@@ -71,16 +71,15 @@ class Controller(PassContext):
         """Take in a job from the watch and queue a pass if it changed."""
         if self.jobs.put(job):
             _expect(self.store, job)
-            self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+            self.queue.add(key_of(job))
 
     def job_deleted(self, job: Json) -> None:
         """Clear what the operator holds in memory of a deleted job. Kubernetes deletes the job's objects by
         their ownerReferences."""
         uid = job["metadata"]["uid"]
         if self.jobs.remove(job):
-            key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
-            self.queue.forget(key)
-            self.starts.forget(key)
+            self.queue.forget(key_of(job))
+            self.starts.forget(key_of(job))
         self.store.forget(owner_key(job["metadata"]["namespace"], uid))
         self.job_states.forget(uid)
         self.statuses.settled(uid)

@@ -141,7 +141,7 @@ class Manager:
             limits=self.config.starts,
             egress_bounds=self.config.resources.allowed_egress_cidrs,
         )
-        queue = WorkQueue(_namespace)
+        queue = WorkQueue[JobKey](lambda key: key.namespace)
         executor = Executor(
             api=api,
             store=store,
@@ -250,10 +250,6 @@ class Manager:
         self.telemetry.queue_depth.set(len(self.controller.queue))
         self.telemetry.queue_oldest_age_seconds.set(self.controller.queue.oldest_age_s)
         self.telemetry.count_jobs(self.controller.phases())
-
-
-def _namespace(key: JobKey) -> str:
-    return key.namespace
 
 
 def dead_tasks(tasks: Iterable[asyncio.Task[None]]) -> list[str]:

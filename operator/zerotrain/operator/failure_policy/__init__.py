@@ -16,14 +16,13 @@ from .classification import (
     blames_a_peer,
     classify,
 )
-from .decision import MAX_HOLD_OFF_S, Decision, action_of, decide, matching_rule, still_counts
+from .decision import Decision, action_of, decide, matching_rule, still_counts
 
 __all__ = [
     "ABORTED",
     "ABOUT_FILES",
     "BY_KUBELET",
     "HUNG",
-    "MAX_HOLD_OFF_S",
     "NOT_STARTED",
     "UNKNOWN_ENDS",
     "Decision",

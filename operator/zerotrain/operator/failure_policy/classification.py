@@ -58,22 +58,16 @@ UNKNOWN_ENDS = frozenset({"ContainerStatusUnknown", "Unknown"})
 that is gone or that ended unobserved: its node was restarted."""
 ABORTED = 128 + signal.SIGABRT
 
-_POD_REASONS: dict[str, FailureClass] = {
-    "Evicted": FailureClass(cause=RestartCause.INFRA, reason=Reason.EVICTED, evidence=Evidence.KILLED),
-    "Preempting": FailureClass(
-        cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, evidence=Evidence.KILLED
-    ),
-    "NodeLost": FailureClass(cause=RestartCause.INFRA, reason=Reason.NODE_LOST, evidence=Evidence.KILLED),
-}
+_EVICTED = FailureClass(cause=RestartCause.INFRA, reason=Reason.EVICTED, evidence=Evidence.KILLED)
+_PREEMPTED = FailureClass(cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, evidence=Evidence.KILLED)
+_NODE_LOST = FailureClass(cause=RestartCause.INFRA, reason=Reason.NODE_LOST, evidence=Evidence.KILLED)
+_POD_REASONS = {"Evicted": _EVICTED, "Preempting": _PREEMPTED, "NodeLost": _NODE_LOST}
 # UnexpectedAdmissionError, NodeAffinity, OutOfcpu, Terminated (node shutdown): the node rejected or dropped
 # the pod before or besides the program, so the program is not to blame.
 _OTHER_POD_REASON = FailureClass(
     cause=RestartCause.INFRA, reason=Reason.POD_REJECTED, evidence=Evidence.KILLED
 )
 _LOST = FailureClass(cause=RestartCause.INFRA, reason=Reason.POD_LOST, evidence=Evidence.KILLED)
-_PREEMPTED = FailureClass(cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, evidence=Evidence.KILLED)
-_NODE_LOST = _POD_REASONS["NodeLost"]
-_EVICTED = _POD_REASONS["Evicted"]
 _OOM = FailureClass(cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, evidence=Evidence.KILLED)
 # A rank that ran out of device memory affects its peers only by vanishing: no lost peer ends like this.
 _OUT_OF_DEVICE_MEMORY = replace(_OOM, evidence=Evidence.SELF_INFLICTED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
+from itertools import accumulate, compress
 
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailureAction, FailurePolicy, FailureReason, FailureRule, compiled
@@ -187,12 +187,8 @@ def restarts_charged(
     history: Sequence[Restart], cause: RestartCause, policy: FailurePolicy, *, step: int, now: datetime
 ) -> int:
     """Return how many restarts by `cause` count against its limit; `step` is the newest step known."""
-    counted = still_counts(history, policy, step=step, now=now)
-    return sum(
-        1
-        for item, counts in zip(history, counted, strict=True)
-        if counts and item.charged and item.cause is cause
-    )
+    counted = compress(history, still_counts(history, policy, step=step, now=now))
+    return sum(1 for item in counted if item.charged and item.cause is cause)
 
 
 def still_counts(
@@ -212,12 +208,8 @@ def still_counts(
 
 def idle_restarts(history: Sequence[Restart], policy: FailurePolicy, *, step: int, now: datetime) -> int:
     """Return the number of restarts since the last one that gained a step; preemptions are not counted."""
-    idle = _idle(history, policy, step=step, now=now)
-    return sum(
-        1
-        for item, is_idle in zip(history, idle, strict=True)
-        if is_idle and item.cause is not RestartCause.PREEMPTION
-    )
+    idle = compress(history, _idle(history, policy, step=step, now=now))
+    return sum(1 for item in idle if item.cause is not RestartCause.PREEMPTION)
 
 
 def hold_off_s(
@@ -243,10 +235,8 @@ def _idle(history: Sequence[Restart], policy: FailurePolicy, *, step: int, now: 
     a job that fails around step 50 again and again gains nothing by ending at step 48 after step 47.
     """
     reached = [item.step for item in history] + [step]
-    furthest, gained = 0, list[bool]()
-    for earlier, later_step in pairwise(reached):
-        furthest = max(furthest, earlier)
-        gained.append(later_step > furthest)
+    furthest = accumulate(reached[:-1], max)
+    gained = [after > before for before, after in zip(furthest, reached[1:], strict=True)]
     stepless = not any(reached)
     idle, found, later = True, list[bool](), now
     for item, gained_step in zip(reversed(history), reversed(gained), strict=True):

@@ -14,7 +14,6 @@ from .observe import (
     YieldState,
 )
 from .plan import (
-    NOTHING,
     Action,
     AskQueue,
     AskStorageClass,
@@ -26,7 +25,6 @@ from .plan import (
     DeleteWorkers,
     DiscoverApis,
     Event,
-    EventType,
     ForgetGroup,
     KeepShared,
     Plan,
@@ -37,11 +35,10 @@ from .plan import (
     StackSource,
     UnprotectWorkers,
 )
-from .pod_reader import job_uid_of, pod_view, worker_of
+from .pod_reader import job_uid_of, pod_view
 from .pods import PodView, WorkerState
 
 __all__ = [
-    "NOTHING",
     "Action",
     "AskQueue",
     "AskStorageClass",
@@ -54,7 +51,6 @@ __all__ = [
     "DeleteWorkers",
     "DiscoverApis",
     "Event",
-    "EventType",
     "ForgetGroup",
     "KeepShared",
     "Known",
@@ -79,5 +75,4 @@ __all__ = [
     "job_uid_of",
     "pod_view",
     "reconcile",
-    "worker_of",
 ]

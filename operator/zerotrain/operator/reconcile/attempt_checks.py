@@ -85,11 +85,6 @@ def unreadable(error: ValidationError) -> tuple[str, str]:
     return str(Reason.INVALID_SPEC), one_line("; ".join(problems))
 
 
-def too_large(why: str) -> tuple[str, str]:
-    """Return reason and message for a stored spec that is larger than the operator reads."""
-    return str(Reason.INVALID_SPEC), why
-
-
 def egress_refusal(draft: Draft) -> tuple[str, str] | None:
     """Return reason and message if the job requests more networks than its installation allows; None
     otherwise."""
@@ -238,7 +233,7 @@ def _memory_plan(draft: Draft) -> JobPlan:
     if spec.elastic is None:
         return draft.plan_job(spec)
     base_workers = elastic.base_workers if elastic is not None else spec.workers
-    return draft.plan_job(spec, workers=next_size.next_shape(draft).workers, base_workers=base_workers)
+    return draft.plan_job(spec, workers=next_size.next_workers(draft), base_workers=base_workers)
 
 
 def _write_memory_plan(draft: Draft, found: JobPlan, *, overridden: bool) -> bool:

@@ -108,9 +108,7 @@ def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> dateti
     there is no such node.
     """
     signs = draft.signs()
-    holding = {
-        worker.pod.node for worker in view.workers if worker.pod and worker.state is WorkerState.RUNNING
-    }
+    holding = {pod.node for pod in view.pods(WorkerState.RUNNING)}
     due = [
         at
         for name, node in draft.observed.nodes.items()

@@ -20,7 +20,7 @@ from zerotrain.operator.failure_policy import (
     blames_a_peer,
     classify,
 )
-from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
+from zerotrain.operator.reconcile.nodes import Loss
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.pods import PodView, WorkerState
 
@@ -85,6 +85,10 @@ class AttemptView:
     def count(self, *states: WorkerState) -> int:
         return sum(1 for worker in self.workers if worker.state in states)
 
+    def pods(self, *states: WorkerState) -> list[PodView]:
+        """Return the pods of the workers in these states, including those that are gone."""
+        return [worker.pod for worker in self.workers if worker.state in states and worker.pod is not None]
+
     def all_in(self, states: frozenset[WorkerState]) -> bool:
         return all(worker.state in states for worker in self.workers)
 
@@ -96,8 +100,8 @@ def view_attempt(
     *,
     created: bool,
     stuck_before: datetime,
-    losses: Mapping[str, Loss] = NO_LOSSES,
-    own_program: bool = False,
+    losses: Mapping[str, Loss],
+    own_program: bool,
 ) -> AttemptView:
     """Return the workers of attempt `number`; pods of other attempts are ignored.
 

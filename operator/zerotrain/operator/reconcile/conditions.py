@@ -7,7 +7,7 @@ They are computed anew in every pass; `lastTransitionTime` changes only when a s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
@@ -67,9 +67,8 @@ class Facts:
 
 def update_conditions(draft: Draft, view: AttemptView) -> None:
     """Set all conditions and the observed generation in the draft's status."""
-    phase = draft.status.phase or Phase.PENDING
-    started = phase in ACTIVE and draft.status.attempt > 0
-    facts = Facts(draft=draft, view=view, phase=phase, started=started)
+    started = draft.phase in ACTIVE and draft.status.attempt > 0
+    facts = Facts(draft=draft, view=view, phase=draft.phase, started=started)
     found = {kind: find(facts) for kind, find in _FINDERS.items()}
     generation = draft.job.identity.generation
     draft.set(
@@ -84,24 +83,16 @@ def _merged(
     before = {item.type: item for item in old}
     merged = []
     for kind, finding in found.items():
-        status = _word(finding.status)
-        if finding.status is False and kind in _ONCE_TRUE and str(kind) not in before:
+        last, status = before.get(str(kind)), _word(finding.status)
+        if finding.status is False and kind in _ONCE_TRUE and last is None:
             continue
-        last, reason, message = before.get(str(kind)), str(finding.reason), stored(finding.message)
-        if last is not None and last.status is status:
-            if (last.reason, last.message, last.observed_generation) == (reason, message, generation):
-                merged.append(last)
-                continue
-            since = last.last_transition_time
-        else:
-            since = now
         merged.append(
             Condition(
                 type=str(kind),
                 status=status,
-                reason=reason,
-                message=message,
-                last_transition_time=since,
+                reason=str(finding.reason),
+                message=stored(finding.message),
+                last_transition_time=last.last_transition_time if last and last.status is status else now,
                 observed_generation=generation,
             )
         )
@@ -133,15 +124,13 @@ def _ready(facts: Facts) -> Finding:
         return Finding(True, Reason.ALL_RANKS_JOINED, f"attempt {facts.status.attempt} is training")
     if facts.draft.stalled is not None:
         return Finding(False, *facts.draft.stalled)
-    return Finding(False, _activity(facts).reason, _activity(facts).message)
+    return replace(_activity(facts), status=False)
 
 
 def _reconciling(facts: Facts) -> Finding:
     at_rest = {*FINISHED, Phase.SUSPENDED, Phase.STALLED, Phase.RUNNING}
-    activity = _activity(facts)
-    if start_up.lasting_rejection(facts.draft) is not None:
-        return Finding(False, activity.reason, activity.message)
-    return Finding(facts.phase not in at_rest, activity.reason, activity.message)
+    rejected = start_up.lasting_rejection(facts.draft) is not None
+    return replace(_activity(facts), status=facts.phase not in at_rest and not rejected)
 
 
 def _activity(facts: Facts) -> Finding:
@@ -210,8 +199,7 @@ def _stalled(facts: Facts) -> Finding:
     if facts.draft.stalled is not None:
         return Finding(True, *facts.draft.stalled)
     if facts.phase is Phase.FAILED:
-        failed = _failed(facts)
-        return Finding(True, failed.reason, failed.message)
+        return _failed(facts)
     if (refused := start_up.lasting_rejection(facts.draft)) is not None:
         return Finding(True, refused.reason, refused.message)
     return Finding(False, Reason.SPEC_ACCEPTED)

@@ -137,14 +137,10 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
     start_up.report_slow_start(draft, view)
-    for worker in view.workers:
-        if (
-            worker.state is WorkerState.TERMINATING
-            and worker.pod is not None
-            and worker.pod.deletion_at is not None
-        ):
+    for pod in view.pods(WorkerState.TERMINATING):
+        if pod.deletion_at is not None:
             # A node that died with the pod sends no event: check again when the pod counts as lost.
-            draft.wake(worker.pod.deletion_at + draft.termination_timeout + timedelta(seconds=1))
+            draft.wake(pod.deletion_at + draft.termination_timeout + timedelta(seconds=1))
     _wake_at_node_losses(draft)
     running = view.all_in(frozenset({WorkerState.RUNNING, WorkerState.TERMINATING, WorkerState.SUCCEEDED}))
     joined = running and all(pod.ready or pod.ended for pod in view.present)
@@ -187,7 +183,7 @@ def _read(
         return None
     status, spec, stalled = known.read_status(job), _EMPTY, None
     if UNREAD in job:
-        stalled = attempt_checks.too_large(job[UNREAD])
+        stalled = str(Reason.INVALID_SPEC), job[UNREAD]  # larger than the operator reads
     else:
         try:
             spec = known.read_spec(job)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from zerotrain.contract.progress import Progress
 from zerotrain.contract.text import one_line
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec, ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, LABEL_JOB, LABEL_JOB_UID, QUEUE_LABEL
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
-from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, NodeSigns, losses, patience
+from zerotrain.operator.reconcile.nodes import Loss, NodeSigns, losses, patience
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
 
@@ -161,6 +162,12 @@ class Draft:
         """Time after the grace period of a deletion until a pod counts as stuck."""
         return timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
 
+    @property
+    def progress(self) -> Progress | None:
+        """Newest record of rank 0 of the current attempt; None without one."""
+        reported = self.observed.progress
+        return reported if reported is not None and reported.attempt == self.status.attempt else None
+
     def set(self, **updates: Any) -> None:
         """Replace fields of the status by name. Raises TypeError for a name that status does not have."""
         unknown = updates.keys() - ZeroTrainingJobStatus.model_fields.keys()
@@ -206,16 +213,12 @@ class Draft:
 
     def losses(self) -> Mapping[str, Loss]:
         """Return the nodes whose workers count as lost, by name."""
-        if not self.observed.nodes:
-            return NO_LOSSES
         return losses(self.observed.nodes, self.signs(), now=self.now)
 
     def signs(self) -> NodeSigns:
         """Return the signs of life of the workers on nodes that are not ready."""
-        reported = self.observed.progress
-        current = reported if reported is not None and reported.attempt == self.status.attempt else None
         return NodeSigns(
-            patience=patience(self.job.spec.failure_policy.node_not_ready_seconds, current),
+            patience=patience(self.job.spec.failure_policy.node_not_ready_seconds, self.progress),
             step_at=self.step_at(),
             last_responses=self.observed.last_responses,
             unasked=self.observed.unasked,
@@ -224,13 +227,9 @@ class Draft:
 
     def step_at(self) -> datetime | None:
         """Return the time of the newest step of the current attempt; never in the future."""
-        reported, stored_progress = self.observed.progress, self.status.progress
+        reported, stored_progress = self.progress, self.status.progress
         # Status is written less often than workers report.
-        step_at = (
-            moment(reported.step_at)
-            if reported is not None and reported.attempt == self.status.attempt
-            else None
-        )
+        step_at = moment(reported.step_at) if reported is not None else None
         if step_at is not None:
             # The clock of a node may be wrong; the time at which this operator saw the step change is used
             # instead.
@@ -265,8 +264,7 @@ def stored(text: str, limit: int = MAX_TEXT) -> str:
 
 def worker_selector(job_name: str, job_uid: str) -> str:
     """Return the label selector of the job's pods, for `status.selector` and for users."""
-    labels: Mapping[str, str] = {LABEL_JOB: job_name, LABEL_JOB_UID: job_uid}
-    return ",".join(f"{key}={value}" for key, value in labels.items())
+    return f"{LABEL_JOB}={job_name},{LABEL_JOB_UID}={job_uid}"
 
 
 def moment(unix_s: float) -> datetime | None:

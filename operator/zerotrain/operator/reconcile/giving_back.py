@@ -12,7 +12,6 @@ to the scheduler and the cluster's autoscaler. In a Kueue queue, waitForPodsRead
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from zlib import crc32
 
@@ -21,7 +20,7 @@ from zerotrain.operator.api import Phase
 from zerotrain.operator.api.status import GivenBack, Shortage
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import queueing, resizing, start_up
-from zerotrain.operator.reconcile.attempts import AttemptView, Worker
+from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.pods import WorkerState
 
@@ -94,7 +93,6 @@ def settle(draft: Draft) -> None:
 
 def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
     """Return reason and message of what the attempt lacks while it holds something; None otherwise."""
-    live = [pod for pod in view.present if not pod.ended]
     if absent := view.count(WorkerState.ABSENT):
         problem, known = draft.observed.problem, draft.status.shortage
         if not view.present or (problem is None and known is None):
@@ -102,7 +100,7 @@ def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
         reason = problem.reason if problem is not None else known.reason if known is not None else ""
         details = f": {problem.message}" if problem is not None else ""
         return reason, f"{absent} of {len(view.workers)} pods are refused{details}"
-    unplaced = [pod for pod in live if not (pod.scheduled or pod.node)]
+    unplaced = [pod for pod in view.present if not (pod.ended or pod.scheduled or pod.node)]
     if not unplaced or not any(pod.scheduled or pod.node for pod in view.present):
         return None
     if not start_up.refused_pods(view) and not _is_late(draft):
@@ -124,21 +122,10 @@ def _gave_up(view: AttemptView) -> bool:
 
     A pod that has a node and reports why its program does not start is to blame instead of the rest.
     """
-    ended = [worker for worker in view.workers if worker.state is WorkerState.FAILED]
-    if not ended or any(_code(worker) != ExitCode.RENDEZVOUS_TIMEOUT for worker in ended):
+    ended = view.pods(WorkerState.FAILED)
+    if not ended or any(pod.exit_code != ExitCode.RENDEZVOUS_TIMEOUT for pod in ended):
         return False
-    return not any(worker.pod.waiting for worker in _placed_and_waiting(view) if worker.pod is not None)
-
-
-def _placed_and_waiting(view: AttemptView) -> Iterator[Worker]:
-    for worker in view.workers:
-        pod = worker.pod
-        if worker.state is WorkerState.PENDING and pod is not None and (pod.scheduled or pod.node):
-            yield worker
-
-
-def _code(worker: Worker) -> int | None:
-    return worker.pod.exit_code if worker.pod is not None else None
+    return not any(pod.waiting for pod in view.pods(WorkerState.PENDING) if pod.scheduled or pod.node)
 
 
 def _due(draft: Draft, shortage: Shortage) -> tuple[datetime, float]:

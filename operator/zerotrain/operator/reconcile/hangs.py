@@ -214,7 +214,9 @@ def _exceeded_limit(draft: Draft, view: AttemptView) -> tuple[Inspection, int | 
     inspection, started = draft.observed.inspection, draft.status.attempt_start_time
     if inspection is None or inspection.attempt != view.number or not inspection.paces:
         return None
-    if draft.now - inspection.at > FRESH or _moved_since(draft, inspection):
+    progress = draft.progress
+    moved = progress is not None and progress.step > inspection.step
+    if draft.now - inspection.at > FRESH or moved:
         return None
     policy = draft.job.spec.hang_policy
     given = policy.model_dump(by_alias=True, exclude_none=True) if policy is not None else None
@@ -234,18 +236,13 @@ def _allowed(limits: HangLimits, look: Inspection) -> dict[Phase, float]:
     return {phase: limits.of(phase, pace) for phase, pace in look.paces.items()}
 
 
-def _moved_since(draft: Draft, inspection: Inspection) -> bool:
-    progress = draft.observed.progress
-    return progress is not None and progress.attempt == inspection.attempt and progress.step > inspection.step
-
-
 def _forget_what_is_over(draft: Draft, view: AttemptView) -> None:
-    hang, progress = draft.status.hang, draft.observed.progress
+    hang, progress = draft.status.hang, draft.progress
     if hang is None:
         return
     if hang.attempt != view.number:
         draft.set(hang=None)
-    elif progress is not None and progress.attempt == hang.attempt and progress.step > hang.step:
+    elif progress is not None and progress.step > hang.step:
         _end_alarm(draft, hang, "the step advances again")
 
 

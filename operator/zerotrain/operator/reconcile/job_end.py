@@ -92,11 +92,7 @@ def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
         return last is not None and last.durable and last.attempt == view.number and last.step >= spec.steps
     # Nothing is kept of such a job. It is done when all ranks made the last step, which ends in an exchange
     # between all of them. The exit code of any rank says that the loss was accepted as well.
-    ends = [
-        worker.pod.termination
-        for worker in view.workers
-        if worker.state is WorkerState.SUCCEEDED and worker.pod is not None
-    ]
+    ends = [pod.termination for pod in view.pods(WorkerState.SUCCEEDED)]
     return any(end is not None and end.step >= spec.steps for end in ends)
 
 

@@ -48,8 +48,7 @@ def _restarting(draft: Draft) -> None:
     if not end_workers(draft, grace_s=KILL_GRACE_S):
         return
     due = draft.status.next_attempt_time
-    if due is not None and draft.now < due and not draft.job.spec.suspend:
-        draft.wake(due)
+    if due is not None and not draft.job.spec.suspend and not draft.is_due(due):
         return
     if not draft.job.spec.suspend and giving_back.waits_for_older(draft):
         return
@@ -94,7 +93,7 @@ def _gate(draft: Draft) -> None:
     next_size.prepare(draft)  # before the checks: they are made for this size
     if attempt_checks.stalls(draft) or attempt_checks.awaits_class(draft):
         return  # before the queue: a job that cannot start must not get quota
-    shape = next_size.next_shape(draft)
+    shape = AttemptShape(workers=next_size.next_workers(draft))
     draft.held = queueing.hold(draft, shape)
     if draft.held is not None:
         if draft.status.phase is not Phase.QUEUED:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerotrain.contract.planner import Fit
-from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
+from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.configuration import largest_size, refusal_of_size
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, RefusedSize, SizeReason
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
@@ -30,11 +30,6 @@ def prepare(draft: Draft) -> None:
     if state is not None and draft.status.phase is Phase.SUSPENDED and state.reason in CHOSEN:
         # The capacity was read long ago, and the cause of a failure may have been fixed.
         forget_choice(draft)
-
-
-def next_shape(draft: Draft) -> AttemptShape:
-    """Return the shape of an attempt that would start now."""
-    return AttemptShape(workers=next_workers(draft))
 
 
 def admissible(draft: Draft) -> ZeroTrainingJobSpec:

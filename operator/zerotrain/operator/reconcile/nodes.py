@@ -55,8 +55,6 @@ class Loss(Enum):
     """A node out of service, or deleted: its pods are removed without waiting."""
 
 
-NO_LOSSES: Mapping[str, Loss] = {}
-
 SIGN_SLACK = timedelta(seconds=10)
 """Minimum time of a step after the node's last sign that proves its workers alive; clocks differ slightly."""
 
@@ -90,8 +88,6 @@ class NodeSigns:
 
 def losses(nodes: Mapping[str, NodeView], signs: NodeSigns, *, now: datetime) -> Mapping[str, Loss]:
     """Return the nodes whose workers count as lost."""
-    if not nodes:
-        return NO_LOSSES
     found = {}
     for view in nodes.values():
         if view.gone or view.out_of_service:
@@ -118,12 +114,11 @@ def lost_at(view: NodeView, signs: NodeSigns) -> datetime | None:
 def patience(least_s: float, progress: Progress | None) -> timedelta:
     """Return how long a node may be silent: at least `least_s` seconds, longer if steps or the checkpoint
     take longer."""
-    motion = progress.motion if progress is not None else None
-    longest = None
-    if motion is not None and progress is not None:
-        writes = progress.phase is Phase.CHECKPOINT
-        longest = motion.longest_checkpoint_seconds if writes else motion.longest_step_seconds
     least = timedelta(seconds=least_s)
+    if progress is None or progress.motion is None:
+        return least
+    writes, motion = progress.phase is Phase.CHECKPOINT, progress.motion
+    longest = motion.longest_checkpoint_seconds if writes else motion.longest_step_seconds
     if longest is None or not 0 < longest < math.inf:
         return least
     return max(least, timedelta(seconds=min(LONGEST_FACTOR * longest, MAX_PATIENCE.total_seconds())))

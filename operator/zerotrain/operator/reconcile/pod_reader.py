@@ -112,10 +112,7 @@ def job_uid_of(pod: Mapping[str, Any]) -> str | None:
 
 
 def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    for item in status.get("containerStatuses", ()):
-        if item.get("name") == name:
-            return dict(item)
-    return {}
+    return next((item for item in status.get("containerStatuses", ()) if item.get("name") == name), {})
 
 
 def _failed_init_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -184,10 +181,8 @@ def _start(pod: Mapping[str, Any], conditions: Mapping[str, Any], state: Mapping
     is_over = status.get("phase") in ("Failed", "Succeeded")
     if not spec.get("nodeName") or "running" in state or "terminated" in state or is_over:
         return {}
-    bound_at, sidecars = (
-        parse_time(conditions.get("PodScheduled", {}).get("lastTransitionTime")),
-        _sidecars(pod),
-    )
+    bound_at = parse_time(conditions.get("PodScheduled", {}).get("lastTransitionTime"))
+    sidecars = _sidecars(pod)
     for item in status.get("initContainerStatuses", ()):
         if "running" in item.get("state", {}) and item.get("name") not in sidecars:
             return {"stage": Stage.INITIALIZING, "needs": word(str(item["name"])), "bound_at": bound_at}

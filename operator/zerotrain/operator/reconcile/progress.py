@@ -43,9 +43,8 @@ _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 def merge_progress(draft: Draft) -> None:
     """Store rank 0's record, and what the ended pods reported about their last checkpoint."""
-    progress = draft.observed.progress
-    current = progress is not None and progress.attempt == draft.status.attempt
-    if progress is not None and current:
+    progress = draft.progress
+    if progress is not None:
         _take_progress(draft, progress)
         # Each event is a request to the API server.
         for damaged in progress.rejected_checkpoints[:MAX_REJECTED]:
@@ -54,11 +53,11 @@ def merge_progress(draft: Draft) -> None:
                 f"checkpoint {damaged.path} is damaged and was skipped: {damaged.reason}",
                 warning=True,
             )
-    candidates = [progress.checkpoint] if progress is not None and current else []
     last_words = _last_words(draft)
-    candidates += [words.checkpoint for words in last_words]
-    _take_checkpoint(draft, [item for item in candidates if item is not None])
-    _take_origin(draft, [*([progress] if progress is not None and current else []), *last_words])
+    reports: list[Progress | Termination] = [progress] if progress is not None else []
+    reports += last_words
+    _take_checkpoint(draft, [item.checkpoint for item in reports if item.checkpoint is not None])
+    _take_origin(draft, reports)
     _take_last_step(draft, max((words.step for words in last_words), default=0))
 
 
@@ -231,10 +230,8 @@ def _elapsed(earlier: datetime | None, later: datetime | None) -> timedelta:
 
 def observe_peaks(draft: Draft) -> None:
     """Store the highest peaks that rank 0 of this attempt reported, next to the plan."""
-    plan, progress = draft.status.memory_plan, draft.observed.progress
-    if plan is None or progress is None or progress.attempt != draft.status.attempt:
-        return
-    if progress.memory_peak_bytes <= 0:
+    plan, progress = draft.status.memory_plan, draft.progress
+    if plan is None or progress is None or progress.memory_peak_bytes <= 0:
         return
     old = plan.observed
     if old is None or old.attempt != progress.attempt:

@@ -20,7 +20,7 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.scheduling import Gang, Scheduling
 from zerotrain.operator.constants import QUEUE_LABEL, Reason
 from zerotrain.operator.reconcile import avoided_nodes
-from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.draft import FINISHED, Draft
 from zerotrain.operator.reconcile.observe import QueueView
 from zerotrain.operator.reconcile.plan import AskQueue, DiscoverApis, QueueStep
 from zerotrain.operator.resources.gang import GROUPS, has_group
@@ -39,9 +39,6 @@ _MAX_NAME_CHARS = 63
 
 REDISCOVER = timedelta(seconds=10)
 """Interval of the discovery for an API that was missing."""
-
-_IDLE = frozenset({Phase.SUSPENDED, Phase.STALLED, Phase.COMPLETED, Phase.FAILED})
-"""Phases whose pods, if any are left, have ended or are about to."""
 
 LISTED_AGAIN = timedelta(seconds=2)
 """Interval at which a job checks whether the Workloads have been listed."""
@@ -184,7 +181,7 @@ def _scheduling(draft: Draft) -> Scheduling:
 def _hold_by_queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     name, queue = queue_name(draft), draft.observed.queue
     apis = draft.observed.apis
-    if apis is None or (apis.kueue is None and _look_again(draft)):
+    if apis is None or (apis.kueue is None and draft.is_due(apis.at + REDISCOVER)):
         draft.act(DiscoverApis())
     if apis is None:
         return Reason.QUEUED, "looking for Kueue"
@@ -255,7 +252,7 @@ def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     if gang not in GROUPS and not (gang is Gang.AUTO and shape.workers > 1):
         return None
     missing = apis is not None and gang in GROUPS and gang not in apis.gangs
-    if apis is None or (missing and _look_again(draft)):
+    if apis is None or (missing and draft.is_due(apis.at + REDISCOVER)):
         draft.act(DiscoverApis())
     if apis is None:
         return Reason.QUEUED, "looking for gang schedulers"
@@ -277,13 +274,6 @@ def _gang(draft: Draft, shape: AttemptShape) -> str:
     return found.get(gang, "") if gang in GROUPS else ""
 
 
-def _look_again(draft: Draft) -> bool:
-    apis = draft.observed.apis
-    if apis is None:
-        return True
-    return draft.is_due(apis.at + REDISCOVER)
-
-
 def _next_step(draft: Draft) -> QueueStep | None:
     """Return the next step of the Workload that is due; None if none is. Before an attempt, `hold` takes the
     steps."""
@@ -291,7 +281,8 @@ def _next_step(draft: Draft) -> QueueStep | None:
     if not in_queue(draft):
         # The queue's name was removed from the spec: quota is kept only while pods may use it.
         left = queue is not None and queue.exists
-        idle = phase in _IDLE or not draft.observed.pods
+        # In these phases the pods that are left, if any, have ended or are about to.
+        idle = phase in _AT_REST | FINISHED or not draft.observed.pods
         return QueueStep.DELETE if left and idle else None
     if phase is Phase.QUEUED:
         return None
@@ -299,9 +290,9 @@ def _next_step(draft: Draft) -> QueueStep | None:
         return None if draft.observed.follows_queues else QueueStep.FOLLOW
     if not queue.exists or queue.finished:
         return None
-    if phase in (Phase.SUSPENDED, Phase.STALLED):
+    if phase in _AT_REST:
         return QueueStep.DELETE
-    if phase in (Phase.COMPLETED, Phase.FAILED):
+    if phase in FINISHED:
         # Pods that are being deleted still use what the next job in the queue would be admitted for.
         policy = draft.job.spec.run_policy.clean_pod_policy
         go = phase is Phase.FAILED or policy is not CleanPodPolicy.NONE
@@ -317,8 +308,7 @@ def _next_step(draft: Draft) -> QueueStep | None:
 
 
 def _queue_field(draft: Draft) -> str | None:
-    scheduling = draft.job.spec.scheduling
-    return None if scheduling is None else scheduling.queue_name
+    return _scheduling(draft).queue_name
 
 
 def _queue_label(draft: Draft) -> str | None:

@@ -89,11 +89,7 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
     """
     workers, next_workers = draft.workers, next_size.next_workers(draft)
     refused = _refused(draft, view)
-    unplaced = refused + sum(
-        1
-        for worker in view.workers
-        if worker.state is WorkerState.PENDING and worker.pod is not None and not worker.pod.scheduled
-    )
+    unplaced = refused + sum(1 for pod in view.pods(WorkerState.PENDING) if not pod.scheduled)
     if not unplaced:
         return None
     if next_workers != workers:

@@ -147,11 +147,7 @@ def runs_long(draft: Draft, pod: PodView) -> str | None:
 
 def report_slow_start(draft: Draft, view: AttemptView) -> None:
     """Emit one event when a start begins to hang, or if a container cannot be started."""
-    pods = [
-        worker.pod
-        for worker in view.workers
-        if worker.state is WorkerState.PENDING and worker.pod is not None
-    ]
+    pods = view.pods(WorkerState.PENDING)
     for pod in pods:
         due = _stage_due(pod)
         if due is not None and due > draft.now:

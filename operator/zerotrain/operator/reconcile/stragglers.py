@@ -27,8 +27,8 @@ MIN_LOSS = 0.1
 
 def report(draft: Draft, view: AttemptView) -> None:
     """Update status.straggler, and emit an event that names rank and node, once per attempt and rank."""
-    progress = draft.observed.progress
-    if progress is None or progress.attempt != view.number or progress.straggler is None:
+    progress = draft.progress
+    if progress is None or progress.straggler is None:
         return
     reported, known = progress.straggler, draft.status.straggler
     policy = draft.job.spec.hang_policy

@@ -43,10 +43,7 @@ def _may_appear(draft: Draft) -> bool:
     synced = draft.observed.synced_at
     if draft.status.pods_created or draft.status.attempt == 0 or synced is None:
         return False
-    if draft.now < synced + LATE_CREATIONS:
-        draft.wake(synced + LATE_CREATIONS)
-        return True
-    return False
+    return not draft.is_due(synced + LATE_CREATIONS)
 
 
 def end_strays(draft: Draft) -> None:
@@ -62,7 +59,7 @@ def end_strays(draft: Draft) -> None:
         if number < attempt:
             _end(draft, number, list(pods), KILL_GRACE_S)
         else:
-            _delete(draft, [pod for pod in pods if pod.deletion_at is None], KILL_GRACE_S)
+            delete_pods(draft, [pod for pod in pods if pod.deletion_at is None], KILL_GRACE_S)
 
 
 def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
@@ -71,10 +68,10 @@ def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
     live = [pod for pod in view.present if not pod.ended or _lingers(draft, pod)]
     due = [pod for pod in live if _needs_deletion(pod, grace_s)]
     spared = records.unsaved_log(draft) if due else None
-    _delete(draft, [pod for pod in due if spared is None or pod.uid != spared.uid], grace_s)
+    delete_pods(draft, [pod for pod in due if spared is None or pod.uid != spared.uid], grace_s)
     if spared is not None and spared in due:
         records.save_log(draft)
-        _delete(draft, [spared], grace_s)
+        delete_pods(draft, [spared], grace_s)
     _force_stuck(draft, live)
 
 
@@ -93,7 +90,7 @@ def _end(draft: Draft, number: int, pods: list[PodView], grace_s: int) -> None:
         draft.act(DeleteWorkers(attempt=number, grace_s=grace_s, spared=index))
     if spared is not None and spared in due:
         records.save_log(draft)
-        _delete(draft, [spared], grace_s)
+        delete_pods(draft, [spared], grace_s)
     if due:
         # Another pass is scheduled although the deletions cause events of their own: one of them may never
         # come.
@@ -105,19 +102,15 @@ def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
     """Remove at once pods that are past their time, or on a node that will not come back."""
     stuck, lost = [], draft.losses()
     for pod in pods:
-        if lost.get(pod.node or "") is Loss.FINAL:
-            stuck.append(pod)
-            continue
-        if pod.deletion_at is None:
-            continue
-        due = pod.deletion_at + draft.termination_timeout
-        if draft.is_due(due):
+        due = pod.deletion_at + draft.termination_timeout if pod.deletion_at is not None else None
+        if lost.get(pod.node or "") is Loss.FINAL or (due is not None and draft.is_due(due)):
             stuck.append(pod)
     report_held(draft, pods)
-    _delete(draft, stuck, 0)
+    delete_pods(draft, stuck, 0)
 
 
-def _delete(draft: Draft, pods: list[PodView], grace_s: int) -> None:
+def delete_pods(draft: Draft, pods: list[PodView], grace_s: int) -> None:
+    """Request the deletion of these pods one by one."""
     if pods:
         draft.act(DeletePods(names_uids=tuple((pod.name, pod.uid) for pod in pods), grace_s=grace_s))
 

@@ -28,9 +28,7 @@ def advice(spec: ZeroTrainingJobSpec) -> str:
         config = engine_config(spec)
     except ConfigError:
         return ""
-    if config is None or not config.trackers:
-        return ""
-    return "; ".join(_missing(spec, config.trackers))
+    return "; ".join(_missing(spec, config.trackers)) if config is not None else ""
 
 
 def report_trackers(draft: Draft) -> None:

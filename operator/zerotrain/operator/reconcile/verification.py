@@ -9,7 +9,6 @@ by another, TRIES in all, within one time limit for all of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import PurePosixPath
 
@@ -20,8 +19,9 @@ from zerotrain.operator.api.status import CheckpointRecord
 from zerotrain.operator.api.storage import Verify
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.draft import Draft, stored
-from zerotrain.operator.reconcile.plan import CreateVerification, DeletePods
+from zerotrain.operator.reconcile.plan import CreateVerification
 from zerotrain.operator.reconcile.pods import PodView, WorkerState
+from zerotrain.operator.reconcile.teardown import delete_pods
 from zerotrain.operator.resources.container import checkpoint_folder
 from zerotrain.operator.resources.verification import verification_pod_name
 
@@ -32,11 +32,12 @@ _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,127}")
 """Valid name of a checkpoint's folder; a name that the workers report becomes an argument of a program."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Outcome:
-    state: VerificationState
-    reason: Reason
-    message: str
+_REASONS = {
+    VerificationState.VERIFIED: Reason.CHECKPOINT_VERIFIED,
+    VerificationState.DAMAGED: Reason.CHECKPOINT_DAMAGED,
+    VerificationState.UNKNOWN: Reason.VERIFICATION_FAILED,
+}
+"""Reason of the event on each outcome."""
 
 
 def pending(draft: Draft) -> bool:
@@ -84,7 +85,7 @@ def _begin(draft: Draft, subject: CheckpointRecord) -> None:
     )
     message = _unreachable(draft, subject)
     if message is not None:
-        _conclude(draft, record, _unknown(message))
+        _conclude(draft, record, VerificationState.UNKNOWN, message)
         return
     _try(draft, record, number=1)
 
@@ -130,44 +131,31 @@ def _ensure(draft: Draft, record: Verification) -> None:
 def _follow(draft: Draft, record: Verification) -> None:
     pod = next((pod for pod in draft.observed.helpers if pod.name == record.pod), None)
     if pod is not None and pod.ended:
-        outcome = _outcome(pod)
-        if outcome.state is VerificationState.UNKNOWN and record.tries < TRIES:
+        state, message = _outcome(pod)
+        if state is VerificationState.UNKNOWN and record.tries < TRIES:
             _try(draft, record, number=record.tries + 1)
         else:
-            _conclude(draft, record, outcome)
-    elif draft.now >= record.start_time + _limit(draft):
+            _conclude(draft, record, state, message)
+    elif draft.is_due(record.start_time + _limit(draft)):
         _end_pods(draft, grace_s=0)
-        limit_s = _limit(draft).total_seconds()
-        _conclude(draft, record, _unknown(f"no outcome within {limit_s:.0f} s{_why(draft, pod)}"))
+        message = f"no outcome within {_limit(draft).total_seconds():.0f} s{_why(draft, pod)}"
+        _conclude(draft, record, VerificationState.UNKNOWN, message)
     elif pod is None:
         _ensure(draft, record)
-    else:
-        draft.wake(record.start_time + _limit(draft))
 
 
-def _outcome(pod: PodView) -> _Outcome:
+def _outcome(pod: PodView) -> tuple[VerificationState, str]:
     last_line = pod.termination.last_line if pod.termination is not None else None
     if pod.state is WorkerState.SUCCEEDED:
-        return _Outcome(
-            state=VerificationState.VERIFIED,
-            reason=Reason.CHECKPOINT_VERIFIED,
-            message="every byte was read and is as it was written",
-        )
+        return VerificationState.VERIFIED, "every byte was read and is as it was written"
     if pod.exit_code == ExitCode.CHECKPOINT_UNUSABLE and pod.pod_reason is None:
-        return _Outcome(
-            state=VerificationState.DAMAGED,
-            reason=Reason.CHECKPOINT_DAMAGED,
-            message=(last_line or "it does not pass zerotrain checkpoint verify").strip(),
-        )
+        message = last_line or "it does not pass zerotrain checkpoint verify"
+        return VerificationState.DAMAGED, message.strip()
     code = f"exit code {pod.exit_code}" if pod.exit_code is not None else f"pod phase {pod.phase}"
     if pod.exit_code == ExitCode.STORAGE_FAILED:
         code = f"the volume failed while it was read ({code})"
     parts = [code, pod.disruption, pod.pod_reason, pod.pod_message, last_line]
-    return _unknown(": ".join(part.strip() for part in parts if part))
-
-
-def _unknown(message: str) -> _Outcome:
-    return _Outcome(state=VerificationState.UNKNOWN, reason=Reason.VERIFICATION_FAILED, message=message)
+    return VerificationState.UNKNOWN, ": ".join(part.strip() for part in parts if part)
 
 
 def _why(draft: Draft, pod: PodView | None) -> str:
@@ -177,14 +165,14 @@ def _why(draft: Draft, pod: PodView | None) -> str:
     return f": {found}" if found else ""
 
 
-def _conclude(draft: Draft, record: Verification, outcome: _Outcome) -> None:
-    message = stored(outcome.message)
-    update = {"state": outcome.state, "message": message, "completion_time": draft.stamp}
+def _conclude(draft: Draft, record: Verification, state: VerificationState, message: str) -> None:
+    message = stored(message)
+    update = {"state": state, "message": message, "completion_time": draft.stamp}
     _set(draft, record.model_copy(update=update))
     draft.wake(draft.now)  # the time to live, which waited for the outcome, was already checked in this pass
-    verified = outcome.state is VerificationState.VERIFIED
+    verified = state is VerificationState.VERIFIED
     where = f"checkpoint {record.checkpoint} of step {record.step}"
-    draft.emit(outcome.reason, f"{where}: {message}", warning=not verified)
+    draft.emit(_REASONS[state], f"{where}: {message}", warning=not verified)
 
 
 def _forget(draft: Draft) -> None:
@@ -195,16 +183,13 @@ def _forget(draft: Draft) -> None:
 
 def _end_pods(draft: Draft, *, grace_s: int) -> None:
     helpers = draft.observed.helpers
-    pods = tuple((pod.name, pod.uid) for pod in helpers if pod.deletion_at is None or grace_s == 0)
-    if pods:
-        draft.act(DeletePods(names_uids=pods, grace_s=grace_s))
+    delete_pods(draft, [pod for pod in helpers if pod.deletion_at is None or grace_s == 0], grace_s)
 
 
 def _end_live(draft: Draft) -> None:
     """Delete pods that still run: a deletion that was requested with the outcome may have failed."""
-    pods = [pod for pod in draft.observed.helpers if not pod.ended and pod.deletion_at is None]
-    if pods:
-        draft.act(DeletePods(names_uids=tuple((pod.name, pod.uid) for pod in pods), grace_s=1))
+    helpers = draft.observed.helpers
+    delete_pods(draft, [pod for pod in helpers if not pod.ended and pod.deletion_at is None], 1)
 
 
 def _limit(draft: Draft) -> timedelta:

@@ -84,10 +84,8 @@ def await_others(draft: Draft, view: AttemptView) -> None:
         default=draft.now,
     )
     limit = since + _grace(draft) + SLACK
-    if not view.all_in(OVER) and draft.now < limit:
-        draft.wake(limit)
-        return
-    attempt_end.after_yield(draft, view)
+    if view.all_in(OVER) or draft.is_due(limit):
+        attempt_end.after_yield(draft, view)
 
 
 def _renew(draft: Draft, view: AttemptView) -> None:
@@ -130,8 +128,7 @@ def _without_saving(view: AttemptView) -> list[PodView]:
 
     The channel deletes no pod, so only their exit code shows that they were told to stop.
     """
-    ended = (worker.pod for worker in view.workers if worker.state is WorkerState.FAILED)
-    return [pod for pod in ended if pod is not None and pod.worker_code == ExitCode.TERMINATED]
+    return [pod for pod in view.pods(WorkerState.FAILED) if pod.worker_code == ExitCode.TERMINATED]
 
 
 def _follows(failure: Failure, left_at: datetime | None) -> bool:
@@ -170,11 +167,9 @@ def _over(draft: Draft, view: AttemptView) -> bool:
     limit = _limit(draft, view)
     if limit is None:
         _request_stop(draft, view)
-    elif draft.now >= limit:
+    elif draft.is_due(limit):
         _warn(draft, f"{_missed(draft)} within {_grace(draft).seconds} s: the pods are deleted")
         return True
-    else:
-        draft.wake(limit)
     return False
 
 
@@ -200,8 +195,7 @@ def _limit(draft: Draft, view: AttemptView) -> datetime | None:
     if acked_at is not None:
         asked = draft.status.checkpoint.requested_at or acked_at
         return max(asked + FALLBACK, acked_at) + _grace(draft) + SLACK
-    left = [worker.pod for worker in view.workers if worker.state in LIVE and worker.pod is not None]
-    ends = [_grace_ends_at(draft, pod) for pod in left]
+    ends = [_grace_ends_at(draft, pod) for pod in view.pods(*LIVE)]
     known = [end for end in ends if end is not None]
     return max(known) + SLACK if known and len(known) == len(ends) else None
 
@@ -222,11 +216,7 @@ def _request_stop(draft: Draft, view: AttemptView) -> None:
     """Ask the ranks to stop, through the channel first, then by SIGTERM."""
     state, asked = draft.observed.yielding, draft.status.checkpoint.requested_at or draft.now
     refused = state is not None and state.attempt == view.number and state.refused
-    pods = [
-        worker.pod
-        for worker in view.workers
-        if worker.state is WorkerState.RUNNING and worker.pod is not None
-    ]
+    pods = view.pods(WorkerState.RUNNING)
     if pods and not refused and draft.now < asked + FALLBACK:
         # The engine's ranks inform each other; whether those of a user program do is not known.
         others = tuple((pod.name, pod.pod_ip) for pod in pods[1:]) if draft.job.spec.program else ()

@@ -6,6 +6,7 @@ They are used for pod groups, for queues and for the hint on free capacity.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -32,34 +33,23 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
     That is the larger of its containers together with its sidecars and its largest init step. A request for
     the pod as a whole (`spec.resources`) replaces the sum over its containers.
     """
-    running: Amounts = {}
+    running = Counter[str]()
     for container in spec.get("containers", ()):
-        add(running, _requests(container))
-    sidecars: Amounts = {}
-    peak: Amounts = {}
+        running.update(_requests(container))
+    sidecars, peak = Counter[str](), Counter[str]()
     for container in spec.get("initContainers", ()):
         wanted = _requests(container)
         if container.get("restartPolicy") == "Always":
-            add(sidecars, wanted)
+            sidecars.update(wanted)
             wanted = {}
         # An init step runs together with the sidecars that were started before it.
         for name in wanted.keys() | sidecars.keys():
-            peak[name] = max(peak.get(name, 0), wanted.get(name, 0) + sidecars.get(name, 0))
-    add(running, sidecars)
-    total = {name: max(running.get(name, 0), peak.get(name, 0)) for name in running.keys() | peak.keys()}
-    total |= _of_the_pod(spec.get("resources") or {}, total)
-    add(total, {name: at_least(amount) for name, amount in spec.get("overhead", {}).items()})
+            peak[name] = max(peak[name], wanted.get(name, 0) + sidecars[name])
+    running.update(sidecars)
+    largest = {name: max(running[name], peak[name]) for name in running.keys() | peak.keys()}
+    total = Counter({**largest, **_of_the_pod(spec.get("resources") or {}, largest)})
+    total.update({name: at_least(amount) for name, amount in spec.get("overhead", {}).items()})
     return total
-
-
-def add(total: Amounts, more: Mapping[str, int]) -> None:
-    for name, amount in more.items():
-        total[name] = total.get(name, 0) + amount
-
-
-def subtract(total: Amounts, less: Mapping[str, int]) -> None:
-    for name, amount in less.items():
-        total[name] = total.get(name, 0) - amount
 
 
 def times(amounts: Mapping[str, int], count: int) -> Amounts:

@@ -29,7 +29,8 @@ from zerotrain.operator.constants import (
 
 from .identity import Json, ResourceOptions, pod_name
 from .network import domain
-from .volumes import EPHEMERAL_STORAGE, MountedVolume, as_written, ephemeral_limit, has_train_spec
+from .secret import train_spec
+from .volumes import EPHEMERAL_STORAGE, MountedVolume, as_written, ephemeral_limit
 
 LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
 DEFAULT_GRACE_S: Final = 30
@@ -59,7 +60,6 @@ def worker_container(
         "name": CONTAINER_NAME,
         "image": job.spec.image,
         "command": list(LAUNCHER),
-        **_program(job),
         "resources": _resources(job),
         # The port has a name for scrapers that select it by name; other ports are open without being listed.
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": WORKER_HTTP_PORT, "protocol": "TCP"}],
@@ -75,6 +75,8 @@ def worker_container(
         "securityContext": worker_security_context(job),
         "volumeMounts": [volume.mount for volume in volumes],
     }
+    if job.spec.program:  # otherwise the launcher starts the built-in trainer
+        container["args"] = ["--", *job.spec.program]
     template = job.spec.pod_template
     if template is not None:
         container["volumeMounts"] += [as_written(mount) for mount in template.volume_mounts]
@@ -116,7 +118,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         node_rank=0,
         ranks_per_worker=spec.num_ranks_per_worker,
         config_path=Path(CONFIG_DIR, CONFIG_FILE),
-        train_spec_path=Path(CONFIG_DIR, TRAIN_SPEC_FILE) if has_train_spec(job) else None,
+        train_spec_path=Path(CONFIG_DIR, TRAIN_SPEC_FILE) if train_spec(job) is not None else None,
         checkpoint_dir=checkpoint_dir(job),
         nvme_path=Path(nvme.mount_path) if nvme is not None else None,
         nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
@@ -148,13 +150,6 @@ def master_address(job: ZeroTrainingJob, attempt: int) -> str:
     subdomain = domain(job)
     # The name is short, so that the search domain of the namespace resolves it with the first query.
     return f"{pod_name(job.name, attempt, 0)}.{subdomain}" if subdomain is not None else "127.0.0.1"
-
-
-def _program(job: ZeroTrainingJob) -> Json:
-    """Return the arguments of the launcher. Without a program it starts the built-in trainer."""
-    if not job.spec.program:
-        return {}
-    return {"args": ["--", *job.spec.program]}
 
 
 def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:

@@ -15,16 +15,12 @@ from .identity import Json, attempt_labels, common_labels, metadata
 _LOG_KEY = re.compile(r"attempt-(\d+)\.")
 
 
-def failures_name(job_name: str) -> str:
-    return f"{job_name}-failures"
-
-
 def failures_config_map(job: ZeroTrainingJob, data: Mapping[str, str]) -> Json:
     """Return the ConfigMap with the last log lines of the failed rank of the newest attempts.
 
     There is one per job, not per attempt: it is deleted with the job, and its size is bounded.
     """
-    meta = metadata(job, failures_name(job.name), common_labels(job))
+    meta = metadata(job, f"{job.name}-failures", common_labels(job))
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": dict(data)}
 
 
@@ -50,10 +46,6 @@ _RANK = re.compile(r"^=== rank (\d{1,9}) \(pid \d+, ([^)\n]{0,60})\)$")
 _FRAME = re.compile(r'^ {2}File "(?P<file>.{1,500})", line (?P<line>\d+) in (?P<name>.{1,200})$')
 
 
-def stacks_name(job_name: str, attempt: int) -> str:
-    return f"{job_name}-{attempt}-stacks"
-
-
 def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, str]) -> Json:
     """Return the ConfigMap of a hung attempt: a summary of the ranks by stack, then each worker's stacks.
 
@@ -68,7 +60,7 @@ def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, st
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(job, stacks_name(job.name, attempt), attempt_labels(job, attempt)),
+        "metadata": metadata(job, f"{job.name}-{attempt}-stacks", attempt_labels(job, attempt)),
         "data": data,
     }
 

@@ -29,7 +29,22 @@ def headless_service(job: ZeroTrainingJob) -> Json | None:
     if not job.spec.program:
         # The trainer resolves only worker 0: endpoints are written once per attempt, not for each pod.
         pods[LABEL_RANK] = "0"
-    return _headless(metadata(job, service_name(job), common_labels(job)), pods)
+    ports = {RENDEZVOUS_PORT_NAME: MASTER_PORT, HTTP_PORT_NAME: WORKER_HTTP_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, service_name(job), common_labels(job)),
+        "spec": {
+            "clusterIP": "None",
+            # The ranks must find each other before the rendezvous, and pods become ready only after it.
+            "publishNotReadyAddresses": True,
+            "selector": pods,
+            "ports": [
+                {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
+                for name, port in ports.items()
+            ],
+        },
+    }
 
 
 def service_name(job: ZeroTrainingJob) -> str:
@@ -45,25 +60,6 @@ def domain(job: ZeroTrainingJob) -> str | None:
     """Return the subdomain of the job's pods, which is the name of the headless Service; None for a single
     worker."""
     return service_name(job) if job.shape.workers > 1 else None
-
-
-def _headless(meta: Json, pods: dict[str, str]) -> Json:
-    ports = {RENDEZVOUS_PORT_NAME: MASTER_PORT, HTTP_PORT_NAME: WORKER_HTTP_PORT}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": meta,
-        "spec": {
-            "clusterIP": "None",
-            # The ranks must find each other before the rendezvous, and pods become ready only after it.
-            "publishNotReadyAddresses": True,
-            "selector": pods,
-            "ports": [
-                {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
-                for name, port in ports.items()
-            ],
-        },
-    }
 
 
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"

@@ -66,18 +66,6 @@ def attempt_secret(job: ZeroTrainingJob, attempt: int, operator_key: bytes) -> J
     }
 
 
-def config_file_names(job: ZeroTrainingJob) -> tuple[str, ...]:
-    """Return the keys of `config_files` without rendering the files."""
-    spec = job.spec
-    trains = spec.model is not None and spec.data is not None and spec.steps is not None
-    given = {
-        CONFIG_FILE: spec.config is not None,
-        TRAIN_SPEC_FILE: trains,
-        FINETUNE_FILE: spec.finetune is not None,
-    }
-    return tuple(name for name, is_given in given.items() if is_given)
-
-
 def config_files(job: ZeroTrainingJob) -> dict[str, str]:
     """Return the texts by file name; ds_config.json is missing if the job refers to a ConfigMap of the
     user."""
@@ -139,12 +127,9 @@ def finetune_spec(job: ZeroTrainingJob) -> FinetuneSpec | None:
 
 
 def _model(model: Model) -> ModelSpec:
-    gpt = model.gpt
     factory = model.factory
     return ModelSpec(
-        gpt=GptSpec(d_model=gpt.d_model, layers=gpt.layers, heads=gpt.heads, context=gpt.context)
-        if gpt
-        else None,
+        gpt=GptSpec(**model.gpt.model_dump()) if model.gpt else None,
         preset=model.preset,
         path=model.path,
         factory=factory.function if factory else None,

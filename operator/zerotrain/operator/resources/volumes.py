@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
+from zerotrain.contract.train_spec import CONFIG_FILE
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.base import ApiModel
 from zerotrain.operator.api.core.volumes import EmptyDirMedium, EmptyDirSource
@@ -25,7 +25,7 @@ from zerotrain.operator.constants import (
 )
 
 from .identity import Json, secret_name
-from .secret import config_file_names
+from .secret import config_files
 
 _OWNER_READS = 0o400
 
@@ -87,14 +87,10 @@ def _files(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
     if reference is not None:
         key = reference.config_map_key_ref
         theirs = {"name": key.name, "items": [{"key": key.key, "path": CONFIG_FILE}]}
-        own = [{"key": name, "path": name} for name in sorted((*config_file_names(job), TOKEN_KEY))]
+        own = [{"key": name, "path": name} for name in sorted((*config_files(job), TOKEN_KEY))]
         sources = [{"secret": {"name": secret, "items": own}}, {"configMap": theirs}]
         source = {"projected": {"sources": sources, "defaultMode": _OWNER_READS}}
     return MountedVolume(name=f"{RESERVED_PREFIX}job", mount_path=CONFIG_DIR, source=source, read_only=True)
-
-
-def has_train_spec(job: ZeroTrainingJob) -> bool:
-    return TRAIN_SPEC_FILE in config_file_names(job)
 
 
 def _scratch(job: ZeroTrainingJob) -> MountedVolume:

@@ -7,6 +7,7 @@ and goes back to the size that ran.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,7 +21,7 @@ from zerotrain.operator.cluster.errors import Forbidden
 from zerotrain.operator.cluster.listwatch import Listing
 from zerotrain.operator.reconcile import Capacity, ReadCapacity, job_uid_of
 from zerotrain.operator.resources import worker_pod
-from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, at_most, requests_of, subtract
+from zerotrain.operator.resources.amounts import MILLI, PODS, at_most, requests_of
 
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 _KEEPING_OFF = ("NoSchedule", "NoExecute")
@@ -50,19 +51,19 @@ async def _fits(api: Api, spec: Json, excluded: Sequence[str], uid: str) -> int 
     wanted = {**requests_of(spec), PODS: MILLI}
     if spec.get("resourceClaims"):
         return None
-    offered, free = set[str](), dict[str, Amounts]()
+    offered, free = set[str](), dict[str, Counter[str]]()
     async for node in _items(api, "nodes", {}):
         allocatable = node.get("status", {}).get("allocatable", {})
         offered |= allocatable.keys()
         name = node["metadata"]["name"]
         if name not in excluded and _is_suitable(spec, node):
-            free[name] = {key: at_most(allocatable[key]) for key in wanted if key in allocatable}
+            free[name] = Counter({key: at_most(allocatable[key]) for key in wanted if key in allocatable})
     if any(amount > 0 and name not in offered for name, amount in wanted.items()):
         return None  # dynamic resource allocation, or no node offers it
     async for pod in _items(api, "pods", {"fieldSelector": _LIVE}):
         node_name = pod["spec"].get("nodeName")
         if node_name in free and job_uid_of(pod) != uid:
-            subtract(free[node_name], {**requests_of(pod["spec"]), PODS: MILLI})
+            free[node_name].subtract({**requests_of(pod["spec"]), PODS: MILLI})
     return sum(_slots(wanted, amounts) for amounts in free.values())
 
 

@@ -217,7 +217,10 @@ def _replacing(found: Json, wanted: Json) -> Json:
 
 
 def collection(item: Json) -> str:
-    return _path(item).format(namespace=item["metadata"]["namespace"])
+    """Return the collection's path. The API version tells apart kinds that several schedulers and queues
+    share by name."""
+    other = f"/apis/{item['apiVersion']}/namespaces/{{namespace}}/{item['kind'].lower()}s"
+    return PATHS.get(item["kind"], other).format(namespace=item["metadata"]["namespace"])
 
 
 def path_of(item: Json) -> str:
@@ -225,14 +228,7 @@ def path_of(item: Json) -> str:
 
 
 def kind_of(item: Json) -> str:
-    return _path(item).rsplit("/", 1)[-1]
-
-
-def _path(item: Json) -> str:
-    """Return the collection's path. The API version tells apart kinds that several schedulers and queues
-    share by name."""
-    other = f"/apis/{item['apiVersion']}/namespaces/{{namespace}}/{item['kind'].lower()}s"
-    return PATHS.get(item["kind"], other)
+    return collection(item).rsplit("/", 1)[-1]
 
 
 def owned(item: Json, job_uid: str) -> bool:
