@@ -17,8 +17,8 @@ JOB_BOARD_URL = (
 
 TAG = "zerotrain"
 JOB_TAG = "zerotrain-job"
-FLEET_BOARD = "fleet"
-OPERATOR_BOARD = "operator"
+_ALWAYS = {"Fleet": "fleet", "Operator": "operator"}
+"""Boards that every other board links to, by title."""
 
 
 def runbook_url(alert: str) -> str:
@@ -37,8 +37,7 @@ def board_links(board: Dashboard) -> list[dict[str, Any]]:
     Links between the boards of a job carry job and time range. The others carry only the time range, because
     the value `All` of namespaces has no meaning on a board of one job.
     """
-    links = [_link("Fleet", FLEET_BOARD), _link("Operator", OPERATOR_BOARD)]
-    links = [link for link in links if f"/d/{board.uid}" not in link["url"]]
+    links = [_link(title, name) for title, name in _ALWAYS.items() if name != board.name]
     if board.scope is not Scope.JOB:
         return links
     others = {

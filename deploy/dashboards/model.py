@@ -40,7 +40,6 @@ class PanelKind(Enum):
     HEATMAP = "heatmap"
     STATE_TIMELINE = "state-timeline"
     STATUS_HISTORY = "status-history"
-    TEXT = "text"
 
 
 class Level(Enum):
@@ -126,8 +125,6 @@ class Panel:
     maximum: float | None = None
     stacked: bool = False
     logarithmic: bool = False
-    text: str = ""
-    """Markdown of a text panel."""
     no_value: str | None = None
     """Text for a query without series, if that is a good sign."""
     series_levels: tuple[tuple[str, Level], ...] = ()
@@ -142,7 +139,6 @@ class Row:
 
     title: str
     panels: tuple[Panel, ...]
-    collapsed: bool = False
 
 
 class Scope(Enum):

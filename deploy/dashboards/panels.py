@@ -20,9 +20,11 @@ _LAST = {"values": False, "calcs": ["lastNotNull"], "fields": ""}
 
 def panel_json(panel: Panel) -> Json:
     """Return the whole panel except for `id` and `gridPos`."""
-    if panel.kind is PanelKind.TEXT:
-        return _frame(panel) | {"options": {"mode": "markdown", "content": panel.text}}
-    return _frame(panel) | {
+    return {
+        "type": panel.kind.value,
+        "title": panel.title,
+        "description": " ".join(panel.description.split()),
+        "links": [_runbook_link(alert) for alert in panel.alerts],
         "datasource": DATASOURCE,
         "targets": [
             _target(panel.kind, query, ref)
@@ -31,15 +33,6 @@ def panel_json(panel: Panel) -> Json:
         "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "options": _options(panel),
         "transformations": _transformations(panel),
-    }
-
-
-def _frame(panel: Panel) -> Json:
-    return {
-        "type": panel.kind.value,
-        "title": panel.title,
-        "description": " ".join(panel.description.split()),
-        "links": [_runbook_link(alert) for alert in panel.alerts],
     }
 
 

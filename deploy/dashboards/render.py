@@ -49,7 +49,7 @@ def _panels(rows: tuple[Row, ...]) -> list[Json]:
             "id": next(ids),
             "type": "row",
             "title": row.title,
-            "collapsed": row.collapsed,
+            "collapsed": False,
             "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1},
             "panels": [],
         }
@@ -57,13 +57,8 @@ def _panels(rows: tuple[Row, ...]) -> list[Json]:
             {"id": next(ids), "gridPos": place, **panel_json(panel)}
             for panel, place in _places(row.panels, y + 1)
         ]
-        y = max((item["gridPos"]["y"] + item["gridPos"]["h"] for item in placed), default=y + 1)
-        if row.collapsed:
-            # Grafana stores a collapsed row's panels inside the row.
-            found.append(heading | {"panels": placed})
-            y = heading["gridPos"]["y"] + 1
-        else:
-            found += [heading, *placed]
+        y = max(item["gridPos"]["y"] + item["gridPos"]["h"] for item in placed)
+        found += [heading, *placed]
     return found
 
 

@@ -32,9 +32,9 @@ def rate(metric: str, selector: str = "JOB", *, by: str = "") -> str:
     return f"sum by ({_labels(by)}) (rate({metric}{{{selector}}}[{WINDOW}]))"
 
 
-def mean(histogram: str, selector: str = "JOB", *, by: str = "") -> str:
+def mean(histogram: str, selector: str = "JOB") -> str:
     """Return the mean of a histogram's observations."""
-    return f"{rate(histogram + '_sum', selector, by=by)} / {rate(histogram + '_count', selector, by=by)}"
+    return f"{rate(histogram + '_sum', selector)} / {rate(histogram + '_count', selector)}"
 
 
 def quantile(share: float, histogram: str, selector: str = "JOB", *, by: str = "") -> str:

@@ -42,7 +42,6 @@ class Annotation:
     level: Level
     value_is_time: bool = False
     """Whether the series' value is the time, in milliseconds, instead of the sample's own time."""
-    enabled: bool = True
 
 
 _JOB_VARIABLES = (
@@ -215,7 +214,7 @@ def _annotation(annotation: Annotation) -> dict[str, Any]:
     return {
         "name": annotation.name,
         "datasource": DATASOURCE,
-        "enable": annotation.enabled,
+        "enable": True,
         "hide": False,
         "iconColor": annotation.level.value,
         "expr": expand(annotation.expr),

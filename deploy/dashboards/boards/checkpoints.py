@@ -242,7 +242,6 @@ _CHECKPOINTS = Row(
             kind=PanelKind.STAT,
             height=5,
             thresholds=at_least(1, Level.CRITICAL),
-            states=(),
             queries=(Query(expr="max(zerotrain_job_checkpoint_verification_failed{JOB})", legend="damaged"),),
             alerts=("CheckpointVerifyFailed",),
         ),

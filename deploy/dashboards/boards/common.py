@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from deploy.dashboards.model import Column, Level, Panel, PanelKind, Query, State, Threshold
-from deploy.dashboards.selectors import WINDOW
 
 PHASE_LEVELS: tuple[tuple[str, Level], ...] = (
     ("Queued", Level.NEUTRAL),
@@ -38,17 +37,6 @@ def goodput(selector: str, window: str = "1h") -> str:
     seconds = {"5m": 300, "1h": 3600, "6h": 21600, "24h": 86400}[window]
     started = f"max by (namespace, job_name) (zerotrain_job_start_timestamp_seconds{{{selector}}})"
     return f"clamp_max({productive} / clamp_max((time() - {started}) / {seconds}, 1), 1)"
-
-
-def own_work(selector: str = "RANKS") -> str:
-    """Return the seconds of a rank's own work per step.
-
-    They exclude waiting for other ranks, so that they identify the slow rank.
-    """
-    return (
-        f"sum by (rank) (rate(zerotrain_step_own_seconds_total{{{selector}}}[{WINDOW}])) "
-        f"/ sum by (rank) (rate(zerotrain_step_duration_seconds_count{{{selector}}}[{WINDOW}]))"
-    )
 
 
 def firing_alerts(selector: str, *, width: int = 24, height: int = 6) -> Panel:

@@ -28,7 +28,6 @@ _TIERS = Row(
             before the start, was too kind.""",
             kind=PanelKind.BAR_GAUGE,
             unit=Unit.RATIO,
-            width=8,
             minimum=0,
             thresholds=(Threshold(value=1.02, level=Level.WARNING),),
             queries=(
@@ -46,7 +45,6 @@ _TIERS = Row(
             kind=PanelKind.BAR_GAUGE,
             unit=Unit.BYTES,
             base=Level.INFO,
-            width=8,
             minimum=0,
             queries=(
                 Query(
@@ -62,7 +60,6 @@ _TIERS = Row(
             kind=PanelKind.BAR_GAUGE,
             unit=Unit.BYTES,
             base=Level.INFO,
-            width=8,
             minimum=0,
             queries=(
                 Query(expr="max by (tier) (zerotrain_job_planned_memory_bytes{JOB})", legend="{{tier}}"),

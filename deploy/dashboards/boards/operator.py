@@ -278,7 +278,6 @@ _API = Row(
             title="Processor",
             description="""Processor seconds per second of each replica. A replica that stands by needs almost
             none.""",
-            unit=Unit.NUMBER,
             minimum=0,
             queries=(
                 Query(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.dashboards.boards.common import numbered, own_work
+from deploy.dashboards.boards.common import numbered
 from deploy.dashboards.model import (
     Column,
     Dashboard,
@@ -20,7 +20,6 @@ from deploy.dashboards.selectors import WINDOW, of_rank
 
 _RANK_PHASES = ("init", "rendezvous", "first_step", "step", "checkpoint", "done")
 _PHASE_LEVELS = (Level.NEUTRAL, Level.WARNING, Level.WARNING, Level.GOOD, Level.INFO, Level.GOOD)
-_OWN = own_work()
 _STRAGGLES_FROM = 1.5
 
 
@@ -30,6 +29,10 @@ def _per_step(counter: str) -> str:
         f"/ sum by (rank) (rate(zerotrain_step_duration_seconds_count{{RANKS}}[{WINDOW}]))"
     )
 
+
+_OWN = _per_step("zerotrain_step_own_seconds_total")
+"""Seconds of a rank's own work per step. They exclude waiting for other ranks, so that they identify the slow
+rank."""
 
 _SLOW = Row(
     title="Slow ranks",
@@ -50,8 +53,6 @@ _SLOW = Row(
             description="""Own work of a rank divided by the median of all ranks: 1 is like the others. A rank
             that stays above the line slows the whole job down by as much; look at its node.""",
             kind=PanelKind.BAR_GAUGE,
-            unit=Unit.NUMBER,
-            width=8,
             height=10,
             minimum=0,
             thresholds=(Threshold(value=_STRAGGLES_FROM, level=Level.WARNING, alert="Straggler"),),
