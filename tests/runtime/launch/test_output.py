@@ -22,7 +22,8 @@ class Ranks:
         self.stream = io.BytesIO()
         sink = Sink(self.stream)
         self._pipes = [os.pipe() for _ in range(2)]
-        self._pumps = [OutputPump(rank, open(pipe[0], "rb", 0), sink) for rank, pipe in enumerate(self._pipes)]
+        sources = [os.fdopen(read_end, "rb", 0) for read_end, _ in self._pipes]
+        self._pumps = [OutputPump(rank, source, sink) for rank, source in enumerate(sources)]
         for pump in self._pumps:
             pump.start()
 
@@ -30,8 +31,8 @@ class Ranks:
         os.write(self._pipes[rank][1], data)
 
     def end(self) -> bytes:
-        for (_, end), pump in zip(self._pipes, self._pumps, strict=True):
-            os.close(end)
+        for (_, write_end), pump in zip(self._pipes, self._pumps, strict=True):
+            os.close(write_end)
             pump.join()
         return self.stream.getvalue()
 

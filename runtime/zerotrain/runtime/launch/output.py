@@ -92,8 +92,8 @@ class OutputPump(threading.Thread):
     def _read(self) -> bytes:
         """Return what the rank wrote; nothing at its end.
 
-        A print of a program without a buffer writes its line in pieces, between which the lines of other ranks
-        would come: those of rank 0, whose bytes are copied unchanged, are put together first.
+        Where output has no buffer, `print` writes a line in pieces. Those of rank 0, whose bytes are copied
+        unchanged, are put together here, so that other ranks' lines do not come between them.
         """
         descriptor = self._source.fileno()
         data = piece = os.read(descriptor, CHUNK_BYTES)
