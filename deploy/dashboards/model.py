@@ -41,6 +41,11 @@ class PanelKind(Enum):
     STATE_TIMELINE = "state-timeline"
     STATUS_HISTORY = "status-history"
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether the panel shows the newest values alone."""
+        return self in (PanelKind.STAT, PanelKind.BAR_GAUGE, PanelKind.TABLE)
+
 
 class Level(Enum):
     """Meaning of a colour, the same on every board."""

@@ -12,7 +12,6 @@ from deploy.dashboards.selectors import expand
 Json: TypeAlias = dict[str, Any]
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
-_INSTANT = {PanelKind.STAT, PanelKind.BAR_GAUGE, PanelKind.TABLE}
 _LEGEND = {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]}
 _PLAIN_LEGEND = {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
 _LAST = {"values": False, "calcs": ["lastNotNull"], "fields": ""}
@@ -52,15 +51,14 @@ def _runbook_link(alert: str) -> Json:
 
 
 def _target(kind: PanelKind, query: Query, ref: str) -> Json:
-    is_instant = kind in _INSTANT
     return {
         "refId": ref,
         "datasource": DATASOURCE,
         "editorMode": "code",
         "expr": expand(query.expr),
         "legendFormat": query.legend or "__auto",
-        "instant": is_instant,
-        "range": not is_instant,
+        "instant": kind.is_instant,
+        "range": not kind.is_instant,
         "exemplar": query.exemplars,
         "format": "table" if kind is PanelKind.TABLE else "heatmap" if query.buckets else "time_series",
     }

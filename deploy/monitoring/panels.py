@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from deploy.dashboards.model import Dashboard, Panel, PanelKind
+from deploy.dashboards.model import Dashboard, Panel
 from deploy.dashboards.selectors import expand
 from deploy.monitoring.client import PrometheusClient
 
-INSTANT_KINDS = frozenset({PanelKind.STAT, PanelKind.BAR_GAUGE, PanelKind.TABLE})
 FILLED_BY_ANY_JOB: Mapping[str, frozenset[str]] = {
     "fleet": frozenset({"Running", "Jobs", "Restarts by cause"}),
     "job-overview": frozenset({"Phase", "Ranks up", "Loss", "Step time", "Tokens per second"}),
@@ -66,6 +65,6 @@ def answers(client: PrometheusClient, board: Dashboard, view: View) -> Iterator[
 
 
 def _count(client: PrometheusClient, panel: Panel, query: str, view: View) -> int:
-    if panel.kind in INSTANT_KINDS:
+    if panel.kind.is_instant:
         return len(client.instant(query, view.end))
     return len(client.over(query, start=view.start, end=view.end, step_s=view.step_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deploy.dashboards.boards.common import (
+    GOODPUT_OBJECTIVE,
     PHASE_LEVELS,
     at_least,
     firing_alerts,
@@ -260,7 +261,7 @@ _TIME = Row(
             base=Level.WARNING,
             minimum=0,
             maximum=1,
-            thresholds=at_least(0.95, Level.GOOD),
+            thresholds=at_least(GOODPUT_OBJECTIVE, Level.GOOD),
             queries=(Query(expr=goodput("JOB"), legend="goodput"),),
             alerts=("GoodputBudgetBurn",),
         ),

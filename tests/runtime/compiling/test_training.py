@@ -66,6 +66,7 @@ def train(run: Run, compile: dict[str, Any]) -> Trained:
         graphs.append(counters["stats"]["unique_graphs"] - before)
     ranges = None if engine.core.fp8 is None else engine.core.fp8.ranges()
     engine.close()
+    assert not engine.is_compiled
     assert not any("forward" in vars(module) for module in model.modules())
     return Trained(losses, graphs, ranges)
 

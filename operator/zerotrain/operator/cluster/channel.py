@@ -1,6 +1,6 @@
 """HTTP client of the workers: by pod IP inside the cluster, through the API server's pod proxy outside.
 
-There is one small protocol with three implementations. `SilentChannel` is for clusters whose pods run nothing
+There is one small protocol with two implementations. `SilentChannel` is for clusters whose pods run nothing
 (simulated nodes), where every job is judged by the status of its pods alone.
 
 A worker whose packets are dropped holds its caller for seconds, and a tenant may have thousands of those. So

@@ -260,6 +260,5 @@ def dead_tasks(tasks: Iterable[asyncio.Task[None]]) -> list[str]:
 
 
 def _report_end(task: asyncio.Task[None]) -> None:
-    # edited meanwhile, gone, or replaced by a new job
     if not task.cancelled() and task.exception() is not None:
         log.critical("task %r ended", task.get_name(), exc_info=task.exception())

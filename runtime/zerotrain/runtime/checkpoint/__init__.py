@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zerotrain.runtime.checkpoint.writer import (
         SaveOptions,
         begin,
+        check_storable,
         claim_job,
         job_folder,
         open_attempt,

@@ -270,7 +270,7 @@ class DeepSpeedNames:
     @property
     def is_compiled(self) -> bool:
         """Whether units are compiled."""
-        return self._core.compiled is not None
+        return bool(self._core.compiled)
 
 
 def public_names(kind: type) -> list[str]:
