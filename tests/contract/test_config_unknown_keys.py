@@ -45,6 +45,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "Did you mean optimizer.params.weight_decay?",
     ),
     "nothing near": ({"qqq": 1}, "qqq", "docs/configuration.md"),
+    "a key of the program's own": ({"data_folder": "x"}, "data_folder", "Remove it, or put _ before"),
     "nothing near, small block": ({"bf16": {"qqq": 1}}, "bf16.qqq", "Known here are"),
 }
 

@@ -101,6 +101,20 @@ PATTERN_3D = """// C
 "activation_checkpointing": {"partition_activations": true, "contiguous_memory_optimization": true}
 }"""
 
+SCALED_BF16 = """{
+"bf16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
+"hysteresis": 2, "min_loss_scale": 1},
+"fp16": {"enabled": false, "opt_level": "O2"}, "train_micro_batch_size_per_gpu": 2,
+"zero_optimization": {"stage": 2}
+}"""
+
+CHAT = """{
+"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "bfloat16": {"enabled": true},
+"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"},
+"stage3_max_live_parameters": 3e7, "memory_efficient_linear": false},
+"hybrid_engine": {"enabled": false, "max_out_tokens": 512, "inference_tp_size": 1, "pin_parameters": true}
+}"""
+
 FILES = {
     # name: (text, ranks, stage, (train, micro, accumulation), paths that this version does not run)
     "70B, offload": (
@@ -135,6 +149,8 @@ FILES = {
         (64, 1, 8),
         set(),
     ),
+    "keys of fp16 in bf16": (SCALED_BF16, 8, 2, (16, 2, 1), set()),
+    "chat": (CHAT, 8, 2, (32, 4, 1), set()),
     "pattern B": (PATTERN_PRETRAIN, 32, 2, (128, 4, 1), set()),
     "pattern C": (PATTERN_3D, 64, 1, (1024, 1, 16), {"tensor_parallel.tp_size", "pipeline_parallel.pp_size"}),
 }

@@ -26,11 +26,7 @@ from zerotrain.runtime.zero.layout import LayoutError
     ("entry", "path", "value"),
     [
         ({"amp": {"enabled": True}}, "amp", {"enabled": True}),
-        (
-            {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
-            "offload_param",
-            "cpu",
-        ),
+        ({"zero_optimization": {"stage": 2, "mics_shard_size": 2}}, "mics_shard_size", 2),
         ({"tensor_parallel": {"tp_size": 8}}, "tensor_parallel", 8),
         ({"optimizer": {"type": "OneBitLamb", "params": {"lr": 1e-3}}}, "optimizer.type", "OneBitLamb"),
     ],

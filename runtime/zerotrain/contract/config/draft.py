@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import ConfigError
@@ -32,6 +32,8 @@ class ConfigDraft:
     settled: dict[str, Settled] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
     unsupported: list[Unsupported] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Notices of values that have no effect, by path."""
 
     def value(self, path: str) -> Any:
         """Return the final value of a key, or its default if the key does not apply.
@@ -58,6 +60,12 @@ class ConfigDraft:
     def derive(self, path: str, value: Any) -> None:
         """Set a value that the file left open."""
         self.settled[path] = Settled(value=value, origin="derived", written=path)
+
+    def drop(self, path: str, message: str) -> None:
+        """Replace a value of the file that has no effect by the default, with a notice."""
+        self.notice(path, message)
+        self.settled[path] = replace(self.settled[path], value=self.keys[path].default, origin="derived")
+        self.dropped[path] = message
 
     def notice(self, path: str, message: str) -> None:
         """Record that a key has another effect here."""

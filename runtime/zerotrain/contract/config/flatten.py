@@ -17,6 +17,7 @@ from .schema import Notice
 
 _MAX_LISTED = 20
 """Largest number of names that an error message lists, since more do not help."""
+_OR_REMOVE = "Remove it, or put _ before its name: such keys are comments."
 _COMMENT = "Read as a comment: its name begins with _, # or //."
 ZERO = "zero_optimization"
 OPTIMIZER_PARAMS = "optimizer.params"
@@ -161,7 +162,7 @@ class Flattener:
         if here:
             way_out = f"Did you mean {self._names[block][here[0]]}?"
         else:
-            way_out = self._elsewhere(name) or self._listing(block)
+            way_out = f"{self._elsewhere(name) or self._listing(block)} {_OR_REMOVE}"
         return ConfigError(written, "is not a known key", value, way_out)
 
     def _listing(self, block: str) -> str:

@@ -124,7 +124,9 @@ class Key:
     """Whether a value is never shown."""
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Return whether the value equals the default or another neutral one."""
+        """Return whether the value equals the default or another neutral one, or is an object that is off."""
+        if self.kind is KeyKind.OBJECT and isinstance(value, Mapping) and value.get("enabled") is False:
+            return True  # whatever else is in it
         return any(value == neutral and type(value) is type(neutral) for neutral in (self.default, *self.off))
 
     def choice(self, value: Any) -> Choice | None:

@@ -185,7 +185,9 @@ def _key_report(draft: ConfigDraft, key: Key) -> KeyReport:
     settled = draft.settled[key.path]
     status, effect = Status.IMPLEMENTED, key.effect
     written_choice = _written_choice(draft, key)
-    if key.needs and not draft.is_on(key.needs):
+    if key.path in draft.dropped:
+        effect = draft.dropped[key.path]
+    elif key.needs and not draft.is_on(key.needs):
         effect = f"No effect: {key.needs} is {_shown(draft.value(key.needs))}."
     elif written_choice is not None and written_choice.status is not None:
         status, effect = written_choice.status, _apply_status(draft, key, written_choice)

@@ -74,15 +74,11 @@ def secondary(draft: ConfigDraft) -> None:
 
 
 def offload(draft: ConfigDraft) -> None:
-    """Refuse offload of unsharded parameters, and of states whose update is not element-wise."""
+    """Drop offload of unsharded parameters, and refuse that of states whose update is not element-wise."""
     stage = draft.value(f"{Z}.stage")
     path = f"{Z}.offload_param.device"
     if draft.is_on(path) and stage < 3:
-        draft.refuse_to_run(
-            path,
-            f"At stage {stage} every rank needs whole parameters; offload_param needs stage 3.",
-            f'Set {Z}.stage to 3, or offload_param.device to "none".',
-        )
+        draft.drop(path, f"No effect at stage {stage}, as in DeepSpeed: parameters are offloaded at stage 3.")
     path = f"{Z}.offload_optimizer.device"
     kind = draft.value("optimizer.type")
     if draft.is_on(path) and not can_offload(kind):

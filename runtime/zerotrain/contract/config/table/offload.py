@@ -130,7 +130,7 @@ OFFLOAD: tuple[Key, ...] = (
         status=Status.ACCEPTED,
         note="The update reads gradients in the dtype they arrive in.",
     ),
-    _device("offload_param", "Parameter shards", "Where parameter shards live; cpu or nvme need stage 3."),
+    _device("offload_param", "Parameter shards", "Where parameter shards live; no effect below stage 3."),
     _offload("offload_param", "nvme_path", KeyKind.TEXT, None, _PATH),
     _offload("offload_param", "pin_memory", KeyKind.BOOL, True, _PIN),
     _offload("offload_param", "buffer_count", KeyKind.INT, 5, "DeepSpeed: staging buffers.", **_HINT),

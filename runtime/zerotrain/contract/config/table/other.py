@@ -10,7 +10,7 @@ def _not_run_block(path: str, what: str, way_out: str = "", *, postponed: bool =
         path=path,
         kind=KeyKind.OBJECT,
         default=None,
-        off=({}, {"enabled": False}),
+        off=({},),
         status=Status.NOT_RUN,
         postponed=what if postponed else "",
         note=f"{what} is {'postponed' if postponed else 'not part of this version'}.",

@@ -75,6 +75,25 @@ PRECISION: tuple[Key, ...] = (
         effect="Optimizer states in bf16, 4 bytes per element with Adam; only with "
         "bf16_master_weights_and_grads.",
     ),
+    *(
+        Key(
+            path=f"bf16.{name}",
+            kind=kind,
+            default=None,
+            needs="bf16.enabled",
+            status=Status.ACCEPTED,
+            note="bf16 has the range of fp32 and needs no loss scale.",
+            effect="No effect; a key of fp16 that many files repeat here.",
+        )
+        for name, kind in (
+            ("loss_scale", KeyKind.FLOAT),
+            ("initial_scale_power", KeyKind.INT),
+            ("loss_scale_window", KeyKind.INT),
+            ("hysteresis", KeyKind.INT),
+            ("consecutive_hysteresis", KeyKind.BOOL),
+            ("min_loss_scale", KeyKind.FLOAT),
+        )
+    ),
     Key(
         path="fp16.enabled",
         kind=KeyKind.BOOL,
@@ -155,6 +174,16 @@ PRECISION: tuple[Key, ...] = (
         note="Master weights are fp32.",
         way_out="Remove fp16.fp16_master_weights_and_grads.",
         effect="Master weights and gradients in fp16.",
+    ),
+    Key(
+        path="fp16.opt_level",
+        aliases=("fp16_opt_level",),
+        kind=KeyKind.TEXT,
+        default=None,
+        needs="fp16.enabled",
+        status=Status.ACCEPTED,
+        note="Apex is not used; DeepSpeed has never read it either.",
+        effect="No effect; a level of Apex.",
     ),
     Key(
         path="fp16.fused_mode",
@@ -333,7 +362,6 @@ PRECISION: tuple[Key, ...] = (
         path="amp",
         kind=KeyKind.OBJECT,
         default=None,
-        off=({"enabled": False},),
         status=Status.NOT_RUN,
         note="Apex is not used.",
         way_out='Write "bf16": {"enabled": true} instead.',
