@@ -147,6 +147,17 @@ def replayed_origin(
     return None
 
 
+def origin_of(parameter: nn.Parameter) -> Replayed | None:
+    """Return the origin of a deferred parameter before anybody has named its model; None if no context made
+    it or its construction never gave it values."""
+    for module, names in _registered.items():
+        for name in names:
+            if module._parameters.get(name) is parameter:
+                with contextlib.suppress(NoValues):
+                    return replayed_origin(module, name, parameter, [_logs[module]])
+    return None
+
+
 def forget(model: nn.Module) -> None:
     """Drop the records of the model's construction and files, once they are not needed any more."""
     for module in model.modules():

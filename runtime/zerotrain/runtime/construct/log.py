@@ -78,6 +78,8 @@ class ConstructionLog:
         """Make a log. A seed of None keeps the states of torch's generator instead, so that the values are
         those that the constructor gives without a log."""
         self.seed = seed
+        self.has_common_seed = False
+        """Whether the seed is known to be that of rank 0."""
         self._operations: list[_Operation] = []
         self._writers: dict[int, list[int]] = {}
         self._num_random = 0

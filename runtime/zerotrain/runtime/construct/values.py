@@ -167,7 +167,7 @@ def take_values(model: nn.Module, comm: Comm, rules: BufferRules) -> ModelValues
         if is_pending(parameter):
             release(parameter, comm.device)
         elif parameter.is_meta:
-            _swap(parameter, name, nan_of(parameter.dtype, comm.device).expand(parameter.shape))
+            swap(parameter, name, nan_of(parameter.dtype, comm.device).expand(parameter.shape))
         forget_expression(parameter)
     _fill_buffers(model, origins, comm.device)
     _move_buffers(model, comm.device)
@@ -190,7 +190,7 @@ def materialize(model: nn.Module, device: torch.device | str = "cpu") -> nn.Modu
         values = torch.empty(parameter.shape, dtype=parameter.dtype)
         origin.read(0, values.view(-1))
         if parameter.is_meta:
-            _swap(parameter, name, values.to(device))
+            swap(parameter, name, values.to(device))
         else:
             parameter.data.copy_(values)
     _fill_buffers(model, origins, torch.device(device))
@@ -243,10 +243,12 @@ def _construction(parameter: nn.Parameter) -> float:
     return 1.0 + (expression.num_operations if isinstance(expression, Replayed) else 0)
 
 
-def _swap(parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:
+def swap(parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:
+    """Give a deferred parameter values; it stays the same object, with its attributes."""
     # `.data =` cannot leave the meta device, and parameter groups would not know a new object.
     try:
         holder = nn.Parameter(values, requires_grad=parameter.requires_grad)
+        vars(holder).update(vars(parameter))
         torch.utils.swap_tensors(parameter, holder)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise LayoutError(
