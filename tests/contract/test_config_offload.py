@@ -38,17 +38,17 @@ def test_states_are_offloaded_at_every_stage(stage: int, device: str) -> None:
 
 
 def test_parameters_only_at_stage_3() -> None:
-    """Below stage 3 the block has no effect, as in DeepSpeed, whose examples write it at every stage."""
+    """The block has no effect below stage 3, as in DeepSpeed, whose examples write it at every stage."""
     path = "zero_optimization.offload_param.device"
     block = {"offload_param": {"device": "nvme", "max_in_cpu": 7}}
     for stage in range(3):
         config = resolved(stage, zero=block)
         assert config.unsupported == ()
         assert config.zero.offload_param is None
-        (told,) = (notice.message for notice in config.notices if notice.path == path)
-        assert f"No effect at stage {stage}" in told
+        (message,) = (notice.message for notice in config.notices if notice.path == path)
+        assert f"No effect at stage {stage}" in message
         (shown,) = (line for line in config.report if line.path == path)
-        assert (shown.value, shown.effect) == ("none", told)
+        assert (shown.value, shown.effect) == ("none", message)
     config = resolved(3, zero=block)
     assert config.unsupported == ()
     assert config.zero.offload_param is not None

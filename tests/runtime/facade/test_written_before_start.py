@@ -1,4 +1,4 @@
-"""What a script reads and writes in a deferred model before `initialize` is what the engine trains with."""
+"""The engine trains with what a script reads and writes in a deferred model before `initialize`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def surgery(order: str) -> list[str]:
         model.to(torch.bfloat16)
     read = values(model)
     last = 1
-    with deepspeed.zero.GatheredParameters([model.head.weight, model.body.bias], modifier_rank=last):
+    changed = [model.get_parameter(name) for name in ("head.weight", "body.bias")]
+    with deepspeed.zero.GatheredParameters(changed, modifier_rank=last):
         if rank == last:
             model.head.weight.data.fill_(float(rank))
             with torch.no_grad():
