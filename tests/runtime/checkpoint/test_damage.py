@@ -136,6 +136,13 @@ def test_damaged_one_that_was_asked_for_is_an_error(folder: Path) -> None:
     assert load_at(folder, tag=OLDER)[0][0].step == 10
 
 
+def test_a_tag_that_is_not_there_names_those_that_are(folder: Path) -> None:
+    with pytest.raises(checkpoint.CheckpointDamaged) as caught:
+        load_at(folder, tag="global_step20")
+    assert "checkpoint 'global_step20'" in str(caught.value)
+    assert f"the folder holds: {NEWEST}, {OLDER}" in str(caught.value)
+
+
 def test_empty_or_absent_folder_is_a_fresh_start(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "absent"):
         assert all(result.path is None for result, _ in load_at(directory))

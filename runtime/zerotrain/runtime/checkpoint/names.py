@@ -80,10 +80,12 @@ def is_rank_file(name: str) -> bool:
 
 def check_tag(tag: str) -> str:
     """Return `tag` when it can be a folder name of ours. Raises ValueError otherwise."""
-    if not _TAG.fullmatch(tag) or tag in (LATEST, FENCE, LOCK, HISTORY_DIR):
+    own = (LATEST, FENCE, LOCK, HISTORY_DIR)
+    if not _TAG.fullmatch(tag) or tag in own:
         raise ValueError(
             f"checkpoint tag {tag!r} is not usable as a folder name; take up to 100 letters, digits, dots, "
-            "dashes and underscores, not starting with a dot"
+            f"dashes and underscores, not starting with a dot, and none of {', '.join(own)}, which the "
+            "checkpoint folder has itself. Without a tag the newest is loaded"
         )
     return tag
 

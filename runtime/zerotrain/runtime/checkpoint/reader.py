@@ -33,6 +33,7 @@ from zerotrain.runtime.checkpoint.names import (
     EXTRA_STATE,
     MANIFEST,
     check_tag,
+    committed,
     folders,
     is_step_folder,
     read_commit,
@@ -103,12 +104,22 @@ def load(
                 mark_damaged(bad, text)
         return replace(result, rejected=tuple(rejected))
     if rejected:
-        listed = "; ".join(f"{path.name}: {reason}" for path, reason in rejected)
-        raise CheckpointDamaged(
-            f"no checkpoint in {directory} can be used ({listed}). Restore one from a backup, or start "
-            "afresh with an empty folder or checkpoint.resumeFrom: None"
-        )
+        raise CheckpointDamaged(_nothing_usable(directory, tag, rejected))
     return LoadResult()
+
+
+def _nothing_usable(directory: Path, tag: str | None, rejected: Sequence[tuple[Path, str]]) -> str:
+    listed = "; ".join(f"{path.name}: {reason}" for path, reason in rejected)
+    if tag is not None:
+        names = ", ".join(item.path.name for item in committed(directory)) or "none"
+        return (
+            f"checkpoint {tag!r} in {directory} cannot be used ({listed}); the folder holds: {names}. "
+            "Without a tag the newest whole one is loaded"
+        )
+    return (
+        f"no checkpoint in {directory} can be used ({listed}). Restore one from a backup, or start afresh "
+        "with an empty folder or checkpoint.resumeFrom: None"
+    )
 
 
 def _candidates(directory: Path, tag: str | None, of_job: str | None, group: RankGroup) -> list[str]:
