@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -159,6 +159,26 @@ def test_momentum_cycles_only_where_there_is_one() -> None:
     with pytest.raises(ValueError, match="momentum"):
         rates.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20)
     optimizer.engine.close()
+
+
+def test_what_the_script_s_own_schedule_has_is_read_through_the_engine_s() -> None:
+    class Counted:
+        iteration = 3
+
+        def step(self) -> None:
+            self.iteration += 1
+
+        def get_lr(self) -> float:
+            return 0.5
+
+    made = zt.initialize(model=nn.Linear(2, 2), config=configured("AdamW"), lr_scheduler=Counted())
+    engine, schedule = made[0], cast("Any", made[3])
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    assert (schedule.iteration, schedule.get_lr()) == (4, 0.5)
+    with pytest.raises(AttributeError, match="'Counted' object has no attribute 'nothing'"):
+        schedule.nothing  # noqa: B018
+    engine.close()
 
 
 def test_a_script_may_take_the_schedule_over() -> None:

@@ -131,6 +131,12 @@ class TorchSchedule:
         if theirs is not None and theirs is not optimizer and theirs.param_groups is not self._groups:
             self._take_over(theirs)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return the schedule's own attribute: scripts read more of theirs than the engine needs."""
+        if name == "scheduler":  # not set yet
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
     def _take_over(self, theirs: Any) -> None:
         """Give the engine's groups to a schedule that was made over another optimizer."""
         if len(theirs.param_groups) != len(self._groups):
