@@ -60,6 +60,8 @@ def test_the_error_for_a_name_that_is_not_here_gives_the_reason(name: str) -> No
         (f"import {PACKAGE}.runtime.zero.stage3", "deepspeed.runtime.zero.stage3 does not exist"),
         (f"from {PACKAGE}.runtime.fp16.loss_scaler import X", "deepspeed.runtime.fp16 does not exist"),
         (f"from {PACKAGE}.ops.adam import Adam", "deepspeed.ops.adam.Adam does not exist"),
+        (f"import {PACKAGE}.ops.adam.multi_tensor", "deepspeed.ops.adam.multi_tensor does not exist"),
+        (f"from {PACKAGE}.comm.torch import X", "deepspeed.comm.torch does not exist"),
     ],
 )
 def test_an_unknown_import_names_the_nearest(statement: str, words: str) -> None:

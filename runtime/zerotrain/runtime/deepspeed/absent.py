@@ -32,13 +32,20 @@ _PROFILING = (
     "zerotrain has no FLOP counter; torch.utils.flop_counter.FlopCounterMode counts, and "
     "engine.last_step.seconds and engine.memory_status() tell times and memory"
 )
+_ATTENTION = "zerotrain has no kernels for attention; torch's run as the model calls them"
+_CONFIG = "engine.config is the resolved configuration; zerotrain config show prints that of a file"
 _LAUNCH = "zerotrain launch script.py starts the ranks, or torchrun"
 ABSENT: Mapping[str, str] = {
+    "DeepSpeedConfig": _CONFIG,
+    "DeepSpeedTransformerConfig": _ATTENTION,
+    "DeepSpeedTransformerLayer": _ATTENTION,
     "InferenceEngine": _INFERENCE,
     "PipelineEngine": _PIPELINE,
     "PipelineModule": _PIPELINE,
     "autotuning": "autotuning is not part of zerotrain; zerotrain plan computes what fits",
     "compression": "compression is not part of zerotrain",
+    "elasticity": "the batch of a step is fixed, and any number of ranks loads a checkpoint",
+    "env_report": "zerotrain doctor checks an installation, python -m torch.utils.collect_env a machine",
     "inference": _INFERENCE,
     "init_inference": _INFERENCE,
     "launcher": _LAUNCH,
@@ -46,9 +53,12 @@ ABSENT: Mapping[str, str] = {
     "module_inject": _INFERENCE,
     "moe": _EXPERTS,
     "nebula": "checkpoints are written by engine.save_checkpoint alone",
-    "ops.transformer": "zerotrain has no kernels for attention; torch's run as the model calls them",
+    "ops.op_builder": "zerotrain's kernels are compiled when it is installed; nothing is built later",
+    "ops.sparse_attention": _ATTENTION,
+    "ops.transformer": _ATTENTION,
     "pipe": _PIPELINE,
     "profiling": _PROFILING,
+    "runtime.config": _CONFIG,
     "sequence": "sequence parallelism is not part of zerotrain; all ranks are data-parallel",
     "tp_model_init": _TENSOR_PARALLEL,
 }
@@ -84,8 +94,10 @@ def _nearest(module: str, name: str) -> str:
 def attributes_of(module: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a module of this package.
 
-    `from module import name` drops the text of an AttributeError, so that form raises an ImportError.
+    `from module import name` drops the text of an AttributeError, so that form raises an ImportError. The
+    module also gets a path: Python itself refuses modules below one without, and gives no reason.
     """
+    vars(sys.modules[module]).setdefault("__path__", [])
 
     def missing(name: str) -> Any:
         if name.startswith("__"):

@@ -12,6 +12,8 @@ from zerotrain.runtime.deepspeed.absent import text_for
 
 __all__ = ["get_local_rank", "init_distributed"]
 
+__path__: list[str] = []  # as of `attributes_of`
+
 
 def get_local_rank() -> int:
     """Return the number of this rank on its host, which the launcher sets."""
