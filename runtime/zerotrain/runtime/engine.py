@@ -285,7 +285,7 @@ class Engine(Names):
     def save_checkpoint(
         self,
         save_dir: Path | str,
-        tag: str | None = None,
+        tag: str | float | None = None,
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
@@ -297,7 +297,7 @@ class Engine(Names):
 
         Args:
             save_dir: folder of the run's checkpoints; all ranks see the same one.
-            tag: name of the checkpoint; None = by step. `keep_last` never removes tagged ones.
+            tag: name of the checkpoint, or a number; None = by step. `keep_last` never removes tagged ones.
             client_state: the caller's own values, a dictionary of numbers, texts, bytes, None, tensors, numpy
                 arrays and numbers, and lists, tuples, sets and dictionaries of them; loading returns them
                 with their types and keys. Rank 0's are stored.
@@ -335,7 +335,7 @@ class Engine(Names):
     def load_checkpoint(
         self,
         load_dir: Path | str,
-        tag: str | None = None,
+        tag: str | float | None = None,
         load_module_strict: bool = True,
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,

@@ -137,6 +137,14 @@ def test_what_changes_while_training() -> None:
     engine.close()
 
 
+def test_a_number_is_a_tag(tmp_path: Path) -> None:
+    engine = engine_with()
+    for tag in (5, 0.25):
+        saved = engine.save_checkpoint(tmp_path, tag)
+        assert engine.load_checkpoint(tmp_path, tag)[0] == saved.path == tmp_path / str(tag)
+    engine.close()
+
+
 def test_the_batch_can_change_between_steps() -> None:
     engine = engine_with(gradient_accumulation_steps=2)
     train(engine, 2)

@@ -84,8 +84,8 @@ def check_tag(tag: str) -> str:
     if not _TAG.fullmatch(tag) or tag in own:
         raise ValueError(
             f"checkpoint tag {tag!r} is not usable as a folder name; take up to 100 letters, digits, dots, "
-            f"dashes and underscores, not starting with a dot, and none of {', '.join(own)}, which the "
-            "checkpoint folder has itself. Without a tag the newest is loaded"
+            f"dashes and underscores, starting with a letter or digit, and none of {', '.join(own)}, which "
+            "the checkpoint folder has itself. Without a tag the newest is loaded"
         )
     return tag
 

@@ -163,7 +163,7 @@ class EngineCheckpoints:
     def save(
         self,
         save_dir: Path | str,
-        tag: str | None = None,
+        tag: str | float | None = None,
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
@@ -185,7 +185,7 @@ class EngineCheckpoints:
                 state = without_frozen(state)
             self.claim(folder)
             options = SaveOptions(
-                tag=tag,
+                tag=_text(tag),
                 client_state=client_state,
                 keep_last=keep_last,
                 save_latest=save_latest,
@@ -264,7 +264,7 @@ class EngineCheckpoints:
     def load(
         self,
         load_dir: Path | str,
-        tag: str | None = None,
+        tag: str | float | None = None,
         load_module_strict: bool = True,
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
@@ -298,7 +298,7 @@ class EngineCheckpoints:
         with (
             self._clock.standing_still(),
             self._state.observer.loading(),
-            readable(path, tag, self._ranks) as (folder, name, foreign),
+            readable(path, _text(tag), self._ranks) as (folder, name, foreign),
         ):
             result = self._read(state, folder, name, choice, strict=load_module_strict)
             self._state.last_load = replace(result, path=foreign) if foreign else result
@@ -324,3 +324,8 @@ def without_frozen(state: CheckpointState) -> CheckpointState:
     """Return the state without the units that are not trained."""
     trained = {unit.name for unit in state.layout.units if unit.trainable}
     return replace(state, streams={key: value for key, value in state.streams.items() if key[0] in trained})
+
+
+def _text(tag: str | float | None) -> str | None:
+    """Return a tag as the name of a folder: scripts pass numbers of steps, and losses."""
+    return None if tag is None else str(tag)
