@@ -11,7 +11,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests.support.helm import CHART, Helm
+from tests.support.helm import CHART, MONITORING_API, Helm
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 CI = sorted((CHART / "ci").glob("*-values.yaml"))
@@ -71,6 +71,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"operator": {"resources": {"limit": {}}}}, "limit"),
     ({"operator": {"tolerations": [{"keys": "a"}]}}, "keys"),
     ({"operator": {"runAsUser": 0}}, "runAsUser"),
+    ({"operator": {"runAsUser": 2**31}}, "runAsUser"),
     ({"operator": {"workers": 1.5}}, "workers"),
     ({"operator": {"extraEnv": [{"value": "x"}]}}, "extraEnv"),
     ({"operator": {"affinity": {"podAffinity": {"preferred": []}}}}, "preferred"),
@@ -89,6 +90,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"image": {"repository": "a b"}}, "repository"),
     ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
     ({"image": {"pullSecrets": [{"name": "a"}]}}, "pullSecrets"),
+    ({"image": {"pullSecrets": [""]}}, "pullSecrets"),
+    ({"image": {"pullSecrets": ["a", "a"]}}, "pullSecrets"),
     ({"jobs": {"extraEgressCidrs": ["10.0.0.1"]}}, "extraEgressCidrs"),
     ({"networkPolicy": {"apiServerPorts": [0]}}, "apiServerPorts"),
     ({"networkPolicy": {"apiServerPorts": []}}, "apiServerPorts"),
@@ -141,3 +144,26 @@ def test_values_that_do_not_go_together_are_refused(
     refused = renderer.attempt("template", "zerotrain", CHART, values=values)
     assert refused.returncode != 0
     assert message in refused.stderr
+
+
+def without_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the lists and maps among the values, each as a key with nothing behind it."""
+    bare: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, list) or value == {}:
+            bare[name] = None
+        elif isinstance(value, dict) and (inner := without_values(value)):
+            bare[name] = inner
+    return bare
+
+
+@pytest.mark.tools
+def test_a_list_or_map_without_a_value_is_the_default(renderer: Helm) -> None:
+    """`commonLabels:` above lines that are commented out is null, which helm passes on as nothing at all: no
+    schema sees it.
+    """
+    chosen = {"channelKey": {"existingSecret": "key"}, "dcgm": {"enabled": True}}
+    bare = without_values(yaml.safe_load((CHART / "values.yaml").read_text()))
+    assert {"commonLabels", "crds", "networkPolicy", "prometheusRule"} <= bare.keys()
+    apis = [MONITORING_API]
+    assert renderer.template({**bare, **chosen}, apis=apis) == renderer.template(chosen, apis=apis)

@@ -66,7 +66,7 @@ app.kubernetes.io/component: {{ .component }}
   "app.kubernetes.io/version" .root.Chart.AppVersion
   "app.kubernetes.io/managed-by" .root.Release.Service
   "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
-{{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels (.labels | default dict) $own) -}}
+{{- toYaml (mergeOverwrite (dict) (.root.Values.commonLabels | default dict) (.labels | default dict) $own) -}}
 {{- end -}}
 
 {{/* Metadata of one object: root, name, component; namespace ("-" is none), labels, annotations. */}}
@@ -114,7 +114,7 @@ seccompProfile:
 {{- define "zerotrain.settings" -}}
 {{- $dns := .Values.networkPolicy.dns -}}
 {{- $dnsLabels := list -}}
-{{- range $key := keys $dns.labels | sortAlpha }}{{ $dnsLabels = append $dnsLabels (printf "%s=%s" $key (get $dns.labels $key)) }}{{ end -}}
+{{- range $key := keys ($dns.labels | default dict) | sortAlpha }}{{ $dnsLabels = append $dnsLabels (printf "%s=%s" $key (get $dns.labels $key)) }}{{ end -}}
 {{- /* The operator's own defaults stay unsaid. */ -}}
 {{- $set := dict
   "DNS_NAMESPACE" (ternary "" $dns.namespace (eq $dns.namespace "kube-system"))
@@ -149,7 +149,7 @@ seccompProfile:
      listens on. Who installs for single namespaces may not be allowed to ask. */}}
 {{- define "zerotrain.apiServerPorts" -}}
 {{- $ports := list -}}
-{{- range .Values.networkPolicy.apiServerPorts }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- range .Values.networkPolicy.apiServerPorts | default (list 443 6443) }}{{ $ports = append $ports (int .) }}{{ end -}}
 {{- if not .Values.watch.namespaces -}}
 {{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "kubernetes").ports -}}
 {{- $ports = append $ports (int .port) -}}
