@@ -25,6 +25,12 @@ def failure(code: int, reason: str, message: str = "") -> Answer:
     return code, {"kind": "Status", "code": code, "reason": reason, "message": message}
 
 
+async def created(request: web.Request) -> web.Response:
+    """Answer as if the object was stored as it was sent."""
+    meta = (await request.json())["metadata"]
+    return web.json_response({"metadata": {"uid": meta["name"], **meta}}, status=201)
+
+
 class ApiDouble:
     """Scripted server: `VERB /path` -> answers; the last answer of a list is repeated. Unknown requests get
     404.

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.operator.api_double import ApiDouble, Json, created, failure, pod_json, served
 from tests.support.devcluster import Cluster
 from tests.support.jobs import job_json, make_job
 from tests.support.kube_json import KubeJson
@@ -97,7 +97,7 @@ def mine(item: Json) -> Json:
 def accept_all(double: ApiDouble) -> None:
     for path in (f"{CORE}/services", f"{CORE}/configmaps", f"{CORE}/secrets", POLICIES):
         double.on(f"POST {path}", (201, {}))
-    double.on(f"POST {CORE}/pods", (201, {"metadata": {"name": "x", "uid": "x", "labels": {}}}))
+    double.on(f"POST {CORE}/pods", created)
 
 
 async def perform(double: ApiDouble, *actions: Action) -> None:
@@ -260,8 +260,25 @@ async def test_a_pod_that_exists_is_success_if_the_job_owns_it() -> None:
     accept_all(double)
     double.on(f"POST {CORE}/pods", EXISTS)
     for index in (0, 1):
-        double.on(f"GET {CORE}/pods/gpt-1-{index}", (200, mine({"metadata": {"uid": "x", "labels": {}}})))
+        double.on(f"GET {CORE}/pods/gpt-1-{index}", (200, pod_json(index, version=1, uid=make_job().uid)))
     await perform(double, CREATE)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("lost", ["zerotrain.dev/rank", "zerotrain.dev/job-uid", "ownerReferences"])
+async def test_a_pod_that_was_stored_without_what_it_is_found_by_is_reported(lost: str, exists: bool) -> None:
+    """A policy changed it at its creation, or a user did later. The watch does not show it as the job's."""
+    double, found = ApiDouble(), pod_json(0, version=1, uid=make_job().uid)
+    found["metadata"].pop(lost, None)
+    found["metadata"]["labels"].pop(lost, None)
+    accept_all(double)
+    double.on(f"POST {CORE}/pods", EXISTS if exists else (201, found))
+    double.on(f"GET {CORE}/pods/gpt-1-0", (200, found))
+    with pytest.raises(ActionRefused, match=f"Pod gpt-1-0 has lost {lost}, by which") as caught:
+        await perform(double, CREATE)
+    assert caught.value.problem.lasting
+    assert double.asked(f"POST {CORE}/pods") == 1
 
 
 @pytest.mark.ranks
@@ -328,6 +345,31 @@ async def test_a_refusal_of_pod_security_names_the_way_out_and_no_pod(violation:
     assert way_out in problem.message
     assert "kubectl label namespace ml pod-security.kubernetes.io/enforce=privileged" in problem.message
     assert "gpt-1-0" not in problem.message
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("demand", "way_out"),
+    [
+        ("maximum ephemeral-storage usage per Container is 10Gi, but limit is 52Gi", "lower it"),
+        ("minimum ephemeral-storage usage per Container is 1Gi, but request is 0", "LimitRange"),
+        (
+            "ephemeral-storage max limit to request ratio per Container is 2, but no request is specified or "
+            "request is 0",
+            "LimitRange",
+        ),
+    ],
+)
+async def test_a_refusal_of_the_disk_names_what_can_be_changed(demand: str, way_out: str) -> None:
+    """A lower limit does not help where a request is demanded, which a job cannot make."""
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {CORE}/pods", failure(403, "Forbidden", f'pods "gpt-1-0" is forbidden: {demand}'))
+    with pytest.raises(ActionRefused) as caught:
+        await perform(double, CREATE)
+    message = caught.value.problem.message
+    assert demand in message
+    assert [word for word in ("lower it", "LimitRange") if word in message] == [way_out]
 
 
 @pytest.mark.ranks

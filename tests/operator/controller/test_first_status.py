@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.operator.api_double import ApiDouble, Json, created, failure, served
 from tests.operator.controller.test_controller import KEY, PATH, make_controller, run_pass
 from tests.operator.reconcile_builders import UID, job, seen, settled, status
 from zerotrain.operator.api.planning import PlanMissing
@@ -35,7 +35,7 @@ def accepting() -> ApiDouble:
     policies = "/apis/networking.k8s.io/v1/namespaces/ml/networkpolicies"
     for number, path in enumerate((f"{CORE}/services", f"{CORE}/secrets", policies)):
         double.on(f"POST {path}", (201, {"metadata": {"uid": f"s{number}"}}))
-    double.on(f"POST {CORE}/pods", (201, {"metadata": {"uid": "p", "resourceVersion": "5"}}))
+    double.on(f"POST {CORE}/pods", created)
     double.on(STATUS, WRITTEN)
     return double
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 from zerotrain.contract.text import one_line
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import Forbidden
-from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID, Reason
+from zerotrain.operator.constants import GROUP, LABEL_JOB, LABEL_JOB_UID, Reason
 from zerotrain.operator.reconcile import Problem
 from zerotrain.operator.resources.container import IPC_LOCK
 
 _EXCEEDED = "exceeded quota"
+
+_DEMANDS_DISK = ("minimum ephemeral-storage usage", "ephemeral-storage max limit to request ratio")
+"""Rejections for a request that is too small, in the wording of LimitRange."""
 
 _BEYOND_BASELINE = (
     IPC_LOCK,
@@ -49,7 +52,12 @@ def rejection_of(error: Forbidden, item: Json) -> ActionRefused:
     """Return the error for a rejection by the API server's own admission, with a way out. Its text is cut to
     begin with the cause: the pod that is rejected first differs from pass to pass."""
     message = str(error)
-    if "ephemeral-storage" in message:
+    if any(text in message for text in _DEMANDS_DISK):
+        message += (
+            ". Workers request none of the node's disk, except for spec.nvme: remove ephemeral-storage from "
+            "min and maxLimitRequestRatio of the namespace's LimitRange"
+        )
+    elif "ephemeral-storage" in message:
         message += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
     if _EXCEEDED in message:
         return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
@@ -92,3 +100,19 @@ def name_taken(item: Json) -> ActionRefused:
     leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
     message = f"{kind} {meta['name']} belongs to another owner{leaving}"
     return ActionRefused(Reason.NAME_TAKEN, message, lasting=not meta.get("deletionTimestamp"))
+
+
+def altered(sent: Json, stored: Json, *, is_owned: bool) -> ActionRefused | None:
+    """Return the error for a pod that was stored without what the operator finds its pods by; None if it has
+    all of it. Such a pod would be created again and again, as the operator does not see it."""
+    wanted, found = (item["metadata"].get("labels") or {} for item in (sent, stored))
+    lost = [name for name in wanted if name.startswith(f"{GROUP}/") and found.get(name) != wanted[name]]
+    if not is_owned:
+        lost.append("ownerReferences")
+    if not lost:
+        return None
+    message = (
+        f"Pod {sent['metadata']['name']} has lost {', '.join(lost)}, by which the operator finds it: a "
+        "webhook, a policy or a user changed it. Exempt the job's pods from that, then delete the pod"
+    )
+    return ActionRefused(Reason.API_REFUSED, message, lasting=True)

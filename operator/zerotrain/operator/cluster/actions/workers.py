@@ -23,7 +23,7 @@ from zerotrain.operator.cluster.actions.context import (
     since_now,
     together,
 )
-from zerotrain.operator.cluster.actions.rejections import name_taken
+from zerotrain.operator.cluster.actions.rejections import altered, name_taken
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.channel import CallKind, ChannelError, WorkerAddress, share_of
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
@@ -154,8 +154,11 @@ async def create_pod(context: ActionContext, job: ZeroTrainingJob, pod: Json) ->
             made = await context.api.call(Request(method="GET", path=path_of(pod), kind="pods"))
         except NotFound:
             return  # it was deleted between the two requests; the next pass handles that
-        if not owned(made, job.uid):
+        labels = made["metadata"].get("labels") or {}
+        if not owned(made, job.uid) and labels.get(LABEL_JOB_UID) != job.uid:
             raise name_taken(made) from None
+    if (error := altered(pod, made, is_owned=owned(made, job.uid))) is not None:
+        raise error
     context.store.put(made, now=context.api.time.now())
 
 
