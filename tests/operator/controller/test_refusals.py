@@ -9,19 +9,21 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.cluster.test_executor import CORE, accept_all, job, make_executor
-from tests.operator.controller.test_controller import PATH, make_controller, run_pass
+from tests.operator.controller.test_controller import KEY, PATH, make_controller, run_pass
 from tests.operator.reconcile_builders import UID, ago, stamp, status
 from tests.operator.reconcile_builders import job as job_of
 from zerotrain.operator.cluster.errors import Unavailable
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, SaveLog
+from zerotrain.operator.controller import job_pass
+from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, Plan, ProtectWorkers, SaveLog
 
 pytestmark = pytest.mark.ranks
 
 
 WEBHOOK_DOWN = failure(500, "InternalError", 'failed calling webhook "x": refused')
 SAVE = SaveLog(attempt=1, pod="gpt-1-0", rank=0, key="attempt-1.log", title="t")
+BUDGETS = "/apis/policy/v1/namespaces/ml/poddisruptionbudgets"
 REMOVE = DeletePods(names_uids=(("gpt-1-0", "u"),), grace_s=1)
 
 
@@ -84,3 +86,35 @@ async def test_so_does_any_other_action_that_is_refused(answer: tuple[int, str])
         with pytest.raises(ActionRefused, match="a policy says no") as refused:
             await make_executor(api).perform(job(), [DeleteWorkers(attempt=1, grace_s=1)])
     assert refused.value.problem.reason == Reason.API_REFUSED
+
+
+@pytest.mark.parametrize("answer", [(403, "Forbidden"), (422, "Invalid")])
+async def test_a_refused_budget_of_a_job_that_trains_waits_for_the_backoff(
+    answer: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every report of a rank brings a pass, and a policy of the cluster may refuse the budgets of all
+    jobs.
+    """
+    actions = (DeleteWorkers(attempt=1, grace_s=1), ProtectWorkers(attempt=2, workers=2))
+    plan = Plan(status=None, events=(), actions=actions, wake_at=None)
+    monkeypatch.setattr(job_pass, "reconcile", lambda *_: plan)
+    double = ApiDouble()
+    double.on(f"DELETE {CORE}/pods", (200, {}))
+    double.on(f"POST {BUDGETS}", failure(*answer, "no budget may block all evictions"))
+    async with served(double) as api:
+        controller = make_controller(api)
+        controller.job_changed(job_of(resourceVersion="1"))
+        for number in range(1, 6):
+            controller.queue.add(KEY)
+            await run_pass(controller)
+            assert double.asked(f"POST {BUDGETS}") == 1, "tried once"
+            assert double.asked(f"DELETE {CORE}/pods") == number, "other actions do not wait"
+        state = controller.job_states.of(UID)
+        assert state.problem is not None
+        assert "may block" in state.problem.message
+        state.refused_until = 0.0
+        double.on(f"POST {BUDGETS}", (201, {}))
+        controller.queue.add(KEY)
+        await run_pass(controller)
+        assert double.asked(f"POST {BUDGETS}") == 2
+        assert state.problem is None

@@ -69,7 +69,7 @@ ROWS = [
         id="before a budget that may be refused, which would leave an opened policy open",
         protectedAttempt=1,
         attemptStartTime=stamp(ago(900)),
-        want=Want(actions=(KeepShared(attempt=1, protected=2), ProtectWorkers(attempt=1, workers=2))),
+        want=Want(actions=(KEEP, ProtectWorkers(attempt=1, workers=2))),
     ),
     looked(
         ended(0, 1),

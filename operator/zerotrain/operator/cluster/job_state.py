@@ -36,6 +36,8 @@ class JobState:
     """State that the operator keeps of one job."""
 
     problem: Problem | None = None
+    refused_until: float = 0.0
+    """End of the backoff after `problem`, by the monotonic clock."""
     making: bool = False
     """Whether the last pass left pods to create, though nothing prevented it from creating them."""
     failures: int = 0

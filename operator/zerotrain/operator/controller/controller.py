@@ -23,7 +23,7 @@ from zerotrain.operator.cluster.errors import (
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.cluster.jobs import key_of, phase_of
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
-from zerotrain.operator.controller.job_pass import RECHECK_S, JobPass, PassContext
+from zerotrain.operator.controller.job_pass import RECHECK_S, ActionHeld, JobPass, PassContext
 from zerotrain.operator.controller.status_debounce import StatusHeld
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Controller(PassContext):
                 self.queue.add_after(key, MIN_BACKOFF_S)
             case ActionRefused():
                 self._retry(key, job, error)
-            case StatusHeld():
+            case StatusHeld() | ActionHeld():
                 log.debug("%s: %s", key, error)  # its next try is in the queue already
             case NotLeading():
                 # The leader decides anew. So does this replica, if the next renewal shows that no other took
@@ -204,7 +204,7 @@ class Controller(PassContext):
             # The message may change with every pass: it names the pod that was rejected first, or the usage
             # of others.
             known = job_state.problem is not None and job_state.problem.reason == error.problem.reason
-            job_state.problem = error.problem
+            job_state.problem, job_state.refused_until = error.problem, time.monotonic() + backoff
             self.starts.refused(key)
             if not known:
                 self.starts.stay(key)

@@ -27,6 +27,7 @@ from zerotrain.operator.controller.status_debounce import StatusDebounce, Status
 from zerotrain.operator.controller.work_queue import WorkQueue
 from zerotrain.operator.reconcile import (
     CreateWorkers,
+    KeepShared,
     Known,
     Observed,
     Plan,
@@ -48,6 +49,14 @@ of their own, and no pass waits twice for a busy server."""
 
 UNHURRIED = (CreateWorkers, ProtectWorkers)
 """Actions that can wait for a pass of their own, as nothing is lost before they run."""
+
+BESIDE_TRAINING = (KeepShared, ProtectWorkers)
+"""Actions for a job that trains. It has passes all the time, and a rejection lasts until somebody changes
+something, so these wait for the backoff."""
+
+
+class ActionHeld(Exception):
+    """Error of a pass that left out an action that was rejected and whose next try waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +237,7 @@ class JobPass:
         self.context.queue.add(self.key)
 
     async def _act(self, plan: Plan) -> None:
+        """Perform the actions that are due. Raises ActionHeld if another one is not."""
         job_state, queue = self.job_state, self.context.queue
         job_state.making = False
         if not plan.actions:
@@ -235,22 +245,32 @@ class JobPass:
                 job_state.problem = None
                 queue.add(self.key)
             return
+        held_s = job_state.refused_until - time.monotonic() if job_state.problem is not None else 0.0
+        actions = plan.actions
+        if held_s > 0:
+            actions = tuple(item for item in actions if not isinstance(item, BESIDE_TRAINING))
+        is_held = len(actions) < len(plan.actions)
         try:
-            await self.context.executor.perform(self.job, plan.actions)
+            await self.context.executor.perform(self.job, actions)
         except Unfinished as error:
             self._go_on()
             if not error.made:
                 return  # an earlier rejection may still hold
-        cleared, job_state.problem = job_state.problem is not None, None
+        cleared = job_state.problem is not None and not is_held
+        if cleared:
+            job_state.problem = None
         # Created objects are in the store already; an answer of a worker is in memory. Both may change the
         # plan. A worker that does not answer is asked again, but not at once: a refused connection takes no
         # time.
         state = job_state.yielding
         answered = state is not None and (state.acked_at is not None or state.refused)
-        if cleared or (answered and any(isinstance(action, RequestYield) for action in plan.actions)):
+        if cleared or (answered and any(isinstance(action, RequestYield) for action in actions)):
             queue.add(self.key)
-        else:
+        elif actions:
             queue.add_after(self.key, RECHECK_S)
+        if is_held:
+            queue.add_after(self.key, held_s)
+            raise ActionHeld(f"an action was rejected and is tried again in {held_s:.0f} s")
 
 
 HEAVY_BYTES = 4096

@@ -95,5 +95,7 @@ def keep_shared(draft: Draft, view: AttemptView) -> None:
     if due is None or draft.now < due or status.attempt == 0 or status.phase not in ACTIVE:
         return
     if not view.count(WorkerState.ABSENT):  # otherwise they are checked when the pods are created
-        protected = draft.workers if is_protected(draft) else None
+        # One that was rejected so far is requested by itself, and delays no later check of the others.
+        has_budget = draft.observed.protection == Protection(attempt=status.attempt, exists=True)
+        protected = draft.workers if has_budget and is_protected(draft) else None
         draft.act(KeepShared(attempt=status.attempt, protected=protected))
