@@ -90,7 +90,10 @@ def conditions(**words: str) -> list[Json]:
 
 @pytest.mark.unit
 def test_a_workload_as_it_was_made() -> None:
-    assert queue_view(item({}), []) == QueueView(exists=True, workers=2, queue="q")
+    made = item({})
+    assert queue_view(made, []) == QueueView(exists=True, workers=2, queue="q")
+    going = {**made, "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert queue_view(going, []) == QueueView(exists=True, deleting=True, workers=2, queue="q")
 
 
 @pytest.mark.unit

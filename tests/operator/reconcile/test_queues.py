@@ -151,6 +151,18 @@ QUEUES = [
         Want(actions=(ask(QueueStep.DELETE),), **held("Queued")),
     ),
     case(
+        "a-workload-that-a-finalizer-keeps-is-not-deleted-again",
+        queued("Queued", workers=3),
+        seen(apis=KUEUE, queue=replace(ADMITTED, deleting=True)),
+        Want(actions=(), **held("Queued")),
+    ),
+    case(
+        "nor-that-of-a-suspended-job",
+        queued("Suspended", 1, suspend=True),
+        seen(apis=KUEUE, queue=replace(ADMITTED, deleting=True)),
+        Want(phase="Suspended", actions=()),
+    ),
+    case(
         "a-restart-keeps-the-admission",
         queued("Restarting", 1),
         seen(apis=KUEUE, queue=ADMITTED),

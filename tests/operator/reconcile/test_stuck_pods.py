@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.operator.reconcile_builders import NOW, ago, ended, job, running, seen, stamp, status
-from zerotrain.operator.reconcile import Plan, PodView, pod_view, reconcile
+from zerotrain.operator.reconcile import DeletePods, Plan, PodView, pod_view, reconcile
 
 pytestmark = pytest.mark.unit
 
@@ -178,6 +179,15 @@ def test_a_finalizer_is_named_once_it_is_all_that_is_left(s_ago: float, over: bo
     assert (reason == "PodHeld") is named
     assert ("pod gpt-1-0 cannot be removed: finalizer example.com/audit holds it" in message) is named
     assert len(messages_of(plan, "PodHeld")) == named
+
+
+@pytest.mark.parametrize("grace_s", [1, 0])
+def test_a_pod_that_a_finalizer_keeps_is_deleted_by_force_once(grace_s: int) -> None:
+    """The passes of a job of a thousand such pods would use up what the operator may ask for all jobs."""
+    plan = restarting(replace(deleted(0, s_ago=3600, over=False), deletion_grace_s=grace_s))
+    forced = (DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=0),)
+    assert plan.actions == (forced if grace_s else ())
+    assert ready(plan)[0] == "PodHeld"
 
 
 def test_finalizers_count_for_pods_that_are_to_go() -> None:

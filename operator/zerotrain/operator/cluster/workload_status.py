@@ -113,6 +113,7 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
     gates, (labels, annotations) = _topology(item)
     return QueueView(
         exists=True,
+        deleting="deletionTimestamp" in item.get("metadata", {}),
         workers=sum(int(pods.get("count", 1)) for pods in spec.get("podSets", ())),
         made_from=word(item.get("metadata", {}).get("annotations", {}).get(ANNOTATION_MADE_FROM, "")),
         queue=word(spec.get("queueName", "")),

@@ -55,6 +55,8 @@ class QueueView:
     """The job's Workload in Kueue; the defaults describe one that does not exist."""
 
     exists: bool = False
+    deleting: bool = False
+    """Whether its deletion was requested, and finalizers keep it."""
     workers: int = 0
     """Number of workers that the Workload was made for."""
     made_from: str = ""

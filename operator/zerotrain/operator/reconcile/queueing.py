@@ -157,6 +157,8 @@ def evicted(draft: Draft) -> str | None:
 def settle(draft: Draft) -> None:
     """Report the job's state to the queue. It is called in every pass, after the phase."""
     step, queue = _next_step(draft), draft.observed.queue
+    if step is QueueStep.DELETE and queue is not None and queue.deleting:
+        return  # Kueue's finalizer keeps it until Kueue is done; another request changes nothing
     if step is QueueStep.RELEASE and queue is not None:
         draft.act(AskQueue(step=step, message=queue.evicted or ""))
     elif step is not None:
@@ -204,7 +206,8 @@ def _hold_by_queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     elif queue.finished or _is_of_others(draft, shape, queue) or _is_outdated(draft, queue):
         # Pods and priority of a Workload cannot be changed: a job with other pods or another priority queues
         # anew.
-        draft.act(AskQueue(step=QueueStep.DELETE))
+        if not queue.deleting:
+            draft.act(AskQueue(step=QueueStep.DELETE))
     elif queue.evicted is not None:
         if queue.holds_quota:
             draft.act(AskQueue(step=QueueStep.RELEASE, message=queue.evicted))

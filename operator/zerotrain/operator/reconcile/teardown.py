@@ -110,9 +110,10 @@ def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
 
 
 def delete_pods(draft: Draft, pods: list[PodView], grace_s: int) -> None:
-    """Request the deletion of these pods one by one."""
-    if pods:
-        draft.act(DeletePods(names_uids=tuple((pod.name, pod.uid) for pod in pods), grace_s=grace_s))
+    """Request the deletion of these pods one by one, unless it was forced before: then only finalizers keep a
+    pod, and another request changes nothing."""
+    if due := [pod for pod in pods if pod.deletion_grace_s != 0]:
+        draft.act(DeletePods(names_uids=tuple((pod.name, pod.uid) for pod in due), grace_s=grace_s))
 
 
 def _needs_deletion(pod: PodView, grace_s: int) -> bool:
