@@ -96,6 +96,18 @@ SURFACES: tuple[Surface, ...] = (
         why="under stage 3 rank 0 would initialise tensors without memory",
     ),
     Surface(
+        module="transformers.modeling_utils",
+        symbol="PreTrainedModel.save_pretrained",
+        why="a script that saves its model itself would read partitioned parameters",
+        mend="saving.gather_models",
+    ),
+    Surface(
+        module="peft.peft_model",
+        symbol="PeftModel.save_pretrained",
+        why="a script that saves its adapter itself would read partitioned parameters",
+        mend="saving.gather_adapters",
+    ),
+    Surface(
         module="transformers.integrations.deepspeed",
         symbol="is_deepspeed_zero3_enabled",
         why="models are built as without stage 3",

@@ -20,12 +20,17 @@ from zerotrain.runtime.zero.state_access import get_full_fp32
 
 
 def whole_state(
-    core: ShardedModel, *, without: Collection[int] = (), dtype: torch.dtype | None = None
+    core: ShardedModel,
+    *,
+    part: nn.Module | None = None,
+    without: Collection[int] = (),
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Return `model.state_dict()` with the plain model's names; shared tensors are one tensor under several
     names. Collective, the same on every rank.
 
     Args:
+        part: module of the model, in place of all of it.
         without: ids of parameters to leave out; units without any other parameter are not gathered.
         dtype: of floating-point parameters, from the masters where those are closer; None = compute dtype.
 
@@ -33,7 +38,7 @@ def whole_state(
     """
     core.check_idle("a whole state dict")
     core.updates.settle_all()
-    model = core.model
+    model = core.model if part is None else part
     try:
         state = model.state_dict(keep_vars=True)
     except ParameterSharded:  # a module or hook of the model's reads weights for its state dict

@@ -64,17 +64,18 @@ _lent: WeakKeyDictionary[nn.Module, _Loan] = WeakKeyDictionary()
 
 def is_driven(model: nn.Module) -> bool:
     """Return whether an open engine has the model."""
-    return _driver_of(model) is not None
+    return driver_of(model) is not None
 
 
 def common_uses(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context for code that every rank runs: it may compute with the model's parameters where an
     engine has them."""
-    core = _driver_of(model)
+    core = driver_of(model)
     return nullcontext() if core is None else core.uses.common()
 
 
-def _driver_of(model: nn.Module) -> ShardedModel | None:
+def driver_of(model: nn.Module) -> ShardedModel | None:
+    """Return what an open engine made of the model, or of the model that this is a part of."""
     owners = (owner_of(parameter) for parameter in model.parameters())
     return next((each for each in owners if isinstance(each, ShardedModel) and not each.is_closed), None)
 
@@ -140,7 +141,7 @@ def withdraw(model: nn.Module) -> None:
     Rank 0 gets the values, in host memory, trained ones in fp32. The others get none, because `initialize`
     takes those of rank 0.
     """
-    core = _driver_of(model)
+    core = driver_of(model)
     if core is None:
         return
     kinds = {
