@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from tests.support.hf_parity import TOLERANCE
 from tests.support.hf_scripts import difference, run_script
 
 pytestmark = pytest.mark.ranks
+
+SHARDED = json.dumps({"stage3_param_persistence_threshold": 0})
+"""Changes of the JSON that leave no parameter whole."""
 
 ORDERS = {
     "before a fit": ("validate", "fit", "test"),
@@ -24,9 +28,47 @@ ORDERS = {
 @pytest.mark.parametrize("tier", ["1", "3 cpu"])
 def test_fits_and_evaluations_follow_each_other(tmp_path: Path, order: str, tier: str) -> None:
     runs, losses = [], []
-    for name, more in (("ddp", []), ("engine", ["--deepspeed", str(write_config(tmp_path, tier))])):
+    sharded = ["--deepspeed", str(write_config(tmp_path, tier)), "--zero", SHARDED if tier != "1" else "{}"]
+    for name, more in (("ddp", []), ("engine", sharded)):
         runs.append(run_script(OWN / "lightning_order.py", tmp_path / name, "--order", *ORDERS[order], *more))
         losses.append(json.loads((tmp_path / name / "evaluated0.json").read_text()))
     assert difference(runs[1], runs[0]) <= TOLERANCE
     assert len(losses[0]) > 0
     assert losses[1] == pytest.approx(losses[0], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(("threshold", "here"), [(0, "5.4 K"), (100_000, "5.5 K")])
+def test_the_summary_counts_partitioned_and_whole_parameters(
+    tmp_path: Path, threshold: int, here: str
+) -> None:
+    zero = json.dumps({"stage3_param_persistence_threshold": threshold})
+    config = str(write_config(tmp_path, "3"))
+    arguments = ["--order", "fit", "--deepspeed", config, "--zero", zero]
+    run_script(OWN / "lightning_order.py", tmp_path, *arguments)
+    lines = (tmp_path / "rank0.log").read_text().splitlines()
+    row = next(line for line in lines if "Sequential" in line)
+    cells = [cell.strip() for cell in re.split("[|│]", row)]
+    assert cells[cells.index("Sequential") :][:3] == ["Sequential", "5.5 K", here]
+
+
+def test_a_schedule_that_follows_a_metric_is_stepped_by_lightning(tmp_path: Path) -> None:
+    config = str(write_config(tmp_path, "3"))
+    plain, ddp, engine = (
+        run_script(OWN / "lightning_order.py", tmp_path / name, "--order", "fit", *more)
+        for name, more in {
+            "plain": [],
+            "ddp": ["--plateau"],
+            "engine": ["--plateau", "--deepspeed", config],
+        }.items()
+    )
+    assert difference(ddp, plain) > TOLERANCE, "the schedule changed no rate"
+    assert difference(engine, ddp) <= TOLERANCE
+
+
+def test_a_training_step_may_call_backward_and_step_itself(tmp_path: Path) -> None:
+    sharded = ["--deepspeed", str(write_config(tmp_path, "3")), "--zero", SHARDED]
+    ddp, engine = (
+        run_script(OWN / "lightning_order.py", tmp_path / name, "--order", "fit", "--manual", *more)
+        for name, more in {"ddp": [], "engine": sharded}.items()
+    )
+    assert difference(engine, ddp) <= TOLERANCE

@@ -12,35 +12,48 @@ from torch.utils.data import DataLoader, TensorDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--order", nargs="+", required=True)
 parser.add_argument("--deepspeed")
+parser.add_argument("--zero", default="{}", help="changes of the JSON's block")
+parser.add_argument("--plateau", action="store_true")
+parser.add_argument("--manual", action="store_true")
 args = parser.parse_args()
 
 
 class Net(lightning.LightningModule):
     def __init__(self):
         super().__init__()
+        self.automatic_optimization = not args.manual
         self.layers = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 4))
 
     def training_step(self, batch):
-        return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+        self.log("loss", loss, sync_dist=True)
+        if args.manual:
+            self.manual_backward(loss)
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+        return loss
 
     def validation_step(self, batch):
-        losses.append(float(self.training_step(batch)))
+        losses.append(float(nn.functional.cross_entropy(self.layers(batch[0]), batch[1])))
 
     test_step = validation_step
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if not args.plateau:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+        watched = {"scheduler": schedule, "monitor": "loss", "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": watched}
 
 
 def new_trainer():
     strategy = "ddp"
     if args.deepspeed:
         with open(args.deepspeed) as file:
-            zero = json.load(file)["zero_optimization"]
+            zero = {**json.load(file)["zero_optimization"], **json.loads(args.zero)}
         strategy = DeepSpeedStrategy(config={"zero_optimization": zero})
-    quiet = dict.fromkeys(
-        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
-    )
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
     return lightning.Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_steps=0, num_sanity_val_steps=0, **quiet
     )

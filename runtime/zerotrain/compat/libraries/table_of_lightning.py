@@ -33,6 +33,17 @@ _TRAINER: tuple[Surface, ...] = (
     ),
     Surface(
         module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy._init_optimizers",
+        why="ReduceLROnPlateau would be refused",
+        mend="lightning.leave_metric_schedules",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="ReduceLROnPlateau",
+        why="schedules that follow a metric are told by it",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy.teardown",
         why="the end of a run would move partitioned parameters to the host",
         mend="lightning.leave_models_in_place",
@@ -44,10 +55,33 @@ _TRAINER: tuple[Surface, ...] = (
         mend="lightning.settle_before_reading",
     ),
     Surface(
+        module="pytorch.utilities.model_summary.model_summary_deepspeed",
+        symbol="DeepSpeedLayerSummary.average_shard_parameters",
+        why="the summary before a fit would read attributes that the engine's parameters do not have",
+        mend="lightning.count_parameters",
+    ),
+    Surface(
+        module="pytorch.utilities.model_summary.model_summary_deepspeed",
+        symbol="deepspeed_param_size",
+        why="the summary before a fit would refuse parameters that are whole",
+    ),
+    Surface(
         module="pytorch.plugins.precision.deepspeed",
         symbol="DeepSpeedPrecision.backward",
         why="losses would be divided twice by the accumulation steps",
         mend="lightning.divide_losses_once",
+    ),
+    Surface(
+        module="pytorch.plugins.precision.deepspeed",
+        symbol="DeepSpeedPrecision.convert_module",
+        why="a test after a fit would convert parameters that are on other ranks",
+        mend="lightning.leave_sharded_models",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.training_step",
+        why="a manual backward pass would run within the model's forward pass",
+        mend="lightning.step_manually",
     ),
     Surface(
         module="pytorch.strategies",

@@ -22,7 +22,9 @@ from zerotrain.compat.libraries.mends.lending import (
     withdraw,
 )
 from zerotrain.runtime.comm.worlds import check_seen
+from zerotrain.runtime.deepspeed.runtime.zero.partition_parameters import is_zero_param
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero.state_access import local_interval
 
 NAME = "zerotrain"
 
@@ -116,6 +118,37 @@ def _accumulate(strategy: Any) -> Iterator[None]:
         strategy.model.set_gradient_accumulation_boundary(True)
 
 
+def leave_metric_schedules(module: ModuleType) -> None:
+    """Make a schedule that follows a metric, which the engine refuses, stay with Lightning, which steps it.
+
+    It is over the script's optimizer, whose groups are the engine's.
+    """
+
+    @around(module.DeepSpeedStrategy, "_init_optimizers")
+    def init_optimizers(make: Function, self: Any) -> tuple[Any, Any]:
+        optimizer, schedule = make(self)
+        if schedule is None or not isinstance(schedule.scheduler, module.ReduceLROnPlateau):
+            return optimizer, schedule
+        self.lr_scheduler_configs = [schedule]
+        return optimizer, None
+
+
+def count_parameters(module: ModuleType) -> None:
+    """Make the summary of a model under stage 3 count parameters that are whole, and a rank's part of the
+    others: it takes DeepSpeed's attributes of both."""
+    module.deepspeed_param_size = torch.Tensor.numel  # type: ignore[attr-defined]
+    module.DeepSpeedLayerSummary.average_shard_parameters = property(_elements_here)
+
+
+def _elements_here(layer: Any) -> int:
+    """Return the number of elements of a layer's parameters that this rank has."""
+    count = 0
+    for parameter in layer._module.parameters():
+        start, stop = local_interval(parameter) if is_zero_param(parameter) else (0, parameter.numel())
+        count += stop - start
+    return count
+
+
 def divide_losses_once(module: ModuleType) -> None:
     """Make `backward` pass losses on as they are: Lightning has divided them by the accumulation steps."""
 
@@ -124,17 +157,40 @@ def divide_losses_once(module: ModuleType) -> None:
         inner(self, *args, **{"scale_wrt_gas": False, **kwargs})
 
 
+def leave_sharded_models(module: ModuleType) -> None:
+    """Make a run leave the dtype of a model that an engine drives, as after a fit: values on other ranks
+    cannot be converted."""
+
+    @around(module.DeepSpeedPrecision, "convert_module")
+    def convert_module(convert: Function, self: Any, model: torch.nn.Module) -> Any:
+        return model if is_driven(model) else convert(self, model)
+
+
+def step_manually(module: ModuleType) -> None:
+    """Make a training step that calls `manual_backward` run beside the model's forward pass, not within it:
+    the engine runs no backward pass inside of a forward pass."""
+
+    @around(module.DeepSpeedStrategy, "training_step")
+    def training_step(step: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.lightning_module.automatic_optimization:
+            return step(self, *args, **kwargs)
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*args, **kwargs)
+
+
 def leave_models_in_place(module: ModuleType) -> None:
     """Make the end of a run leave a model that an engine drives where it is, instead of moving parameters,
     of which a rank has a part, to the host; one that was lent for an evaluation is given back."""
 
     @around(module.DeepSpeedStrategy, "teardown")
     def teardown(end: Function, self: Any) -> None:
-        if not isinstance(self.model, Engine):
+        model = self.lightning_module
+        if model is None or not (isinstance(self.model, Engine) or is_driven(model)):
             end(self)
             return
-        self.model.synchronize()
-        model, attributes = self.lightning_module, vars(self.lightning_module)
+        if isinstance(self.model, Engine):
+            self.model.synchronize()
+        attributes = vars(model)
         attributes["cpu"] = lambda: model
         try:
             end(self)
