@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -48,6 +48,10 @@ class Replayed(Result):
 _logs: WeakKeyDictionary[nn.Module, ConstructionLog] = WeakKeyDictionary()
 _registered: WeakKeyDictionary[nn.Module, dict[str, TensorRef]] = WeakKeyDictionary()
 """Tensors as constructors registered them. `model.to(dtype)` later makes other tensors that no log knows."""
+
+_places: dict[int, tuple[ReferenceType[nn.Module], str]] = {}
+"""Modules and names of the parameters that constructors registered, by the parameters' ids, as `origin_of`
+found them last: a script may ask for each parameter by itself."""
 
 _bound: WeakKeyDictionary[nn.Module, Mapping[str, Origin]] = WeakKeyDictionary()
 
@@ -150,12 +154,25 @@ def replayed_origin(
 def origin_of(parameter: nn.Parameter) -> Replayed | None:
     """Return the origin of a deferred parameter before anybody has named its model; None if no context made
     it or its construction never gave it values."""
-    for module, names in _registered.items():
-        for name in names:
-            if module._parameters.get(name) is parameter:
-                with contextlib.suppress(NoValues):
-                    return replayed_origin(module, name, parameter, [_logs[module]])
+    place = _places.get(id(parameter))
+    if place is None or not _is_at(parameter, *place):
+        _places.clear()
+        for module, names in _registered.items():
+            _places.update(
+                (id(module._parameters.get(name)), (ReferenceType(module), name)) for name in names
+            )
+        place = _places.get(id(parameter))
+    holder = place[0]() if place else None
+    if place is None or holder is None:
+        return None
+    with contextlib.suppress(NoValues):
+        return replayed_origin(holder, place[1], parameter, [_logs[holder]])
     return None
+
+
+def _is_at(parameter: nn.Parameter, module: ReferenceType[nn.Module], name: str) -> bool:
+    holder = module()
+    return holder is not None and holder._parameters.get(name) is parameter
 
 
 def forget(model: nn.Module) -> None:
