@@ -490,6 +490,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
                     }
                 },
                 "imagePullSecrets": [{"name": "reg"}],
+                "runtimeClassName": "nvidia",
                 "serviceAccountName": "runner",
             }
         },

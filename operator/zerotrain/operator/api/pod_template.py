@@ -113,6 +113,9 @@ class PodTemplate(ApiModel):
     ] = ()
     """Secrets with the credentials of the image registry."""
 
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass of the pods, such as `nvidia` where the node's default runtime shows no GPU."""
+
     service_account_name: ObjectName | None = None
     """ServiceAccount of the pods; the namespace's default unless given. Its token is not mounted
     automatically."""

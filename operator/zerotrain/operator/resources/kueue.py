@@ -32,7 +32,15 @@ _UNCONSTRAINED_TOPOLOGY = f"{KUEUE_GROUP}/podset-unconstrained-topology"
 _INPUTS = frozenset({"image", "resources", "nvme", "scheduling", "pod_template"})
 """Fields of the spec that describe a worker."""
 
-_SCHEDULING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName", "overhead")
+_SCHEDULING = (
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "priorityClassName",
+    "schedulerName",
+    "runtimeClassName",
+    "overhead",
+)
 
 
 def workload_name(job: str, uid: str) -> str:

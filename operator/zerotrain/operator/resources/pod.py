@@ -122,6 +122,8 @@ def _add_template(spec: Json, job: ZeroTrainingJob, template: PodTemplate) -> No
         spec["affinity"] = as_written(template.affinity)
     if template.image_pull_secrets:
         spec["imagePullSecrets"] = [as_written(reference) for reference in template.image_pull_secrets]
+    if template.runtime_class_name is not None:
+        spec["runtimeClassName"] = template.runtime_class_name
     if template.service_account_name is not None:
         spec["serviceAccountName"] = template.service_account_name
 
