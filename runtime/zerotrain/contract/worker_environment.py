@@ -60,6 +60,9 @@ class LaunchSpec:
     """Index of this worker, 0-based; its ranks are node_rank * ranks_per_worker and following."""
 
     ranks_per_worker: int = _env("ZEROTRAIN_RANKS_PER_WORKER", int, 1)
+    num_gpus: int | None = _env("ZEROTRAIN_GPUS", int)
+    """GPUs that the pod requests; None = no pod, or none of them."""
+
     config_path: Path = _env("ZEROTRAIN_CONFIG", Path, required=True)
     """File with the DeepSpeed-style JSON."""
 
@@ -256,6 +259,9 @@ class CommEnv:
 
     local_world_size: int = _env("LOCAL_WORLD_SIZE", int, 0)
     """Consecutive ranks of one node, to count traffic between nodes; 0 = all ranks are on one node."""
+
+    num_gpus: int = _env("ZEROTRAIN_GPUS", int, 0)
+    """GPUs that the worker requests; 0 = those that torch sees, or none."""
 
     def __post_init__(self) -> None:
         if self.transport not in ("auto", "shared", "gloo"):

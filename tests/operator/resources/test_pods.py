@@ -55,6 +55,8 @@ def test_the_launcher_reads_the_environment() -> None:
     assert (str(launch.nvme_path), launch.nvme_bytes) == ("/local_nvme", 2 * 2**40)
     assert launch.nvme_encryption == "AEAD"
     assert str(launch.token_path) == "/etc/zerotrain/job/token"
+    assert launch.num_gpus is None
+    assert _launch(_pod({"spec.resources": {"gpus": {"count": 4}}})).num_gpus == 4
 
 
 def test_every_file_of_the_environment_is_mounted() -> None:
@@ -246,6 +248,7 @@ def test_template_and_scheduling_are_merged() -> None:
                 "sidecars": [{"name": "log", "image": "l", "securityContext": {"runAsUser": 1000}}],
                 "affinity": affinity,
                 "imagePullSecrets": [{"name": "reg"}],
+                "runtimeClassName": "nvidia",
                 "serviceAccountName": "runner",
             },
             "spec.scheduling": {
@@ -267,6 +270,7 @@ def test_template_and_scheduling_are_merged() -> None:
     ]
     assert spec["affinity"] == affinity
     assert spec["imagePullSecrets"] == [{"name": "reg"}]
+    assert spec["runtimeClassName"] == "nvidia"
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("runner", False)
     assert (spec["priorityClassName"], spec["nodeSelector"]) == ("high", {"disk": "nvme"})
     assert spec["tolerations"] == [toleration]

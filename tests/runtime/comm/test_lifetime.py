@@ -163,3 +163,22 @@ def test_more_ranks_than_gpus_are_refused_before_anything_starts(monkeypatch: py
     with pytest.raises(LaunchError, match=r"needs GPU 2, but the process sees 2; start as many ranks"):
         pick_device()
     assert not chosen
+
+
+@pytest.mark.parametrize(
+    ("is_built", "way_out"),
+    [(True, r"set podTemplate\.runtimeClassName"), (False, "whose torch is built for CUDA")],
+)
+def test_a_worker_with_gpus_that_torch_does_not_see_is_refused(
+    monkeypatch: pytest.MonkeyPatch, is_built: bool, way_out: str
+) -> None:
+    """It would train on CPUs, at the price of the GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
+    assert pick_device() == torch.device("cpu")
+    monkeypatch.setenv("ZEROTRAIN_GPUS", "8")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(LaunchError, match=rf"requests 8 GPUs, of which torch .* sees none: .*{way_out}"):
+        pick_device()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert pick_device() == torch.device("cpu")

@@ -117,6 +117,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         world_size=job.world_size,
         node_rank=0,
         ranks_per_worker=spec.num_ranks_per_worker,
+        num_gpus=spec.num_gpus or None,
         config_path=Path(CONFIG_DIR, CONFIG_FILE),
         train_spec_path=Path(CONFIG_DIR, TRAIN_SPEC_FILE) if train_spec(job) is not None else None,
         checkpoint_dir=checkpoint_dir(job),

@@ -343,9 +343,11 @@ def pick_device() -> torch.device:
     """Return the CUDA device of LOCAL_RANK if there is CUDA, else the CPU, and make it current; the process's
     threads then run near it.
 
-    Raises LaunchError if there are fewer GPUs than ranks.
+    Raises LaunchError if there are fewer GPUs than ranks, and if the worker requests GPUs of which torch sees
+    none.
     """
     if not torch.cuda.is_available():
+        _check_for_gpus(CommEnv.from_env(os.environ).num_gpus)
         return torch.device("cpu")
     index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= count:
@@ -357,6 +359,19 @@ def pick_device() -> torch.device:
     torch.cuda.set_device(device)
     bind_to_node_of(device)
     return device
+
+
+def _check_for_gpus(num_requested: int) -> None:
+    if not num_requested or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        cause = "the container has no device or driver; set podTemplate.runtimeClassName, often nvidia"
+    else:
+        cause = "it is built for CPUs; take an image whose torch is built for CUDA"
+    raise LaunchError(
+        f"the worker requests {num_requested} GPUs, of which torch {torch.__version__} sees none: {cause}. "
+        "To train on CPUs leave resources.gpus out, or set CUDA_VISIBLE_DEVICES to nothing"
+    )
 
 
 def _options(backend: str, timeout: timedelta) -> Any:
