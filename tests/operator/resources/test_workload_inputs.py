@@ -42,6 +42,7 @@ OTHER_PODS: list[tuple[Json, Json]] = [
     ({"spec.podTemplate": {"sidecars": [SIDECAR]}}, {"spec.podTemplate": {"initContainers": [SIDECAR]}}),
     ({}, {"spec.podTemplate": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}}}),
     ({}, {"spec.podTemplate": {"affinity": {"nodeAffinity": {}}}}),
+    ({}, {"spec.podTemplate": {"runtimeClassName": "nvidia"}}),
     ({}, {"spec.image": "localhost/zerotrain:new"}),
     ({}, {"spec.resources": {"cpu": "3"}}),
     ({}, {"spec.nvme": {"mountPath": "/nvme", "size": "1Gi"}}),
