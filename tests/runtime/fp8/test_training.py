@@ -4,7 +4,7 @@ resume."""
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Run:
     parameters: str = "none"
     recompute: bool = False
     spec: GptSpec = TINY
+    lr: float = 3e-3
 
     def start(self, spill: str = "") -> Engine:
         torch.manual_seed(7)
@@ -50,7 +51,7 @@ class Run:
             "bf16": {"enabled": True, "store_param_remainders": False},
             "fp8": {"enabled": False} if self.fp8 is None else {"enabled": True, **self.fp8},
             "zero_optimization": zero,
-            "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
+            "optimizer": {"type": "AdamW", "params": {"lr": self.lr}},
         }
         model = Gpt(self.spec, checkpoint_activations=self.recompute)
         return zt.initialize(model=model, config=config)[0]
@@ -156,6 +157,8 @@ def test_few_steps_have_the_loss_of_bf16() -> None:
 
 @pytest.mark.slow(cheaper="tests/runtime/fp8/test_training.py::test_few_steps_have_the_loss_of_bf16")
 def test_two_hundred_steps_have_the_loss_of_bf16() -> None:
-    bf16, fp8 = last_losses([Run(spec=SMALL), Run(spec=SMALL, fp8={})], 200)
+    # At three times this rate the training is unstable: another number of threads alone gives 3 % more.
+    run = Run(spec=SMALL, lr=1e-3)
+    bf16, fp8 = last_losses([run, replace(run, fp8={})], 200)
     assert fp8 == pytest.approx(bf16, rel=0.02)
     assert bf16 < 3.5  # it has learnt something
