@@ -172,7 +172,7 @@ def test_more_ranks_than_gpus_are_refused_before_anything_starts(monkeypatch: py
 def test_a_worker_with_gpus_that_torch_does_not_see_is_refused(
     monkeypatch: pytest.MonkeyPatch, is_built: bool, way_out: str
 ) -> None:
-    """It would train on CPUs, at the price of the GPUs."""
+    """Training on CPUs would cost what the GPUs do."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
     assert pick_device() == torch.device("cpu")
