@@ -21,7 +21,7 @@ from tests.benchmarks import deepspeed_env
 from tests.benchmarks.bench_step import log, ratio
 from tests.support.hf_cases import OTHERS_CASES, OWN_CASES, TIERS, Assets
 from tests.support.hf_parity import Bench
-from tests.support.hf_scripts import Losses
+from tests.support.hf_scripts import Losses, apart
 
 CASES = {**OWN_CASES, **OTHERS_CASES}
 DEFAULT = ("trainer", "lora", "sft", "dpo", "reward")
@@ -36,12 +36,8 @@ def step_seconds(runs: Sequence[Losses]) -> float:
 
 
 def loss_difference(runs: Sequence[Losses], others: Sequence[Losses]) -> float:
-    """Return the largest difference of a loss: absolute below 1, else relative."""
-    return max(
-        abs(one - two) / max(1.0, abs(two))
-        for mine, theirs in zip(runs, others, strict=True)
-        for one, two in zip(mine.losses, theirs.losses, strict=True)
-    )
+    """Return the largest difference of a loss, without what else the scripts log."""
+    return max(apart(mine.losses, theirs.losses) for mine, theirs in zip(runs, others, strict=True))
 
 
 def run(bench: Bench, name: str, tier: str, python: Path, rounds: int) -> bool:

@@ -33,20 +33,20 @@ class Losses:
     logged: dict[str, list[float]]
 
     def difference(self, other: Losses) -> float:
-        """Return the largest difference of two runs that trained and logged alike: absolute for values below
-        1, else relative.
+        """Return the largest difference of two runs that trained and logged alike, as `apart`.
 
         Rates are left out: of a schedule that the engine steps, as DeepSpeed does, the Trainer logs the next.
         """
         assert self.logged.keys() == other.logged.keys()
         keys = [key for key in self.logged if key != RATE]
         pairs = [(self.losses, other.losses), *((self.logged[key], other.logged[key]) for key in keys)]
-        found = [
-            abs(one - two) / max(1.0, abs(two))
-            for mine, theirs in pairs
-            for one, two in zip(mine, theirs, strict=True)
-        ]
-        return max(found, default=0.0)
+        return max(apart(mine, theirs) for mine, theirs in pairs)
+
+
+def apart(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return the largest difference: absolute for values below 1, else relative."""
+    pairs = zip(values, others, strict=True)
+    return max((abs(one - two) / max(1.0, abs(two)) for one, two in pairs), default=0.0)
 
 
 class _Server:

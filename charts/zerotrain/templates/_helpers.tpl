@@ -145,11 +145,16 @@ seccompProfile:
 {{- if $found }}{{ toYaml $found }}{{ end -}}
 {{- end -}}
 
+{{/* Ports of the API server that the values give, as JSON. */}}
+{{- define "zerotrain.givenApiServerPorts" -}}
+{{- toJson (.Values.networkPolicy.apiServerPorts | default (list 443 6443)) -}}
+{{- end -}}
+
 {{/* Ports of the API server: the configured ones, and in an installation for the whole cluster those that it
      listens on. Who installs for single namespaces may not be allowed to ask. */}}
 {{- define "zerotrain.apiServerPorts" -}}
 {{- $ports := list -}}
-{{- range .Values.networkPolicy.apiServerPorts | default (list 443 6443) }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- range include "zerotrain.givenApiServerPorts" . | fromJsonArray }}{{ $ports = append $ports (int .) }}{{ end -}}
 {{- if not .Values.watch.namespaces -}}
 {{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "kubernetes").ports -}}
 {{- $ports = append $ports (int .port) -}}

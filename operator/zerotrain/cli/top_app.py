@@ -16,9 +16,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
-from zerotrain.cli.top_table import COLUMNS, cells
+from zerotrain.cli.top_table import COLUMNS, cells, loss_and_speed, newest_checkpoint
 from zerotrain.client.errors import ClientError, JobNotFoundError
-from zerotrain.client.formatting import compute_text, counted, since, size, span
+from zerotrain.client.formatting import counted, size, span
 from zerotrain.client.snapshot import Mark, RankRow, Snapshot, TierRow
 from zerotrain.contract.text import printable
 
@@ -164,12 +164,8 @@ def _head(snapshot: Snapshot, *, paused: bool) -> Text:
     facts = [
         f"attempt {job.attempt}",
         f"{job.ranks.ready}/{job.ranks.desired} ranks",
-        f"loss {job.loss:.4g}" if job.loss is not None else "",
-        f"{job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else "",
-        compute_text(job.step_flops, job.mfu),
-        f"checkpoint {job.last_checkpoint.step}, {since(job.last_checkpoint.time, snapshot.time)} old"
-        if job.last_checkpoint is not None
-        else "no checkpoint",
+        *loss_and_speed(snapshot),
+        newest_checkpoint(snapshot) or "no checkpoint",
         counted(job.restarts.total, "restart") if job.restarts.total else "",
         f"{_left(snapshot)} to go" if _left(snapshot) else "",
         f"{snapshot.time.astimezone():%H:%M:%S}",

@@ -29,6 +29,22 @@ def cells(row: RankRow) -> tuple[str, ...]:
     )
 
 
+def loss_and_speed(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the job's loss, tokens per second and arithmetic as texts, empty where it is not known."""
+    job = snapshot.job
+    return (
+        f"loss {job.loss:.4g}" if job.loss is not None else "",
+        f"{job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else "",
+        compute_text(job.step_flops, job.mfu),
+    )
+
+
+def newest_checkpoint(snapshot: Snapshot) -> str:
+    """Return step and age of the job's newest checkpoint as a text, empty without one."""
+    last = snapshot.job.last_checkpoint
+    return f"checkpoint {last.step}, {since(last.time, snapshot.time)} old" if last is not None else ""
+
+
 def one_line(snapshot: Snapshot) -> str:
     """Return one line for logs and pipes, such as `22:15:04 Running attempt 2 step 140/1000, 0.42 s a step,
     loss 2.314`."""
@@ -39,12 +55,8 @@ def one_line(snapshot: Snapshot) -> str:
         f"{snapshot.time:%H:%M:%S} {job.phase or 'new'} attempt {job.attempt} step "
         + (f"{newest}/{job.total_steps}" if job.total_steps and newest > job.step else step),
         f"{job.step_seconds:.3g} s a step" if job.step_seconds else "",
-        f"loss {job.loss:.4g}" if job.loss is not None else "",
-        f"{job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else "",
-        compute_text(job.step_flops, job.mfu),
-        f"checkpoint {job.last_checkpoint.step}, {since(job.last_checkpoint.time, snapshot.time)} old"
-        if job.last_checkpoint is not None
-        else "",
+        *loss_and_speed(snapshot),
+        newest_checkpoint(snapshot),
         f"rank {slowest.rank} {slowest.mark} ({slowest.pod})" if slowest and slowest.mark else "",
         snapshot.problem,
     ]

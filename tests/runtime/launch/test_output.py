@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable
 
 import pytest
 
+from tests.support.launcher import eventually
 from zerotrain.runtime.launch import output
 from zerotrain.runtime.launch.output import OutputPump, Sink
 
@@ -36,9 +36,8 @@ class Ranks:
             pump.join()
         return self.stream.getvalue()
 
-    def wait_for(self, condition: Callable[[bytes], bool]) -> None:
-        while not condition(self.stream.getvalue()):
-            time.sleep(0.001)
+    def wait_for(self, text: bytes) -> None:
+        eventually(lambda: text in self.stream.getvalue(), what=repr(text))
 
 
 def test_other_ranks_lines_stay_out_of_a_line_that_rank_0_writes_in_pieces(
@@ -49,7 +48,7 @@ def test_other_ranks_lines_stay_out_of_a_line_that_rank_0_writes_in_pieces(
     ranks.write(0, b"step")
     time.sleep(0.05)  # rank 0's pump has the piece
     ranks.write(1, b"other\n")
-    ranks.wait_for(lambda text: b"other\n" in text)
+    ranks.wait_for(b"other\n")
     ranks.write(0, b" 3")
     ranks.write(0, b"\n")
     assert ranks.end() == b"[rank 1] other\nstep 3\n"
@@ -61,8 +60,8 @@ def test_unfinished_line_of_rank_0_is_shown_and_ended_before_another_ranks(
     monkeypatch.setattr(output, "LINE_WAIT_S", 0.01)
     ranks = Ranks()
     ranks.write(0, b"\r10 %")
-    ranks.wait_for(lambda text: text == b"\r10 %")
+    ranks.wait_for(b"\r10 %")
     ranks.write(1, b"other\n")
-    ranks.wait_for(lambda text: b"other\n" in text)
+    ranks.wait_for(b"other\n")
     ranks.write(0, b"\r20 %")
     assert ranks.end() == b"\r10 %\n[rank 1] other\n\r20 %\n"

@@ -180,6 +180,7 @@ def forget(model: nn.Module) -> None:
     for module in model.modules():
         for memory in (_logs, _registered, _bound):
             memory.pop(module, None)
+    _places.clear()
 
 
 def bound_origins(model: nn.Module) -> dict[str, Origin]:
