@@ -49,6 +49,7 @@ add_jobs(
         ("deep-and-fat", *in_config(listed(nested_lists(200)))),
         ("fat-objects", *in_config(listed("{}"))),
         ("fat-nulls", *in_config(listed("0"))),
+        ("fat-poses", *in_config(listed('{"metadata":{"uid":"u"},"status":{"phase":"Completed"}}'))),
         ("fat-empty-texts", *in_config(listed('""'))),
         ("fat-integers", *in_config(listed("1" * 4000))),
         ("fat-floats", *in_config(listed("1e308"))),
