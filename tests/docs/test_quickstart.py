@@ -299,9 +299,10 @@ def test_an_own_program_stops_with_a_checkpoint_that_the_status_names(
 
 @pytest.mark.parametrize(
     "name",
-    with_slow_rows(
-        ["hf-trainer", "sft-lora", "finetune-lora", "dpo", "own-accelerate"], quick=["hf-trainer"]
-    ),
+    [
+        *with_slow_rows(["hf-trainer", "finetune-lora"], quick=["hf-trainer"]),
+        *(pytest.param(name, marks=ON_REQUEST) for name in ("sft-lora", "dpo", "own-accelerate")),
+    ],
 )
 def test_a_script_of_others_survives_a_kill(reader: Cluster, name: str) -> None:
     """A pod is killed after the first checkpoint, and the job goes on from it."""

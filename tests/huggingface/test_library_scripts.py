@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.hf_cases import OTHERS_CASES, Case
-from tests.support.hf_parity import Bench, tiers_of
+from tests.support.hf_parity import Bench, rows, tiers_of
 from tests.support.hf_scripts import run_script
-from tests.support.tiers import with_slow_rows
 
 pytestmark = pytest.mark.ranks
 
@@ -31,7 +30,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench.make(tmp_path_factory.mktemp("huggingface"))
 
 
-@pytest.mark.parametrize("name", with_slow_rows(OTHERS_CASES, quick=["dpo, lora", "grpo"]))
+@pytest.mark.parametrize("name", rows(OTHERS_CASES, quick=["dpo, lora", "grpo"]))
 def test_a_script_of_trl_trains_as_under_ddp(bench: Bench, name: str) -> None:
     bench.compare(name, OTHERS_CASES[name], tiers_of(name, OTHERS_CASES[name]))
 

@@ -19,7 +19,7 @@ EACH = 4
 GLOBAL_BATCH, MICRO_BATCH = 8, 2
 STRATEGIES = ("zerotrain_stage_3", "deepspeed_stage_2", "zerotrain_stage_1", "deepspeed_stage_3_offload")
 CASES = {**OWN_CASES, **OTHERS_CASES}
-IN_CI = ("trainer", "sft")
+IN_CI = ("trainer",)
 DEPEND_ON_RANKS = ("grpo", "grpo, lora", "rloo", "reward", "reward, lora", "kto")
 """Cases that have other losses on another number of ranks under DDP, too: each rank generates samples, pairs
 them or orders them."""

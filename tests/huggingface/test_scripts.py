@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.hf_cases import OWN_CASES
-from tests.support.hf_parity import Bench, tiers_of
-from tests.support.tiers import with_slow_rows
+from tests.support.hf_parity import Bench, rows, tiers_of
 
 pytestmark = pytest.mark.ranks
 
@@ -16,6 +15,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench.make(tmp_path_factory.mktemp("huggingface"))
 
 
-@pytest.mark.parametrize("name", with_slow_rows(OWN_CASES, quick=["trainer", "accelerate"]))
+@pytest.mark.parametrize("name", rows(OWN_CASES, quick=["trainer", "accelerate"]))
 def test_a_script_trains_as_under_ddp(bench: Bench, name: str) -> None:
     bench.compare(name, OWN_CASES[name], tiers_of(name, OWN_CASES[name]))

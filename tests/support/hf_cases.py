@@ -160,6 +160,11 @@ OTHERS_CASES: Mapping[str, Case] = {
 }
 IN_ALL_TIERS = ("trainer", "accelerate", "sft")
 """Cases that CI runs in every tier."""
+ON_REQUEST = (
+    *("trainer, compiled", "peft, ia3", "peft, loha", "peft, ln", "peft, prefix"),
+    *("grpo, lora", "rloo", "reward, lora", "distillation"),
+)
+"""Cases that `make test-hf` alone runs: each is near another one, and takes CI minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)

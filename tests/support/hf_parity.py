@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.support.hf_cases import IN_ALL_TIERS, STEPS, TIERS, Assets, Case, write_config
+import pytest
+
+from tests.support.hf_cases import IN_ALL_TIERS, ON_REQUEST, STEPS, TIERS, Assets, Case, write_config
 from tests.support.hf_scripts import Losses, difference, run_script
+from tests.support.tiers import with_slow_rows
 
 TOLERANCE = 1e-5
 ALL = "ZEROTRAIN_HF"
@@ -24,6 +28,18 @@ def runs_everything() -> bool:
 def tiers_of(name: str, case: Case) -> list[str]:
     """Return the tiers in which a case runs here."""
     return list(TIERS) if runs_everything() or name in IN_ALL_TIERS else [case.tier]
+
+
+def rows(cases: Collection[str], *, quick: Collection[str]) -> list[Any]:
+    """Return the cases for `pytest.mark.parametrize`: all but the quick ones are slow, and some are left to
+    `make test-hf`."""
+    left_out = pytest.mark.skipif(
+        not runs_everything(), reason="THESE SCRIPTS ARE NOT RUN HERE: minutes on two cores; make test-hf"
+    )
+    return [
+        *with_slow_rows([name for name in cases if name not in ON_REQUEST], quick=quick),
+        *(pytest.param(name, marks=left_out) for name in cases if name in ON_REQUEST),
+    ]
 
 
 @dataclass(kw_only=True)
