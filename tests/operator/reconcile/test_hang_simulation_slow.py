@@ -21,7 +21,7 @@ LIVES = {
         spread=0.1, outliers=(1, 2), start_s=(1260, 1700), first_step_s=None, every=10
     ),
 }
-ONE_RANK, MANY_RANKS = range(1), range(20)
+ONE_RANK, MANY_RANKS = range(1), range(5)
 FLOOR_S, FIRST_STEP_S, FACTOR = 300, 1800, 10
 """Defaults of `minTimeoutSeconds`, `firstStepTimeoutSeconds` and `stepTimeoutFactor`."""
 

@@ -23,7 +23,7 @@ from zerotrain.runtime.models.gpt import Gpt
 pytestmark = pytest.mark.ranks
 
 TINY = GptSpec(d_model=32, layers=2, heads=2, context=16)
-SMALL = GptSpec(d_model=64, layers=3, heads=4, context=64)
+SMALL = GptSpec(d_model=64, layers=3, heads=4, context=32)
 SAMPLES = 8
 
 
