@@ -158,7 +158,7 @@ OTHERS_CASES: Mapping[str, Case] = {
         *("--dataset_name", "{data}/prompts", "--max_completion_length", "16"),
     ),
 }
-IN_ALL_TIERS = ("trainer", "accelerate", "sft")
+IN_ALL_TIERS = ("trainer",)
 """Cases that CI runs in every tier."""
 ON_REQUEST = (
     *("trainer, compiled", "peft, ia3", "peft, loha", "peft, ln", "peft, prefix"),

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.hostile.bodies import COLLECTIONS, Post, job, nested_objects
+from tests.cluster.hostile.bodies import COLLECTIONS, Post
 from tests.cluster.hostile.cases import Bystander, Case
 from tests.cluster.hostile.complaints import operator_complaints, statuses, stored_complaints
 from tests.cluster.hostile.report import MIB, Report, Row, summed
 from tests.cluster.hostile.tenant import Answer, Client, Tenant
 from tests.operator.operator_process import OperatorProcess, install
-from tests.support.devcluster import PATIENCE_S, REPOSITORY, Cluster, wait_until
+from tests.support.devcluster import PATIENCE_S, Cluster, wait_until
 from tests.support.jobs import ABSENT, job_json
 from tests.support.kube_json import Json
 from zerotrain.operator.constants import ANNOTATION_ENCRYPTED_VOLUMES
@@ -36,7 +36,6 @@ MAX_SHOWN_COMPLAINTS = 15
 MOST_GROWTH = 64 * MIB
 """Largest growth of the operator's resident memory over a whole run of attacks."""
 
-POLICY = REPOSITORY / "deploy" / "policy" / "jobs.yaml"
 JOBS = COLLECTIONS["ZeroTrainingJob"]
 PODS = "/api/v1/namespaces/{}/pods?labelSelector=zerotrain.dev/job={}"
 
@@ -166,14 +165,6 @@ class Arena:
         for _ in range(3):
             self.work()
         self.baseline = self.peak()
-
-    def use_policy(self) -> None:
-        """Apply the admission policy, and wait until the API server enforces it."""
-        self.cluster.kubectl("apply", "-f", str(POLICY))
-        deep = job("too-deep", {"spec.config": {"x": "MARK"}}, {"MARK": nested_objects(100)})
-        wait_until(
-            lambda: not self.tenant.create(deep, dry_run=True).accepted, "the policy to refuse a deep job"
-        )
 
     @contextmanager
     def round(self) -> Iterator[None]:

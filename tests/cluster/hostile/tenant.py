@@ -128,8 +128,8 @@ class Tenant:
     def collection(self, kind: str) -> str:
         return COLLECTIONS[kind].format(self.namespace)
 
-    def create(self, post: Post, *, dry_run: bool = False) -> Answer:
-        path = self.collection(post.kind) + ("?dryRun=All" if dry_run else "")
+    def create(self, post: Post) -> Answer:
+        path = self.collection(post.kind)
         return self._client.send("POST", path, post.body(self.namespace))
 
     def touch(self, post: Post, number: int) -> Answer:

@@ -1,6 +1,6 @@
-"""Every attack of the modules `case_*`, with the admission policy and without it.
+"""Every attack of the modules `case_*`, one by one, all at once, and stored before the operator starts.
 
-The attacks run one by one, all at once, and stored before the operator starts.
+The admission policy is not installed: what it lets through is part of these attacks.
 """
 
 from __future__ import annotations
@@ -104,16 +104,4 @@ def test_all_at_once_and_then_stored_before_the_operator_starts(stage: Arena) ->
         stage.expect(problems(stage, CASES))
         stage.restart()
         stage.note("stored", [], stage.work())
-        stage.expect(problems(stage, CASES))
-
-
-@pytest.mark.slow(cheaper=ALONE)
-def test_behind_the_policy(stage: Arena) -> None:
-    """The API server rejects the worst attacks, and the accepted ones are harmless."""
-    with stage.round():
-        stage.use_policy()
-        victim, _ = stage.bystander()
-        for case in CASES:
-            answers = stage.attack(case, victim)
-            stage.note(f"{case.name} behind the policy", answers, stage.work())
         stage.expect(problems(stage, CASES))
