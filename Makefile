@@ -63,7 +63,7 @@ check: venv ## format, lint, types and the unit tests (ARGS="tests/cli")
 test: venv ## the tests, but for slow ones and those that need tools
 	$(PYTEST) -m "not tools and not slow" $(ARGS)
 
-test-all: venv ## every test, as CI does
+test-all: venv ## every test (CI runs them, the slow ones last)
 	$(PYTEST) $(ARGS)
 
 test-hf: venv ## every script of Hugging Face's libraries and Lightning in every tier, beside DDP
