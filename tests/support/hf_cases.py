@@ -164,7 +164,7 @@ ON_REQUEST = (
     *("trainer, compiled", "peft, ia3", "peft, loha", "peft, ln", "peft, prefix"),
     *("grpo, lora", "rloo", "reward, lora", "distillation"),
 )
-"""Cases that `make test-hf` alone runs: each is near another one, and takes CI minutes."""
+"""Cases that `make test-hf` alone runs, as all of them take CI too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
