@@ -111,10 +111,18 @@ def sleep(seconds: float) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("spend", [compute, sleep])
 def test_a_test_that_takes_long_fails(spend: Callable[[float], None]) -> None:
-    with pytest.raises(NotUnit, match=r"takes 0\.\d s of its own.* Make it smaller"), short(0.05):
+    message = r"takes 0\.\d s of its own.* Make it smaller"
+    with pytest.raises(NotUnit, match=message), short(0.05, lambda: 1.0):
         spend(0.1)
     with short(0.05):
         pass
+
+
+@pytest.mark.unit
+def test_a_slow_core_has_more_time() -> None:
+    with short(0.05, lambda: 9.0):
+        compute(0.1)
+    assert tier_guard.slowness() >= 1
 
 
 def spent(*, stalls: tuple[float, float] | None) -> float:

@@ -1,4 +1,4 @@
-"""Enforcement of the unit tier: no process, no socket, and at most a second of the test's own time.
+"""Enforcement of the unit tier: no process, no socket, and at most a second of its own, on a fast core.
 
 Python reports processes and sockets to audit hooks before it creates them, so the call itself fails, with its
 place in the traceback. A test that swallows this error fails at its end. Actions of native code are not seen.
@@ -29,6 +29,9 @@ QUIET_SHARE = 0.1
 
 BUSY_FACTOR = 2.0
 """Factor by which work may take more processor time when caches and cores are shared with other processes."""
+
+FAST_LOOP_S = 0.022
+"""Processor time of `_loop` on a core that it has for itself, of a 2.5 GHz server of 2020."""
 
 FORBIDDEN = {
     **dict.fromkeys(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"), "starts a process"),
@@ -132,13 +135,30 @@ def no_outside() -> Iterator[None]:
         raise NotUnit(f"a unit test {watch.acts[0]}, and does not end by that. {_WAY_OUT}")
 
 
+def _loop() -> float:
+    """Compute a fixed amount and return its processor time in seconds."""
+    began, total = time.process_time(), 0
+    for number in range(200_000):
+        total += number * number % 7
+    return time.process_time() - began
+
+
+def slowness() -> float:
+    """Return how many times slower than the core of `FAST_LOOP_S` this one is now, at least 1.
+
+    Processor time grows when another virtual machine computes on the other half of the same core: a factor
+    of two, changing from minute to minute.
+    """
+    return max(1.0, max(_loop() for _ in range(5)) / FAST_LOOP_S)
+
+
 @contextmanager
-def short(limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Raise NotUnit if the block takes longer than the limit by itself."""
+def short(limit_s: float = LIMIT_S, slowness: Callable[[], float] = slowness) -> Iterator[None]:
+    """Raise NotUnit if the block by itself takes longer than the limit would be on a fast core."""
     spent = OwnTime()
     with spent.without_imports():
         yield
-    if (seconds := spent.seconds()) > limit_s:
+    if (seconds := spent.seconds()) > limit_s and (seconds := seconds / slowness()) > limit_s:
         raise NotUnit(
             f"a unit test takes {seconds:.1f} s of its own, more than {limit_s:g} s. Make it smaller (fewer "
             f"examples, smaller sizes, one fixture for the file), or mark it `ranks`"

@@ -184,7 +184,7 @@ histories = st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 1)), 
 
 
 @pytest.mark.unit
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(histories)
 def test_some_orders_of_events_break_no_attempt(history: list[tuple[str, int]]) -> None:
     check(history)
