@@ -131,7 +131,7 @@ def spent(*, stalls: tuple[float, float] | None) -> float:
     """
     wall = iter((0.0, 3600.0)).__next__
     time_of_test = OwnTime(wall, (lambda: None) if stalls is None else iter(stalls).__next__)
-    return time_of_test.seconds()
+    return time_of_test.so_far().own()
 
 
 @pytest.mark.unit

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -158,7 +158,8 @@ def short(limit_s: float = LIMIT_S, slowness: Callable[[], float] = slowness) ->
     spent = OwnTime()
     with spent.without_imports():
         yield
-    if (seconds := spent.seconds()) > limit_s and (seconds := seconds / slowness()) > limit_s:
+    time_spent = spent.so_far()
+    if time_spent.own() > limit_s and (seconds := time_spent.own(slowness())) > limit_s:
         raise NotUnit(
             f"a unit test takes {seconds:.1f} s of its own, more than {limit_s:g} s. Make it smaller (fewer "
             f"examples, smaller sizes, one fixture for the file), or mark it `ranks`"
@@ -184,6 +185,23 @@ def stalls_s() -> float | None:
     return sum(found) / 1e6 if found else None
 
 
+class Spent(NamedTuple):
+    """Time of a test, in seconds."""
+
+    computed: float
+    slept: float
+    wall: float
+    is_quiet: bool
+    """Whether nothing on the machine had to wait meanwhile."""
+
+    def own(self, slowness: float = 1.0) -> float:
+        """Return the test's own time, as it would be on a core that is so many times faster."""
+        computed = self.computed / slowness
+        if self.is_quiet:
+            return max(computed + self.slept, self.wall - self.computed + computed)
+        return computed / BUSY_FACTOR + self.slept
+
+
 class OwnTime:
     """Time that a test takes by itself, however busy the machine is: processor time and requested sleep.
 
@@ -202,14 +220,14 @@ class OwnTime:
         self._began_at, self._stalled_at = wall_s(), stalls_s()
         self._collected_at = _collected
 
-    def seconds(self) -> float:
+    def so_far(self) -> Spent:
+        """Return the time since the beginning."""
         collected = _collected[0] - self._collected_at[0], _collected[1] - self._collected_at[1]
         computed = time.process_time() - self._computed_at - collected[0]
-        slept = _slept_s - self._slept_at
         wall, stalled = self._wall_s() - self._began_at - collected[1], self._stalls_s()
-        if self._stalled_at is None or stalled is None or stalled - self._stalled_at > QUIET_SHARE * wall:
-            return computed / BUSY_FACTOR + slept
-        return max(computed + slept, wall)
+        before = self._stalled_at
+        is_quiet = None if before is None or stalled is None else stalled - before <= QUIET_SHARE * wall
+        return Spent(computed, _slept_s - self._slept_at, wall, bool(is_quiet))
 
     @contextmanager
     def without_imports(self) -> Iterator[None]:

@@ -47,7 +47,11 @@ def holds_the_lock():
 holds_the_lock() if RANK == 0 else time.sleep(600)
 """
 
-WAITS = 'while [ ! -e "$ZEROTRAIN_RUN_DIR/go" ]; do sleep 0.05; done; echo survived'
+WAITS = """
+touch "$ZEROTRAIN_RUN_DIR/shell"
+while [ ! -e "$ZEROTRAIN_RUN_DIR/go" ]; do sleep 0.05; done
+echo survived
+"""
 """A shell that always has a sleeping child, until it may end."""
 
 REPORTS = """
@@ -112,6 +116,8 @@ def test_a_process_that_cannot_dump_outlives_the_question(tmp_path: Path, runs: 
     }[runs]
     with launched(tmp_path, "", ranks=1, command=command, token_path=token_file(tmp_path)) as launcher:
         eventually(lambda: launcher.report()["ranks"][0]["step"] or runs == "a shell")
+        # A signal that is sent at the moment of the exec ends the shell, whatever was looked at before.
+        eventually(lambda: (launcher.spec.run_dir / "shell").exists())
         eventually(lambda: "pid" in stacks(launcher))
         assert NOTHING in stacks(launcher)
         assert "ended" not in stacks(launcher)
