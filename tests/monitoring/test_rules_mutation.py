@@ -38,6 +38,9 @@ def test_every_alert_has_wrongs(alert: str) -> None:
 
 
 @pytest.mark.tools
+@pytest.mark.slow(
+    cheaper="tests/monitoring/test_rules_units.py::test_alerts_fire_when_they_should_and_only_then"
+)
 @pytest.mark.timeout(900)  # half a minute on two idle cores
 def test_every_wrong_is_noticed(promtool: Path, tmp_path: Path) -> None:
     left = survivors(promtool, tmp_path, WRONGS)

@@ -191,6 +191,9 @@ def test_some_orders_of_events_break_no_attempt(history: list[tuple[str, int]]) 
 
 
 @pytest.mark.ranks
+@pytest.mark.slow(
+    cheaper="tests/operator/reconcile/test_model.py::test_some_orders_of_events_break_no_attempt"
+)
 @settings(max_examples=200)
 @given(histories)
 def test_no_order_of_events_breaks_an_attempt(history: list[tuple[str, int]]) -> None:

@@ -208,7 +208,11 @@ def every_feature() -> list[tuple[str, int, dict[str, tuple[int, int]]]]:
     return [(name, stage, by_phase(name, stage)) for name in FEATURES for stage in (0, 1, 2, 3)]
 
 
-@pytest.mark.parametrize(("world_size", "each_transport"), worlds(1, 2), indirect=["each_transport"])
+@pytest.mark.parametrize(
+    ("world_size", "each_transport"),
+    with_slow_rows(worlds(1, 2), quick=worlds(1) + worlds(2)[:1]),
+    indirect=["each_transport"],
+)
 @pytest.mark.usefixtures("each_transport")
 def test_every_feature_keeps_the_formulas_in_every_phase(world_size: int) -> None:
     for ranks in zip(*run_ranks(world_size, every_feature), strict=True):
