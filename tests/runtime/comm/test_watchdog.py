@@ -226,7 +226,7 @@ def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
 class LateEvent:
     """An event that the device does not reach."""
 
-    def record(self) -> None:
+    def record(self, _stream: object) -> None:
         pass
 
     def query(self) -> bool:
@@ -237,6 +237,7 @@ class LateEvent:
 def test_a_wait_lets_go_of_what_the_collective_received(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device lags by a whole backward pass: the queue holds one collective per unit, but not its data."""
     monkeypatch.setattr(timing, "_event", LateEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     dog, _ = device_watchdog(600.0, queue.Queue())
     watch = Stopwatch(torch.device("cuda"), lambda sample: None)
     held = []
