@@ -63,7 +63,7 @@ def test_no_record_passes_through_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(dist, "get_backend", lambda *_: "nccl")
     monkeypatch.setattr(dist, "new_group", noted)
-    monkeypatch.setattr(group, "_options", lambda *_: None)
+    monkeypatch.setattr(group, "nccl_options", lambda *_: None)
     comm._make_groups(timedelta(seconds=1), is_first=True)
     assert made == [None, "gloo"]
     assert comm.gather_record([1.0, 2.5]) == [[1.0, 2.5]] * 2

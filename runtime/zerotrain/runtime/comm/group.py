@@ -37,7 +37,7 @@ from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.comm.whole_calls import Meetings
 from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Delays, gather_by_broadcasts, sendable
 
-__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
+__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "nccl_options", "pick_device", "timeout_of"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """Timeout of a group if the operator does not set one, see `timeout_of`."""
@@ -250,7 +250,7 @@ class Comm(Accounts):
         """Make the groups of this engine: a second one of the same ranks, for exchanges of gradients, one for
         gathers if another engine is open, and one for records where NCCL takes no tensors of the host."""
         backend = dist.get_backend()
-        options = _options(backend, timeout)
+        options = nccl_options(backend, timeout)
         if self._members is None:
             self._exchanges = dist.new_group(timeout=timeout, pg_options=options)
             if backend == "nccl":
@@ -374,9 +374,9 @@ def _check_for_gpus(num_requested: int) -> None:
     )
 
 
-def _options(backend: str, timeout: timedelta) -> Any:
-    """Return the options of a process group: on NCCL its stream has a high priority, so that a collective
-    which is issued starts although kernels of the computation wait for the GPU."""
+def nccl_options(backend: str, timeout: timedelta) -> Any:
+    """Return the options of a process group, None for other backends: on NCCL its stream has a high priority,
+    so that a collective which is issued starts although kernels of the computation wait for the GPU."""
     if backend != "nccl":
         return None
     options: Any = dist.ProcessGroupNCCL.Options()
@@ -413,7 +413,7 @@ def _join(device: torch.device, timeout: timedelta) -> None:
         )
     bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timeout, pg_options=_options(backend, timeout), **bound)
+    dist.init_process_group(backend, timeout=timeout, pg_options=nccl_options(backend, timeout), **bound)
     atexit.register(_leave, dist.group.WORLD)
 
 
