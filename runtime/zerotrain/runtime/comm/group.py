@@ -84,7 +84,7 @@ class Comm(Accounts):
         self._exchanges: Any = None
         self._gathers: Any = None
         self._hosts: Any = None
-        """Group over which the hosts exchange records, beside NCCL's; None = `group` takes host tensors."""
+        """Group beside NCCL's; None = `group` takes tensors of the host itself."""
         self.subgroups: list[Any] = []
         """Process groups of some of the ranks. `SubGroup` adds its group here, so that a failure aborts its
         collectives too, and removes it before leaving the group."""
@@ -116,6 +116,11 @@ class Comm(Accounts):
         if self._shared is not None:
             return "shared"
         return "gloo" if self.device.type == "cpu" else "nccl"
+
+    @property
+    def hosts(self) -> Any:
+        """The process group of the ranks that takes tensors of the host, where waits block and can fail."""
+        return self._hosts or self.group
 
     @property
     def shares_memory(self) -> bool:
@@ -185,8 +190,7 @@ class Comm(Accounts):
         if self.device.type == "cpu":
             self.all_gather(full, mine, label=label).wait()
         else:
-            group = self._hosts or self.group
-            work = self.issue(FLAT_ALL_GATHER, full, mine, group=group, async_op=True)
+            work = self.issue(FLAT_ALL_GATHER, full, mine, group=self.hosts, async_op=True)
             self.account("all_gather", label, mine.nbytes, work, on_host=True).wait()
         rows: list[list[float]] = full.view(self.world_size, -1).tolist()
         return rows
@@ -237,6 +241,7 @@ class Comm(Accounts):
         work = dist.all_gather(rows, mine.to(self.device), group=self.group, async_op=True)
         self.watch(work, f"{CALL}initialize").wait()
         sizes, transports, opened = zip(*(row.tolist() for row in rows), strict=True)
+        self.check()  # on a GPU the values of an aborted collective have no meaning
         if len(set(transports)) > 1:
             found = "; ".join(
                 f"{name} on ranks {[rank for rank, asked in enumerate(transports) if asked == index]}"
