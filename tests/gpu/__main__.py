@@ -2,8 +2,9 @@
 
 It needs no package index: any Python with torch 2.11 or later, numpy and safetensors; the native part is
 built by cmake, ninja and nanobind where they are. Each part has a limit of its own and cannot stop the next.
-Outputs, one file per part, and `summary.json` go to the folder `--out`; a table comes last. Without a GPU,
-parts that need one say so, and the others run on small sizes.
+A call takes 400 s at most; parts that it has no time for say so. Outputs, one file per part, and
+`summary.json` go to the folder `--out`; a table comes last. Without a GPU, parts that need one say so, and
+the others run on small sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+CALL_S = 400
+"""Seconds of a call: what a GPU is lent for has room for its start, a call, and the same once more."""
+LEAST_S = 15
+"""Seconds below which a part is not begun."""
 LINES_SHOWN = 14
 ON_GPU = torch.cuda.is_available()
 RUNTIME = "tests/runtime"
@@ -125,13 +130,14 @@ PARTS = [
 
 
 def main() -> None:
+    ends_at = time.monotonic() + CALL_S
     options = parse()
     options.out.mkdir(parents=True, exist_ok=True)
     environment = environment_of_parts()
     found = []
     for part in PARTS:
         if part.name in options.parts if options.parts else options.half in (None, part.half):
-            found.append(run(part, environment, options.out))
+            found.append(run(part, environment, options.out, left_s=ends_at - time.monotonic()))
             (options.out / "summary.json").write_text(
                 json.dumps({"machine": machine(), "parts": found}, indent=1)
             )
@@ -192,10 +198,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(part: Part, environment: dict[str, str], out: Path) -> dict[str, Any]:
-    """Run a part and return its outcome, seconds and lines of JSON; its output goes to a file."""
+def run(part: Part, environment: dict[str, str], out: Path, *, left_s: float = CALL_S) -> dict[str, Any]:
+    """Run a part within its limit and `left_s`, and return its outcome, seconds and lines of JSON; its output
+    goes to a file."""
     if part.needs_gpu and not ON_GPU:
         return {"part": part.name, "outcome": "needs a GPU", "seconds": 0, "rows": []}
+    if left_s < LEAST_S:
+        return {"part": part.name, "outcome": "no time left", "seconds": 0, "rows": []}
+    limit_s = min(part.limit_s, int(left_s))
     log, began = out / f"{part.name.replace(' ', '-')}.txt", time.monotonic()
     with log.open("w") as file:
         # A session of its own, so that a part that runs too long ends with its ranks.
@@ -203,20 +213,28 @@ def run(part: Part, environment: dict[str, str], out: Path) -> dict[str, Any]:
             part.command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True
         )
         try:
-            code = process.wait(timeout=part.limit_s)
+            code = process.wait(timeout=limit_s)
             outcome = "passed" if code == 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
-            outcome = f"not over in {part.limit_s} s"
+            outcome = f"not over in {limit_s} s"
         finally:
             end(process)
-    lines = log.read_text().splitlines()
+    lines = log.read_text(errors="replace").splitlines()
     seconds = round(time.monotonic() - began)
     print(f"{part.name}: {outcome}, {seconds} s", flush=True)
-    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    rows = list(rows_in(lines))
     if outcome != "passed" or not rows:
         for line in notable(lines):
             print(f"    {line[:400]}", flush=True)
     return {"part": part.name, "outcome": outcome, "seconds": seconds, "rows": rows}
+
+
+def rows_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of JSON; others, such as one that a limit cut off, are no rows."""
+    for line in lines:
+        if line.startswith("{"):
+            with suppress(json.JSONDecodeError):
+                yield json.loads(line)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.gpu import __main__ as check
 from tests.gpu.__main__ import ROOT, Part, environment_of_parts, run
 
 pytestmark = pytest.mark.ranks
@@ -86,6 +87,20 @@ def test_a_part_ends_at_its_limit_with_its_processes(tmp_path: Path) -> None:
     alive.unlink(missing_ok=True)
     time.sleep(0.5)
     assert not alive.exists()
+
+
+def test_a_line_that_a_limit_cut_off_is_no_row(tmp_path: Path) -> None:
+    part = Part(
+        name="cut", half=1, limit_s=60, command=python("print('{\"a\": 1}'); print('{\"b\": ', end='')")
+    )
+    assert run(part, environment_of_parts(), tmp_path)["rows"] == [{"a": 1}]
+
+
+def test_a_call_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "LEAST_S", 1)
+    part = Part(name="long", half=2, limit_s=600, command=python("import time; time.sleep(60)"))
+    outcomes = [run(part, {}, tmp_path, left_s=left_s)["outcome"] for left_s in (2.5, 0.5)]
+    assert outcomes == ["not over in 2 s", "no time left"]
 
 
 def test_what_needs_a_gpu_says_so(tmp_path: Path) -> None:

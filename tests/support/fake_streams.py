@@ -31,6 +31,11 @@ class FakeStream:
         for name, count in event.seen.items():
             self.seen[name] = max(self.seen.get(name, 0), count)
 
+    def wait_stream(self, stream: FakeStream) -> None:
+        """Take over what the other stream has seen."""
+        for name, count in stream.seen.items():
+            self.seen[name] = max(self.seen.get(name, 0), count)
+
 
 @dataclass(eq=False)
 class FakeEvent:

@@ -254,6 +254,7 @@ def compile_units(core: ShardedModel, settings: CompileConfig) -> None:
     if settings.enabled:
         core.compiled = CompiledUnits(unit_modules(core.model, core.layout), settings)
         core.until_closed(core.compiled)
+        core.updates.replicas.compiles_units = True
 
 
 def _options(
@@ -301,7 +302,6 @@ def _options(
         reduce_bucket_numel=zero.reduce_bucket_size,
         publish_numel=zero.allgather_bucket_size,
         stays_in_flight=_stays_in_flight(config, comm),
-        compiles_units=config.compile.enabled,
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )

@@ -153,8 +153,9 @@ class StepPipeline:
 
     @property
     def scaler(self) -> LossScaler:
-        """The loss scale, as the last step left it."""
-        self.settle()
+        """The loss scale, as the last step left it. Only a dynamic one depends on what the device found."""
+        if self._scaler.is_dynamic:
+            self.settle()
         return self._scaler
 
     @property

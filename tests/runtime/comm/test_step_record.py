@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from zerotrain.runtime.checkpoint.group import ranks_of
 from zerotrain.runtime.comm import group
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
@@ -61,9 +63,30 @@ def test_no_record_passes_through_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         made.append(given.get("backend"))
         return made[-1]
 
-    monkeypatch.setattr(dist, "get_backend", lambda *_: "nccl")
+    monkeypatch.setattr(dist, "get_backend", lambda group="nccl": group)
     monkeypatch.setattr(dist, "new_group", noted)
-    monkeypatch.setattr(group, "_options", lambda *_: None)
+    monkeypatch.setattr(group, "nccl_options", lambda *_: None)
     comm._make_groups(timedelta(seconds=1), is_first=True)
     assert made == [None, "gloo"]
     assert comm.gather_record([1.0, 2.5]) == [[1.0, 2.5]] * 2
+
+
+def test_what_a_save_agrees_on_does_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's values have no meaning after a failure, and nothing would say so."""
+    comm: Any = OnGpu()
+    comm._hosts = "gloo"
+    sent: list[tuple[str, str]] = []
+
+    def gather(records: list[torch.Tensor], mine: torch.Tensor, *, group: str, async_op: bool) -> Any:
+        sent.append((group, mine.device.type))
+        for record in records:
+            record.copy_(mine)
+        return SimpleNamespace(wait=lambda: None)
+
+    for name, value in {"get_rank": 0, "get_world_size": 2}.items():
+        monkeypatch.setattr(dist, name, lambda _group, value=value: value)
+    monkeypatch.setattr(dist, "get_backend", lambda group: group.lower())
+    monkeypatch.setattr(dist, "all_gather", gather)
+    monkeypatch.setattr(comm, "watch", lambda work, _name, *, on_host: work if on_host else None)
+    assert ranks_of(comm).gather([3, 4]) == [(3, 4)] * 2
+    assert sent == [("gloo", "cpu")]

@@ -42,7 +42,8 @@ class Event:
     def __init__(self, stream: Stream) -> None:
         self._stream, self._at_s = stream, -1.0
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
+        assert stream == torch.device("cuda"), "the stream of the engine's device, whichever is current"
         self._at_s = self._stream.now_s
 
     def query(self) -> bool:
@@ -60,6 +61,7 @@ def stopwatch(samples: list[CollectiveSample]) -> Stopwatch:
 def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     found = Stream()
     monkeypatch.setattr(timing, "_event", found.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     return found
 
 
@@ -140,6 +142,7 @@ def test_the_late_rank_stands_out_although_all_hosts_take_the_whole_step(
     for seconds in own_s:
         device = Stream()
         monkeypatch.setattr(timing, "_event", device.event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
         waits.append(gathered(device, before_s=seconds, ends_at_s=STEP_S).exposed_seconds)
     times = OwnTimes(RANKS)
     for _ in range(WINDOW):

@@ -21,7 +21,7 @@ from zerotrain.contract.worker_environment import CommEnv
 from zerotrain.runtime.comm import group, timing
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 from zerotrain.runtime.comm.mismatch import Progress, diagnose
-from zerotrain.runtime.comm.timing import Pending, Stopwatch
+from zerotrain.runtime.comm.timing import Exchange, Pending, Stopwatch
 from zerotrain.runtime.comm.watchdog import Watchdog
 from zerotrain.runtime.comm.work import Delays, Watched, sendable
 
@@ -109,11 +109,13 @@ def whole_and_part(comm: Comm) -> tuple[torch.Tensor, torch.Tensor]:
     return part.repeat(comm.world_size), part
 
 
-def end(pending: Pending, comm: Comm) -> None:
-    """Wait for the result. On a GPU `wait` returns at once, so values from the device are needed."""
+def end(pending: Pending | Exchange, comm: Comm) -> None:
+    """Wait for the result. On a GPU `wait` returns at once, and records do not go by the device: the host
+    waits for it, which is over when the watchdog has aborted the groups."""
     pending.wait()
     if comm.device.type == "cuda":
-        comm.gather_record([0.0])
+        torch.cuda.synchronize()
+        comm.check()
 
 
 def stay_away(transport: str) -> str:
@@ -150,8 +152,7 @@ def diverge(transport: str) -> str:
         if comm.rank == 0:
             end(comm.all_gather(full, shard, label="blocks.0"), comm)
         else:
-            comm.start_exchange(full, label="blocks.1").wait()
-            comm.gather_record([0.0])
+            end(comm.start_exchange(full, label="blocks.1"), comm)
     except CommError as error:
         comm.close()
         return str(error)
@@ -176,7 +177,8 @@ def read_different_ones() -> str:
     engine, *_ = zt.initialize(model=model, config=settings)
     assert len(engine.core.units) == 1
     try:
-        zt.get_full_fp32(list(model.parameters())[0 if engine.rank else 3])
+        zt.get_full_fp32(list(model.parameters())[0 if engine.rank else 3]).cpu()
+        engine.comm.check()  # on a GPU only values wait
     except CommError as error:
         return str(error)
     finally:
@@ -226,7 +228,7 @@ def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
 class LateEvent:
     """An event that the device does not reach."""
 
-    def record(self) -> None:
+    def record(self, _stream: object) -> None:
         pass
 
     def query(self) -> bool:
@@ -237,6 +239,7 @@ class LateEvent:
 def test_a_wait_lets_go_of_what_the_collective_received(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device lags by a whole backward pass: the queue holds one collective per unit, but not its data."""
     monkeypatch.setattr(timing, "_event", LateEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     dog, _ = device_watchdog(600.0, queue.Queue())
     watch = Stopwatch(torch.device("cuda"), lambda sample: None)
     held = []

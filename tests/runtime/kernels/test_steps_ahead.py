@@ -193,6 +193,20 @@ def test_fp16_waits_when_the_next_forward_pass_is_launched(monkeypatch: pytest.M
     engine.close()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_others_do_not_wait_for_a_step_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    pretend_gpu(monkeypatch)
+    engine = make_engine(precision)
+    reads, dtype = HostReads(monkeypatch), next(engine.module.parameters()).dtype
+    reads.during(lambda: train_step(engine, 0))
+    loss = engine(torch.ones(4, 8, dtype=dtype)).float().square().mean()
+    assert reads.during(lambda: engine.backward(loss)) == []
+    assert reads.during(engine.step) == ["an earlier step"]
+    engine.close()
+
+
 def test_a_schedule_that_cannot_go_back_waits_behind_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = HostReads(monkeypatch)
     pretend_gpu(monkeypatch, note_updates(pretend_gpu(monkeypatch), reads.notes))

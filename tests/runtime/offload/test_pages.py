@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.forked import in_child
 from zerotrain.runtime.offload import pages
-from zerotrain.runtime.offload.pages import HostPages
+from zerotrain.runtime.offload.pages import BufferPool, HostPages
 from zerotrain.runtime.offload.resident import host_states
 from zerotrain.runtime.offload.states import Encoding
 from zerotrain.runtime.zero.ledger import MemoryKind, MemoryLedger
@@ -100,6 +101,25 @@ def test_given_back_early_it_stays_readable(driver: Driver) -> None:
     del held
     gc.collect()
     assert len(driver.gave_back) == 1
+
+
+def test_a_fork_takes_no_locked_pages_along(driver: Driver) -> None:
+    """The kernel would copy them all, for each worker of a DataLoader."""
+    locked, other = (HostPages(SIZE, pinned=pinned) for pinned in (True, False))
+    for held in (locked, other):
+        held.data.fill_(3)
+    assert in_child(lambda: [int(held.data.sum()) for held in (locked, other)]) == [0, 3 * SIZE]
+    assert int(locked.data.sum()) == 3 * SIZE
+
+
+def test_buffers_are_replaced_when_the_device_has_read_them(driver: Driver) -> None:
+    locked: list[int] = []
+    pool = BufferPool(2, MemoryLedger(), pins=True)
+    pool.grow(SIZE)
+    pool.free[1].copied = SimpleNamespace(synchronize=lambda: locked.append(len(driver.known)))
+    pool.grow(2 * SIZE)
+    assert locked == [1], "its pages were unlocked during the copy"
+    assert sorted(driver.known.values()) == [2 * SIZE] * 2
 
 
 def test_what_is_not_locked_is_unknown_to_the_driver(driver: Driver) -> None:

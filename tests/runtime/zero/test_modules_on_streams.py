@@ -16,7 +16,12 @@ from torch import nn
 import zerotrain.runtime as zt
 from tests.support.free_form import config
 from tests.support.ranks import run_ranks, use_transport
+from zerotrain.runtime.comm.streams import ComputeStream
+from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero import buffer
+from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.quantize import INT8
+from zerotrain.runtime.zero.zeropp import WeightTraffic
 
 pytestmark = pytest.mark.ranks
 
@@ -79,3 +84,30 @@ def test_the_allocator_knows_of_another_stream_alone() -> None:
         for found in run_ranks(2, recorded_by_side):
             assert found["main"] == []
             assert found["side"] == ["side"] * 2, "gathered ahead on the main stream; used and freed here"
+
+
+class OneOfTwo:
+    """A rank whose gathers bring its own part twice."""
+
+    rank, world_size = 0, 2
+
+    def all_gather(self, full: torch.Tensor, shard: torch.Tensor, *, label: str) -> Pending:
+        full.view(2, -1)[1].copy_(shard)
+        self.gathered = full.data_ptr()
+        return Pending.done()
+
+
+def test_the_allocator_knows_who_reads_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor.data_ptr(), stream))
+    )
+    comm: Any = OneOfTwo()
+    full, shard = torch.zeros(1024, dtype=torch.bfloat16), torch.ones(512, dtype=torch.bfloat16)
+    pending = WeightTraffic(comm, MemoryLedger(), neighbours=None, quantizer=INT8).gather(
+        full, shard, label=""
+    )
+    monkeypatch.setattr(ComputeStream, "current", lambda _device: ComputeStream("side"))
+    pending.wait()
+    assert full.eq(1.0).all()
+    assert recorded == [(comm.gathered, "side")]

@@ -334,12 +334,14 @@ def test_steps_wait_where_nothing_overlaps() -> None:
     assert over_messages(left_in_flight, True, True) == [[], []], "guards of compiled code see parameters"
 
 
-def steps_of_blocks(is_compiled: bool) -> tuple[list[float], list[str], bool]:
+def steps_of_blocks(how: str) -> tuple[list[float], list[str], bool]:
     """Return losses of steps, the units in flight after the last one, and whether code was compiled."""
     torch.manual_seed(3)
-    settings = config(2, compile={"enabled": is_compiled, "backend": "eager"})
+    settings = config(2, compile={"enabled": how == "configured", "backend": "eager"})
     settings["zero_optimization"]["overlap_comm"] = True
     engine, *_ = zt.initialize(model=TinyGPT(layers=2), config=settings)
+    if how == "called":
+        engine.compile(backend="eager")
     land_late(engine)
     losses = []
     for tokens, targets in token_batches(3, size=2):
@@ -352,8 +354,9 @@ def steps_of_blocks(is_compiled: bool) -> tuple[list[float], list[str], bool]:
     return losses, found, has_compiled_code()
 
 
-def test_units_that_the_engine_compiles_are_whole_before_their_guards() -> None:
-    eager, compiled = (over_messages(steps_of_blocks, is_compiled) for is_compiled in (False, True))
+@pytest.mark.parametrize("how", ["configured", "called"])
+def test_units_that_the_engine_compiles_are_whole_before_their_guards(how: str) -> None:
+    eager, compiled = (over_messages(steps_of_blocks, each) for each in ("eager", how))
     for before, (losses, found, has_compiled) in zip(eager, compiled, strict=True):
         assert (losses, found) == before[:2]
         assert has_compiled

@@ -53,7 +53,8 @@ class SingleRank:
 
 
 class ProcessGroupRanks:
-    """Ranks of a torch.distributed process group (gloo on the host, NCCL on the accelerator)."""
+    """Ranks of a torch.distributed process group (gloo on the host, NCCL on the accelerator without an
+    engine)."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, comm: Comm | None = None) -> None:
         """Use a process group. `comm`: the engine's, whose watchdog then supervises the waits."""
@@ -83,13 +84,13 @@ class ProcessGroupRanks:
     def _wait(self, work: Any, operation: str) -> None:
         """Wait for a collective. Raises CommError under an engine."""
         if self._comm is not None:
-            work = self._comm.watch(work, f"{operation} for 'checkpoint'")
+            work = self._comm.watch(work, f"{operation} for 'checkpoint'", on_host=True)
         work.wait()
 
 
 def ranks_of(comm: Comm) -> RankGroup:
     """Return the ranks of an engine."""
-    return SingleRank() if comm.world_size == 1 else ProcessGroupRanks(comm.group, comm)
+    return SingleRank() if comm.world_size == 1 else ProcessGroupRanks(comm.hosts, comm)
 
 
 def default_group() -> RankGroup:

@@ -37,7 +37,7 @@ from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.comm.whole_calls import Meetings
 from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Delays, gather_by_broadcasts, sendable
 
-__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
+__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "nccl_options", "pick_device", "timeout_of"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """Timeout of a group if the operator does not set one, see `timeout_of`."""
@@ -84,7 +84,7 @@ class Comm(Accounts):
         self._exchanges: Any = None
         self._gathers: Any = None
         self._hosts: Any = None
-        """Group over which the hosts exchange records, beside NCCL's; None = `group` takes host tensors."""
+        """Group beside NCCL's; None = `group` takes tensors of the host itself."""
         self.subgroups: list[Any] = []
         """Process groups of some of the ranks. `SubGroup` adds its group here, so that a failure aborts its
         collectives too, and removes it before leaving the group."""
@@ -116,6 +116,11 @@ class Comm(Accounts):
         if self._shared is not None:
             return "shared"
         return "gloo" if self.device.type == "cpu" else "nccl"
+
+    @property
+    def hosts(self) -> Any:
+        """The process group of the ranks that takes tensors of the host, where waits block and can fail."""
+        return self._hosts or self.group
 
     @property
     def shares_memory(self) -> bool:
@@ -185,8 +190,7 @@ class Comm(Accounts):
         if self.device.type == "cpu":
             self.all_gather(full, mine, label=label).wait()
         else:
-            group = self._hosts or self.group
-            work = self.issue(FLAT_ALL_GATHER, full, mine, group=group, async_op=True)
+            work = self.issue(FLAT_ALL_GATHER, full, mine, group=self.hosts, async_op=True)
             self.account("all_gather", label, mine.nbytes, work, on_host=True).wait()
         rows: list[list[float]] = full.view(self.world_size, -1).tolist()
         return rows
@@ -237,6 +241,7 @@ class Comm(Accounts):
         work = dist.all_gather(rows, mine.to(self.device), group=self.group, async_op=True)
         self.watch(work, f"{CALL}initialize").wait()
         sizes, transports, opened = zip(*(row.tolist() for row in rows), strict=True)
+        self.check()  # on a GPU the values of an aborted collective have no meaning
         if len(set(transports)) > 1:
             found = "; ".join(
                 f"{name} on ranks {[rank for rank, asked in enumerate(transports) if asked == index]}"
@@ -250,7 +255,7 @@ class Comm(Accounts):
         """Make the groups of this engine: a second one of the same ranks, for exchanges of gradients, one for
         gathers if another engine is open, and one for records where NCCL takes no tensors of the host."""
         backend = dist.get_backend()
-        options = _options(backend, timeout)
+        options = nccl_options(backend, timeout)
         if self._members is None:
             self._exchanges = dist.new_group(timeout=timeout, pg_options=options)
             if backend == "nccl":
@@ -374,9 +379,9 @@ def _check_for_gpus(num_requested: int) -> None:
     )
 
 
-def _options(backend: str, timeout: timedelta) -> Any:
-    """Return the options of a process group: on NCCL its stream has a high priority, so that a collective
-    which is issued starts although kernels of the computation wait for the GPU."""
+def nccl_options(backend: str, timeout: timedelta) -> Any:
+    """Return the options of a process group, None for other backends: on NCCL its stream has a high priority,
+    so that a collective which is issued starts although kernels of the computation wait for the GPU."""
     if backend != "nccl":
         return None
     options: Any = dist.ProcessGroupNCCL.Options()
@@ -413,7 +418,7 @@ def _join(device: torch.device, timeout: timedelta) -> None:
         )
     bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timeout, pg_options=_options(backend, timeout), **bound)
+    dist.init_process_group(backend, timeout=timeout, pg_options=nccl_options(backend, timeout), **bound)
     atexit.register(_leave, dist.group.WORLD)
 
 

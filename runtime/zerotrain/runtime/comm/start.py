@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from zerotrain.contract.worker_environment import CommEnv
-from zerotrain.runtime.comm.group import STORE, CommError, pick_device, timeout_of
+from zerotrain.runtime.comm.group import STORE, CommError, nccl_options, pick_device, timeout_of
 from zerotrain.runtime.comm.rank_records import announce_process
 from zerotrain.runtime.comm.watchdog import own_store
 
@@ -59,7 +59,8 @@ def init_distributed(
         )
     else:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
-    dist.init_process_group(backend, timeout=timeout or timeout_of(CommEnv.from_env(os.environ)), **where)
+    timeout = timeout or timeout_of(CommEnv.from_env(os.environ))
+    dist.init_process_group(backend, timeout=timeout, pg_options=nccl_options(backend, timeout), **where)
     if world_size > 1:
         announce_process(
             own_store(STORE), dist.get_rank()

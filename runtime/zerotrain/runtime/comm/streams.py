@@ -68,6 +68,13 @@ class ComputeStream(NamedTuple):
         current.wait_stream(self.stream)
 
 
+def keep_for_current(tensor: torch.Tensor) -> None:
+    """Tell a GPU's allocator that the current stream reads the tensor, which was made on another one: its
+    memory is not used again before both are done with it."""
+    if (stream := ComputeStream.current(tensor.device).stream) is not None:
+        tensor.record_stream(stream)
+
+
 class SideStream:
     """A stream beside the one that computes, for reductions: it waits for exchanges, and sums what arrives.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.group import Comm, nccl_options
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, sendable
 
@@ -88,13 +89,15 @@ def _make(global_ranks: list[int], comm: Comm, *, is_member: bool) -> Any:
     """
     if len(global_ranks) == 1:
         return None
+    options = nccl_options(dist.get_backend(), comm.timeout)
+    make = partial(dist.new_group, global_ranks, timeout=comm.timeout, pg_options=options)
     if comm.world_size == dist.get_world_size():
-        return dist.new_group(global_ranks, timeout=comm.timeout)
+        return make()
     if not is_member:
         return None
     key = tuple(global_ranks)
     if key not in _LASTING:
-        _LASTING[key] = dist.new_group(global_ranks, timeout=comm.timeout, use_local_synchronization=True)
+        _LASTING[key] = make(use_local_synchronization=True)
     return _LASTING[key]
 
 

@@ -143,6 +143,7 @@ class Stopwatch:
     """Measures collectives, and gives their samples to `finished`."""
 
     def __init__(self, device: torch.device, finished: Callable[[CollectiveSample], None]) -> None:
+        self._device = device
         self.on_cuda = device.type == "cuda"
         self.finished = finished
         self._ended: deque[Measurement] = deque()
@@ -177,7 +178,7 @@ class Stopwatch:
         if not self.on_cuda:
             return perf_counter()
         event = self._events.pop() if self._events else _event()
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))  # the script may compute on another GPU
         return event
 
     def add(self, measurement: Measurement) -> None:

@@ -7,6 +7,10 @@ rounds up to powers of two.
 [Note: locked pages] The driver knows page-locked memory by its address. Memory that is unmapped while the
 driver still knows it would leave an entry behind, and a later mapping at that address could not be locked any
 more. So the mapping itself removes its entry, when the last tensor over it is freed.
+
+[Note: locked pages and forks] A fork copies locked pages at once, for a worker of a DataLoader that never
+reads them: each worker would take as much memory as all sums of gradients. Older kernels share them instead,
+and move the parent's at its next write, which the device does not see. A child finds zeros there.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 
 _PORTABLE = 1
 """The value of cudaHostRegisterPortable: page-locked for every context of the process."""
+
+_WIPE_ON_FORK = 18
+"""The kernel's MADV_WIPEONFORK, which Python does not name; see [Note: locked pages and forks]."""
 
 
 class HostPages:
@@ -51,6 +58,8 @@ class _Map(mmap.mmap):
     """Address that the driver has page-locked, if any."""
 
     def lock_pages(self, address: int, num_bytes: int) -> None:
+        with contextlib.suppress(OSError):  # for a kernel without it
+            self.madvise(_WIPE_ON_FORK)
         runtime = _runtime()
         error = int(runtime.cudaHostRegister(address, num_bytes, _PORTABLE))
         if error:
@@ -117,6 +126,7 @@ class BufferPool:
         if num_bytes <= self.num_bytes:
             return
         for buffer in self.free:
+            buffer.wait()  # for the device, which may still read the weights of the last pass
             self._ledger.add(MemoryKind.RING, -buffer.data.nbytes)
             if buffer.pinned is not None:
                 buffer.pinned.release()

@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 
 from zerotrain.contract.config import OptimizerConfig
+from zerotrain.runtime.comm.streams import keep_for_current
 from zerotrain.runtime.offload.states import Block
 from zerotrain.runtime.optim.groups import Hyper
 from zerotrain.runtime.optim.orthogonal import NewtonSchulz, SplitMatrix, orthogonalise
@@ -110,6 +111,8 @@ class MuonKernel(Kernel):
             )
             for part in parts
         ]
+        for _, part in self._parts:
+            keep_for_current(part.direction)  # its last reference goes when the kernel was launched
 
     def run(self, block: Block) -> None:
         if self._rest is not None:

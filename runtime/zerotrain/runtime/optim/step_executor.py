@@ -114,7 +114,14 @@ class StepExecutor:
 
     def _begin(self, rule: UpdateRule, parts: Sequence[UnitGradients], grad_scale: GradScale) -> StepUpdate:
         optimizer = self._optimizer
+        hypers, step = optimizer.begin_step(), optimizer.num_updates
+        if rule.prepares:
+            self._core.updates.wait()  # it reads states, which the last update may still be storing
+            rule = rule.prepare(
+                parts, optimizer.registry, hypers, grad_scale=on_host(grad_scale), ledger=self._core.ledger
+            )
         if self._link is not None:
+            # From here on the link's streams wait for the main one, which computes what a rule prepares.
             states, device = optimizer.states, self._core.comm.device
             leaving = [
                 part
@@ -122,12 +129,6 @@ class StepExecutor:
                 if states[part.unit.name].device.type != device.type and part.sum.moved is None
             ]
             self._link.begin(parts, leaving=leaving)
-        hypers, step = optimizer.begin_step(), optimizer.num_updates
-        if rule.prepares:
-            self._core.updates.wait()  # it reads states, which the last update may still be storing
-            rule = rule.prepare(
-                parts, optimizer.registry, hypers, grad_scale=on_host(grad_scale), ledger=self._core.ledger
-            )
         return StepUpdate(rule, optimizer.registry, parts, hypers, step=step, grad_scale=grad_scale)
 
     def _copies(self, name: str) -> AbstractContextManager[None]:

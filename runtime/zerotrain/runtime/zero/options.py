@@ -48,8 +48,6 @@ class CoreOptions:
     """Elements in flight when many units are published after an update and waited for."""
     stays_in_flight: bool = False
     """Whether a step ends while updated units are gathered (zero/replicas.py)."""
-    compiles_units: bool = False
-    """Whether the engine compiles the units' forward, within their hooks, and nobody a part of the model."""
     make_moved: MakeSum | None = None
     """Makes the sums of gradients that leave the device for the host; None = all stay."""
     spill_store: SpillStore | None = None

@@ -93,7 +93,7 @@ class PendingUpdates:
     """Updates of one engine that are not over, or whose results are not on all ranks yet; see [Note: fences].
     `fence_seconds` is never reset."""
 
-    def __init__(self, *, publish_numel: int, stays_in_flight: bool, compiles_units: bool = False) -> None:
+    def __init__(self, *, publish_numel: int, stays_in_flight: bool) -> None:
         """Take the options of the same names in `CoreOptions`."""
         self.failure: BaseException | None = None
         """First error of an update. It is final: masters, moments and weights may be of different steps."""
@@ -104,7 +104,6 @@ class PendingUpdates:
         self.replicas = Replicas(
             most_numel=publish_numel,
             stays_in_flight=stays_in_flight,
-            compiles_units=compiles_units,
             settle=self.settle,
             fail=self.fail,
         )

@@ -41,18 +41,19 @@ class Replicas:
         *,
         most_numel: int,
         stays_in_flight: bool,
-        compiles_units: bool,
         settle: Callable[[Unit], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         """`most_numel`: about how many elements may be in flight where the step waits for them. `settle` is
-        what uses of a unit call, and calls `finish`; `fail` gets the error of a gather. The others: see
-        `CoreOptions`."""
+        what uses of a unit call, and calls `finish`; `fail` gets the error of a gather. `stays_in_flight`:
+        see `CoreOptions`."""
         self.seconds = 0.0
         """Seconds that the caller spent on starting gathers and waiting for them; never reset."""
+        self.compiles_units = False
+        """Whether the engine compiles the units' forward, within their hooks, and nobody a part of the
+        model."""
         self._most_numel = most_numel
         self._may_stay = stays_in_flight
-        self._compiles_units = compiles_units
         self._settle, self._fail = settle, fail
         self._flying: dict[Unit, _Flight] = {}
         self._numel = 0
@@ -62,7 +63,7 @@ class Replicas:
     def stay_in_flight(self) -> bool:
         """Whether a step ends before its gathers. Not once the caller compiled code: its guards look at
         parameters before any hook has shown them. It may differ between ranks."""
-        return self._may_stay and (self._compiles_units or not has_compiled_code())
+        return self._may_stay and (self.compiles_units or not has_compiled_code())
 
     def __contains__(self, unit: Unit) -> bool:
         return unit in self._flying

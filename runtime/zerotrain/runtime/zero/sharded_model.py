@@ -108,7 +108,6 @@ class ShardedModel:
         self.updates = PendingUpdates(
             publish_numel=options.publish_numel,
             stays_in_flight=options.stays_in_flight,
-            compiles_units=options.compiles_units,
         )
         self._opened: list[Window] = []
         """Windows of the current pass; a retained graph may open them again."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.streams import keep_for_current
 from zerotrain.runtime.comm.subgroup import SubGroup
 from zerotrain.runtime.comm.timing import Exchange, Pending
 from zerotrain.runtime.zero.buffer import flat_zeros
@@ -144,6 +145,7 @@ class WeightTraffic:
         quantizer.pack(shard, own)
 
         def unpack() -> None:
+            keep_for_current(packed)  # a module on another stream than that of its gather reads it there
             # Also this rank's own part, so that all ranks compute with the same weights.
             quantizer.unpack(packed, full.view(self._comm.world_size, -1))
             self._ledger.add(MemoryKind.GATHERED, -packed.nbytes)
