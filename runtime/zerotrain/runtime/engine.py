@@ -220,6 +220,18 @@ class Engine(Names):
         """Set the model's evaluation mode."""
         return self.train(False)
 
+    def to(self, *args: Any, **kwargs: Any) -> Engine:
+        """Return the engine, which is on its device already. For another device or a dtype the model's own
+        `to` is called, after which nothing can be trained."""
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        is_here = device is None or (device.type, device.index or 0) == (
+            self.device.type,
+            self.device.index or 0,
+        )
+        if not is_here or dtype is not None:
+            self.module.to(*args, **kwargs)
+        return self
+
     def synchronize(self) -> None:
         """Wait for the update in the background, and bring weights on every rank up to date.
 
