@@ -10,6 +10,9 @@ import logging
 import sys
 from typing import TextIO
 
+_PARENT = logging.getLogger("zerotrain")
+_LOGGER = _PARENT.getChild("script")
+
 
 class _Fallback(logging.StreamHandler[TextIO]):
     """Prints where the program's own handlers would not see a line."""
@@ -19,16 +22,15 @@ class _Fallback(logging.StreamHandler[TextIO]):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the line, unless the root logger has handlers."""
-        if not logging.getLogger().handlers:
+        """Print the line, unless handlers of the program get it."""
+        if not (_LOGGER.propagate and _PARENT.hasHandlers()):
             self.stream = sys.stdout  # a program may have replaced it
             super().emit(record)
 
 
 def script_logger() -> logging.Logger:
     """Return the logger `zerotrain.script`, which prints as DeepSpeed's does."""
-    logger = logging.getLogger("zerotrain.script")
-    if not any(isinstance(each, _Fallback) for each in logger.handlers):
-        logger.addHandler(_Fallback())
-        logger.setLevel(logging.INFO)
-    return logger
+    if not any(isinstance(each, _Fallback) for each in _LOGGER.handlers):
+        _LOGGER.addHandler(_Fallback())
+        _LOGGER.setLevel(logging.INFO)
+    return _LOGGER

@@ -30,19 +30,24 @@ def test_an_engine_is_on_its_device(stage: int) -> None:
     assert all(norm > 0 for norm in run_ranks(2, moved, stage))
 
 
-LINES = "from zerotrain.runtime.deepspeed.utils import log_dist, logger; log_dist('one', ranks=[0]); "
+IMPORT = "from zerotrain.runtime.deepspeed.utils import log_dist, logger; "
+CONFIGURED = "import logging; logging.basicConfig(format='own %(message)s'); "
 
 
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
         ("", ["INFO [rank 0] one", "INFO two"]),
-        ("import logging; logging.basicConfig(format='own %(message)s'); ", ["own [rank 0] one", "own two"]),
+        (CONFIGURED, ["own [rank 0] one", "own two"]),
+        (f"{CONFIGURED}{IMPORT}logger.propagate = False; ", ["INFO [rank 0] one", "INFO two"]),
     ],
-    ids=["nothing configured", "configured"],
+    ids=["nothing configured", "configured", "configured, and kept from it"],
 )
 def test_a_script_sees_what_it_logs(before: str, expected: list[str]) -> None:
-    script = f"{before}{LINES}logger.info('two'); logger.setLevel('WARNING'); logger.info('three')"
+    script = (
+        f"{before}{IMPORT}log_dist('one', ranks=[0]); logger.info('two'); "
+        "logger.setLevel('WARNING'); logger.info('three')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
