@@ -77,6 +77,7 @@ def test_unknown_values_name_the_nearest() -> None:
     for values, way_out in (
         ({"optimizer": {"type": "AdmW"}}, "Did you mean AdamW?"),
         ({"scheduler": {"type": "WarmupCosinLR"}}, "Did you mean WarmupCosineLR?"),
+        ({"scheduler": {"type": "StepLR", "params": {"step_size": 3}}}, "as lr_scheduler of initialize"),
         ({"zero_optimization": {"offload_param": {"device": "nvm"}}}, "Did you mean nvme?"),
         ({"zero_optimization": {"stage": 4}}, "must be one of 0, 1, 2, 3"),
     ):

@@ -17,9 +17,10 @@ from torch.utils.hooks import RemovableHandle
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.comm.group import Comm
-from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames, public_names, unknown_attribute
+from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames, public_names
 from zerotrain.runtime.facade.evaluation import optimizer_of
 from zerotrain.runtime.facade.memory import MemoryStatus, OffloadTotals
+from zerotrain.runtime.facade.missing_names import unknown_attribute
 from zerotrain.runtime.facade.module_names import ModuleNames
 from zerotrain.runtime.facade.observer import EngineObserver
 from zerotrain.runtime.facade.parts import EngineParts
@@ -85,11 +86,19 @@ class Engine(Names):
         schedule: Schedule,
         plan: Callable[[], ModelLayout],
         loader: EpochLoader | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """`schedule` may be a constant one, made where none was given; `plan` lays the model out as it is
-        when called."""
+        when called; `collate_fn` is that of loaders which `deepspeed_io` makes."""
         self._parts = EngineParts(
-            module, config, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan, loader=loader
+            module,
+            config,
+            comm=comm,
+            optimizer=optimizer,
+            schedule=schedule,
+            plan=plan,
+            loader=loader,
+            collate_fn=collate_fn,
         )
         self._state, self.core = self._parts.state, self._parts.core
         self.module, self.comm, self.memory = module, comm, self.core.ledger
@@ -210,6 +219,18 @@ class Engine(Names):
     def eval(self) -> Engine:
         """Set the model's evaluation mode."""
         return self.train(False)
+
+    def to(self, *args: Any, **kwargs: Any) -> Engine:
+        """Return the engine, which is on its device already. For another device or a dtype the model's own
+        `to` is called, after which nothing can be trained."""
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        is_here = device is None or (device.type, device.index or 0) == (
+            self.device.type,
+            self.device.index or 0,
+        )
+        if not is_here or dtype is not None:
+            self.module.to(*args, **kwargs)
+        return self
 
     def synchronize(self) -> None:
         """Wait for the update in the background, and bring weights on every rank up to date.

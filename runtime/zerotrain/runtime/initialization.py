@@ -97,7 +97,14 @@ def _take_over(
     schedule = make_schedule(optimizer, resolved, asked.lr_scheduler)
     loader = build_loader(asked.training_data, resolved, comm, asked.collate_fn)
     engine = Engine(
-        model, resolved, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan, loader=loader
+        model,
+        resolved,
+        comm=comm,
+        optimizer=optimizer,
+        schedule=schedule,
+        plan=plan,
+        loader=loader,
+        collate_fn=asked.collate_fn,
     )
     if resolved.trackers and not engine.is_evaluation_only:
         samples = resolved.batch.train_batch_size

@@ -60,6 +60,18 @@ def test_unusual_moments(tmp_path: Path) -> None:
         assert found["none"] == (None, {})
 
 
+def test_a_load_that_finds_nothing_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = make("AdamW", 0)
+    assert engine.load_checkpoint(tmp_path / "empty") == (None, {})
+    assert caplog.messages == [f"{tmp_path / 'empty'} holds no checkpoints, so nothing was loaded"]
+    saved = engine.save_checkpoint(tmp_path, tag="first").path
+    assert engine.load_checkpoint(saved) == (None, {})
+    assert caplog.messages[1].endswith(f"itself: load_checkpoint({str(tmp_path)!r}, tag='first')")
+    assert engine.load_checkpoint(tmp_path, tag="first")[0] == saved
+    assert len(caplog.messages) == 2
+    engine.close()
+
+
 def test_a_load_function_of_ones_own_is_refused(tmp_path: Path) -> None:
     engine = make("AdamW", 0)
     with pytest.raises(ValueError, match=r"custom_load_fn must be None: .* full_parameters"):

@@ -99,7 +99,7 @@ def test_other_packages_are_none_of_its_business() -> None:
     [
         ("global_step", r"the nearest of the engine's is 'global_steps'\. docs/deepspeed\.md"),
         ("get_learning_rates", r"docs/deepspeed\.md lists the engine's names"),
-        ("empty_partition_cache", r"docs/deepspeed\.md"),
+        ("fill_partition_cache", r"docs/deepspeed\.md"),
     ],
 )
 def test_an_unknown_attribute_of_the_engine(name: str, words: str) -> None:

@@ -179,7 +179,7 @@ def _given_params(draft: ConfigDraft) -> dict[str, Any]:
     """Return only the parameters in the file, for an optimizer whose parameters the table does not know."""
     known = _params(draft, "optimizer")
     given = {name: known[name] for name in known if draft.given(f"optimizer.params.{name}")}
-    return given | draft.flat.unknown_optimizer_params
+    return given | draft.flat.unknown_params["optimizer.params"]
 
 
 def _optimizer(draft: ConfigDraft) -> OptimizerConfig | None:

@@ -118,10 +118,10 @@ class Coercer:
         return value
 
 
-def choose(key: Key, value: Any, written: str) -> Any:
+def choose(key: Key, value: Any, written: str, *, otherwise: str | None = None) -> Any:
     """Return the canonical spelling of an allowed value.
 
-    Raises ConfigError that names the allowed values and the nearest one.
+    Raises ConfigError that names the allowed values and the nearest one, or else says to do `otherwise`.
     """
     choice = key.choice(value)
     if choice is not None:
@@ -129,7 +129,7 @@ def choose(key: Key, value: Any, written: str) -> Any:
     allowed = [str(choice.value) for choice in key.choices]
     by_folded = {name.casefold(): name for name in allowed}
     near = difflib.get_close_matches(str(value).casefold(), by_folded, n=1)
-    way_out = f"Did you mean {by_folded[near[0]]}?" if near else "Take one of these."
+    way_out = f"Did you mean {by_folded[near[0]]}?" if near else otherwise or "Take one of these."
     raise ConfigError(written, f"must be one of {', '.join(allowed)}", value, way_out)
 
 

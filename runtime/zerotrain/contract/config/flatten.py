@@ -20,7 +20,8 @@ _MAX_LISTED = 20
 _OR_REMOVE = "Remove it, or put _ before its name: such keys are comments."
 _COMMENT = "Read as a comment: its name begins with _, # or //."
 ZERO = "zero_optimization"
-OPTIMIZER_PARAMS = "optimizer.params"
+OPEN_BLOCKS = ("optimizer.params", "scheduler.params")
+"""Objects whose keys depend on a type beside them, which is checked first."""
 
 _LEGACY_OFFLOAD: Mapping[str, tuple[tuple[str, Any, Any], ...]] = {
     # old key -> (new path, value for true, value for false)
@@ -48,8 +49,11 @@ class Flat:
 
     given: dict[str, Given] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
-    unknown_optimizer_params: dict[str, Any] = field(default_factory=dict)
-    """Parameters for optimizers that are not in the table; the resolver refuses them for the others."""
+    unknown_params: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {block: {} for block in OPEN_BLOCKS}
+    )
+    """Parameters that are not in the table, by object: those of an optimizer that is not either. The resolver
+    refuses them for the others."""
     present: set[str] = field(default_factory=set)
     """Objects that the file holds, including empty ones."""
 
@@ -101,8 +105,8 @@ class Flattener:
                 self._enter(path, value, written, flat)
             elif not block:
                 self._at_top(name, value, flat)
-            elif block == OPTIMIZER_PARAMS:
-                flat.unknown_optimizer_params[name] = value
+            elif block in OPEN_BLOCKS:
+                flat.unknown_params[block][name] = value
             else:
                 raise self.unknown(name, block, written, value)
 

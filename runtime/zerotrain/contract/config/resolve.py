@@ -15,7 +15,7 @@ from .build import build
 from .coerce import Coercer, choose
 from .draft import ConfigDraft, Settled
 from .errors import ConfigError
-from .flatten import OPTIMIZER_PARAMS, Flattener, Given
+from .flatten import Flattener, Given
 from .keys import Choice, Key, Status, parent
 from .reader import RawConfig
 from .rules import RULES
@@ -29,6 +29,11 @@ HIDDEN = "(hidden)"
 """Shown in place of a secret value."""
 
 _FLATTENER = Flattener(KEYS)
+
+_OTHERWISE = {
+    "scheduler.type": "Take one of these, or pass one of torch's schedules as lr_scheduler of initialize."
+}
+"""What to do about a value that no choice of the key is near to."""
 
 _TYPED_BLOCKS = {"optimizer.params": "optimizer.type", "scheduler.params": "scheduler.type"}
 
@@ -58,7 +63,7 @@ def resolve(
     draft.notices.extend(flat.notices)
     for key in keys:
         _settle(draft, key, auto or AutoValues())
-    _check_optimizer_params(draft)
+    _check_unknown_params(draft)
     for rule in RULES:
         rule(draft)
     report = tuple(_key_report(draft, draft.keys[path]) for path in draft.keys if path in draft.settled)
@@ -144,7 +149,7 @@ def _convert(draft: ConfigDraft, key: Key, value: Any, written: str) -> Any:
         return value
     if key.path == "optimizer.type" and key.choice(value) is None:
         return _untested_optimizer(draft, key, value, written)
-    return choose(key, value, written)
+    return choose(key, value, written, otherwise=_OTHERWISE.get(key.path))
 
 
 def _untested_optimizer(draft: ConfigDraft, key: Key, value: str, written: str) -> Any:
@@ -169,15 +174,14 @@ def _untested_optimizer(draft: ConfigDraft, key: Key, value: str, written: str) 
     return name or choose(key, value, written)
 
 
-def _check_optimizer_params(draft: ConfigDraft) -> None:
+def _check_unknown_params(draft: ConfigDraft) -> None:
     """Raise ConfigError for unknown parameters, unless the optimizer is one outside the table."""
-    chosen = draft.value("optimizer.type")
-    outside = chosen is not None and draft.keys["optimizer.type"].choice(chosen) is None
-    if outside:
-        return
-    for name, value in draft.flat.unknown_optimizer_params.items():
-        flattener = Flattener(tuple(draft.keys.values()))
-        raise flattener.unknown(name, OPTIMIZER_PARAMS, f"{OPTIMIZER_PARAMS}.{name}", value)
+    for block, params in draft.flat.unknown_params.items():
+        chosen = draft.value(_TYPED_BLOCKS[block])
+        if chosen is not None and draft.keys[_TYPED_BLOCKS[block]].choice(chosen) is None:
+            continue
+        for name, value in params.items():
+            raise Flattener(tuple(draft.keys.values())).unknown(name, block, f"{block}.{name}", value)
 
 
 def _key_report(draft: ConfigDraft, key: Key) -> KeyReport:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from zerotrain.runtime.activation import random_states
 from zerotrain.runtime.activation.kept import KeptInputs
 from zerotrain.runtime.activation.settings import Settings, current
 
@@ -19,9 +20,10 @@ from zerotrain.runtime.activation.settings import Settings, current
 def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function(*args, **kwargs)` without keeping its activations; backward calls it again.
 
-    Results and gradients equal those of a plain call to the last bit: random numbers (CPU and CUDA) and
-    autocast are as in the first call. `configure_checkpointing`, or the `activation_checkpointing` block of
-    the configuration, decides where inputs are kept meanwhile. Without gradients it is a plain call.
+    Results and gradients equal those of a plain call to the last bit: random numbers (CPU and CUDA, and those
+    of `deepspeed.checkpointing.get_cuda_rng_tracker`) and autocast are as in the first call.
+    `configure_checkpointing`, or the `activation_checkpointing` block of the configuration, decides where
+    inputs are kept meanwhile. Without gradients it is a plain call.
 
     The function must do the same both times, and not change its inputs in place. With partitioning, all ranks
     of the model-parallel group call it in the same order.
@@ -38,7 +40,9 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
         def call(_anchors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-        return torch_checkpoint(call, anchors, *args, use_reentrant=False, **kwargs)
+        return torch_checkpoint(
+            call, anchors, *args, use_reentrant=False, context_fn=random_states.contexts(), **kwargs
+        )
     with torch.no_grad():
         kept = KeptInputs(leaves, settings, arena)
 
@@ -49,7 +53,9 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
         finally:
             kept.end_part()
 
-    return torch_checkpoint(run, anchors, *kept.leaves, use_reentrant=False)
+    return torch_checkpoint(
+        run, anchors, *kept.leaves, use_reentrant=False, context_fn=random_states.contexts()
+    )
 
 
 def _anchors(leaves: Iterable[object]) -> list[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
         SaveResult,
         Staging,
     )
+
+logger = logging.getLogger("zerotrain")
 
 
 class EngineCheckpoints:
@@ -90,6 +94,7 @@ class EngineCheckpoints:
             scalars={
                 "global_steps": self._state.global_steps,
                 "skipped_steps": self._state.skipped_steps,
+                "global_samples": self._state.global_samples,
                 "optimizer": self._optimizer.scalars(),
                 "scheduler": self._schedule.state_dict(),
                 "loss_scale": self._pipeline.scaler.state_dict(),
@@ -111,6 +116,8 @@ class EngineCheckpoints:
             self._feeding.restore_loader(scalars)
             self._state.global_steps = int(scalars["global_steps"])
             self._state.skipped_steps = int(scalars["skipped_steps"])
+            so_far = self._state.global_steps * self._state.config.batch.train_batch_size
+            self._state.global_samples = int(scalars.get("global_samples", so_far))
             self._state.micro_steps = self._state.global_steps * self._state.accumulation_steps
         if choice.optimizer_states:
             self._optimizer.load_scalars(scalars["optimizer"])
@@ -301,6 +308,8 @@ class EngineCheckpoints:
             readable(path, _text(tag), self._ranks) as (folder, name, foreign),
         ):
             result = self._read(state, folder, name, choice, strict=load_module_strict)
+            if result.path is None and self._comm.rank == 0:
+                _say_that_nothing_was_loaded(path)
             self._state.last_load = replace(result, path=foreign) if foreign else result
         seconds = monotonic() - began
         self._state.observer.loaded(self._state.last_load, seconds=seconds, module_only=load_module_only)
@@ -324,6 +333,16 @@ def without_frozen(state: CheckpointState) -> CheckpointState:
     """Return the state without the units that are not trained."""
     trained = {unit.name for unit in state.layout.units if unit.trainable}
     return replace(state, streams={key: value for key, value in state.streams.items() if key[0] in trained})
+
+
+def _say_that_nothing_was_loaded(path: Path) -> None:
+    """Log that a folder holds no checkpoint: many scripts do not look at what a load returns."""
+    from zerotrain.runtime.checkpoint.names import MANIFEST
+
+    is_whole = os.path.isfile(path / MANIFEST)
+    call = f"load_checkpoint({str(path.parent)!r}, tag={path.name!r})"
+    way_out = f"; it is one itself: {call}" if is_whole else ""
+    logger.warning("%s holds no checkpoints, so nothing was loaded%s", path, way_out)
 
 
 def _text(tag: str | float | None) -> str | None:

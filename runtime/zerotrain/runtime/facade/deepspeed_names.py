@@ -1,5 +1,4 @@
-"""DeepSpeed's names of an engine, so that scripts and libraries written for it run unchanged, and the error
-for names that do not exist.
+"""DeepSpeed's names of an engine, so that scripts and libraries written for it run unchanged.
 
 docs/deepspeed.md has the table; a test compares it with these classes. `configured` makes the accessors of
 configured values; anything that needs more than a look-up is a method.
@@ -7,7 +6,6 @@ configured values; anything that needs more than a look-up is a method.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,9 +18,9 @@ from torch.utils.data import Dataset
 
 from zerotrain.runtime.compiling.check import check_compilation
 from zerotrain.runtime.data.epochs import EpochLoader
-from zerotrain.runtime.facade.arguments import DOCUMENT, TORCH_LOADER, refuse_unless_default
+from zerotrain.runtime.facade.arguments import TORCH_LOADER, refuse_unless_default
 from zerotrain.runtime.facade.export import Exports
-from zerotrain.runtime.facade.instruments import Timers
+from zerotrain.runtime.facade.instruments import Throughput, Timers
 from zerotrain.runtime.facade.state import EngineState
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.setup import build_loader, compile_units, read_config
@@ -70,9 +68,12 @@ class DeepSpeedNames:
         optimizer: ZeroOptimizer,
         pipeline: StepPipeline,
         exports: Exports,
+        collate_fn: Callable[[list[Any]], Any] | None,
     ) -> None:
+        """`collate_fn` is the argument of `initialize`."""
         self._state, self._core = state, core
         self._optimizer, self._pipeline, self._exports = optimizer, pipeline, exports
+        self._collate_fn = collate_fn
 
     train_batch_size = configured("batch.train_batch_size", "Samples of one step over all ranks.")
     train_micro_batch_size_per_gpu = configured(
@@ -135,8 +136,9 @@ class DeepSpeedNames:
         return self._state.config.precision.compute_dtype == "bf16"
 
     def optimizer_name(self) -> str | None:
-        """Return the configured optimizer's type; None when the configuration names none."""
-        return self._state.config.optimizer.type if self._state.config.optimizer else None
+        """Return the type of the optimizer that runs: the caller's, else the configured one; None where
+        neither names any."""
+        return None if self._optimizer.is_default else self._optimizer.configured.type
 
     def optimizer_params(self) -> dict[str, Any] | None:
         """Return the configured optimizer's resolved parameters."""
@@ -166,16 +168,15 @@ class DeepSpeedNames:
     def was_step_applied(self) -> bool:
         """Return whether the last `step()` changed the weights."""
         last = self._state.last_step
-        ended = self._state.micro_steps % self._state.accumulation_steps == 0
-        return ended and last is not None and not last.skipped
+        return self._state.is_at_boundary and last is not None and not last.skipped
 
     def get_lr(self) -> list[float]:
         """Return the learning rate of every parameter group; empty where nothing is trained."""
         return [float(group["lr"]) for group in self._optimizer.param_groups] if self._core.gradients else []
 
     def get_mom(self) -> list[Any]:
-        """Return momentum (SGD) or betas of every parameter group; empty where nothing is trained."""
-        key = "momentum" if self.optimizer_name() == "SGD" else "betas"
+        """Return momentum (SGD, RMSprop) or betas of every parameter group; empty without training."""
+        key = "momentum" if self.optimizer_name() in ("SGD", "RMSprop") else "betas"
         return [group[key] for group in self._optimizer.param_groups] if self._core.gradients else []
 
     def get_data_parallel_rank(self) -> int:
@@ -184,6 +185,9 @@ class DeepSpeedNames:
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
         """Do nothing: `backward` and `step` reduce. It exists for scripts that call it between them."""
+
+    def empty_partition_cache(self) -> None:
+        """Do nothing: gathered weights are freed when a pass ends."""
 
     global_rank = property(reads("_core.comm.rank", "This rank."))
     dp_world_size = property(reads("_core.comm.world_size", "Data-parallel ranks."))
@@ -197,6 +201,11 @@ class DeepSpeedNames:
     def timers(self) -> Timers:
         """Stop watches for the script; the engine's own times are in `last_step.seconds`."""
         return Timers()
+
+    @cached_property
+    def tput_timer(self) -> Throughput:
+        """Count of epochs; `steps_per_print` and the monitor report samples per second."""
+        return Throughput()
 
     @property
     def monitor(self) -> Monitor:
@@ -220,7 +229,7 @@ class DeepSpeedNames:
         num_local_io_workers: int | None = None,
     ) -> EpochLoader:
         """Return a loader of micro-batches as `initialize(training_data=...)` makes it; `batch_size` None =
-        the micro batch size.
+        the micro batch size, `collate_fn` None = that of `initialize`.
 
         `pin_memory` changes nothing. Raises ValueError for another `route` than "train", a sampler or
         workers: a DataLoader of torch has those.
@@ -233,7 +242,7 @@ class DeepSpeedNames:
         batch = self._state.config.batch
         size = batch.micro_batch_size if batch_size is None else batch_size
         config = replace(self._state.config, batch=replace(batch, micro_batch_size=size))
-        loader = build_loader(dataset, config, self._core.comm, collate_fn)
+        loader = build_loader(dataset, config, self._core.comm, collate_fn or self._collate_fn)
         assert loader is not None  # a data set always yields a loader
         loader.steps_taken = lambda: self._state.step_calls  # a new iteration after a step begins a new epoch
         return loader
@@ -276,13 +285,3 @@ class DeepSpeedNames:
 def public_names(kind: type) -> list[str]:
     """Return the names that a class offers to others."""
     return [name for name in vars(kind) if not name.startswith("_")]
-
-
-def unknown_attribute(engine: object, name: str) -> AttributeError:
-    """Return the error for a name that neither the engine nor its model has."""
-    text = f"neither the engine nor its model has an attribute {name!r}"
-    if name.startswith("_"):
-        return AttributeError(text)
-    near = difflib.get_close_matches(name, [each for each in dir(engine) if each[0] != "_"], n=1)
-    nearest = f"; the nearest of the engine's is {near[0]!r}" if near else ""
-    return AttributeError(f"{text}{nearest}. {DOCUMENT} lists the engine's names")

@@ -1,15 +1,16 @@
-"""`engine.timers`: DeepSpeed's stop watches."""
+"""`engine.timers` and `engine.tput_timer`: DeepSpeed's stop watches."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
 import torch
 
-logger = logging.getLogger("zerotrain")
+from zerotrain.runtime.script_log import script_logger
+
+logger = script_logger()
 
 
 class Timer:
@@ -93,6 +94,24 @@ class Timers:
             for name in means:
                 self._timers[name].reset()
         return means
+
+
+class Throughput:
+    """Count of epochs, for scripts that end an epoch with it. The engine times its steps by itself
+    (`last_step.seconds`), so starting and stopping changes nothing."""
+
+    def __init__(self) -> None:
+        self.epoch_count = 0
+
+    def update_epoch_count(self) -> None:
+        """Count an epoch."""
+        self.epoch_count += 1
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def stop(self, global_step: bool = False, report_speed: bool = True) -> None:
+        """Do nothing."""
 
 
 def _now() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -51,6 +51,7 @@ class EngineParts:
         schedule: Schedule,
         plan: Callable[[], ModelLayout],
         loader: EpochLoader | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
     ) -> None:
         """Make the parts, in an order in which each finds the others; see `Engine` for the arguments.
         Collective."""
@@ -84,7 +85,12 @@ class EngineParts:
         )
         self.loop = self._training_loop(schedule)
         self.names = DeepSpeedNames(
-            state, core, optimizer=optimizer, pipeline=self.pipeline, exports=self.exports
+            state,
+            core,
+            optimizer=optimizer,
+            pipeline=self.pipeline,
+            exports=self.exports,
+            collate_fn=collate_fn,
         )
         self.module_names = ModuleNames(module)
         # Not by its constructor: `initialize` makes the optimizer first, since the schedule needs its groups.

@@ -34,11 +34,13 @@ class EngineState:
     settle: Callable[[], None] = lambda: None
     """Makes the host know what became of the last step."""
     global_samples: int = 0
-    """Samples of all steps of this process so far, over all ranks."""
+    """Samples of all steps so far, over all ranks."""
     micro_steps: int = 0
     """Micro-batches so far, over all steps."""
     step_calls: int = 0
     """Calls of `step` by this process; a load resets `micro_steps`, but never this."""
+    is_at_boundary: bool = False
+    """Whether the last call of `step` ended a step."""
     last_step: StepResult | None = None
     """Result of the last boundary, None before the first."""
     last_load: LoadResult | None = None

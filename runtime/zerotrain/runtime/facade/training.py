@@ -19,6 +19,7 @@ from zerotrain.runtime.facade.evaluation import check_trains
 from zerotrain.runtime.facade.feeding import Feeding
 from zerotrain.runtime.facade.state import EngineState
 from zerotrain.runtime.facade.step_hooks import StepHooks
+from zerotrain.runtime.notices import log_once
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import LrSchedule, Schedule
 from zerotrain.runtime.refreeze import Relayout
@@ -117,8 +118,15 @@ class TrainingLoop:
         return loss.float() * scaler.scale if scaler.is_active else loss  # in fp16 the product could overflow
 
     def check_scaled(self) -> None:
-        """Raise RuntimeError where the caller's own `backward()` needs a scaled loss and got another."""
+        """Raise RuntimeError where the caller's own `backward()` needs a scaled loss and got another; say
+        once that it is not divided by the accumulation steps."""
         self.pipeline.division.settle(self.core.gradients.values())
+        steps = self.state.accumulation_steps
+        if steps > 1 and self.state.config.managed_gradient_accumulation and self.core.comm.rank == 0:
+            log_once(
+                f"gradient_accumulation_steps {steps}: backward() of a tensor divides nothing by it, "
+                "engine.backward(loss) does; call that, or divide the loss in the script"
+            )
         if self.pipeline.scaler.is_active and not self._has_scaled:
             raise RuntimeError(
                 "fp16 gradients need a scaled loss: call engine.backward(loss), or scale(loss).backward() of "
@@ -170,7 +178,8 @@ class TrainingLoop:
         self.optimizer.check_groups()
         if self.accumulation.updates_now():
             self.hooks.run_before()
-        if not self.accumulation.end_micro_batch():
+        self.state.is_at_boundary = self.accumulation.end_micro_batch()
+        if not self.state.is_at_boundary:
             return StepResult(step=self.state.global_steps, at_boundary=False)
         self.relayout.before_step(is_checked=self.core.passes.is_checked)
         self.core.ledger.enter("step")

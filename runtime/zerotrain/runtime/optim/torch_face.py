@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.optim import optimizer as torch_optimizer
@@ -201,6 +201,16 @@ class ScaleNames:
     def overflow(self) -> bool:
         """Whether the last step was skipped because the gradient was not finite."""
         return self.calls.was_skipped()
+
+    if not TYPE_CHECKING:  # a type checker would accept every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError: DeepSpeed's optimizer wraps another one, and has flat buffers."""
+            raise AttributeError(
+                f"the engine's optimizer has no {name!r}, and no other optimizer within it: its param_groups "
+                "are those that the engine reads, and zerotrain.runtime.get_full_optimizer_state reads "
+                "states. docs/deepspeed.md lists its names"
+            )
 
 
 def _check_loadable(

@@ -109,6 +109,7 @@ def _scalars(model: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
     return {
         "global_steps": steps,
         "skipped_steps": skipped,
+        **({"global_samples": int(model["global_samples"])} if "global_samples" in model else {}),
         "optimizer": {
             "num_updates": int(updates if updates is not None else steps - skipped),
             "groups": [_group(group) for group in groups],

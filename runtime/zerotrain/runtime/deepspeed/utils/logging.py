@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from zerotrain.runtime.deepspeed.absent import attributes_of
+from zerotrain.runtime.script_log import script_logger
 
 __all__ = ["log_dist", "logger"]
 
 __getattr__ = attributes_of(__name__)
 
-logger = logging.getLogger("zerotrain")
+logger = script_logger()
 
 
 def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:
