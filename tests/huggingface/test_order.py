@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.hf_cases import CLM, Case
-from tests.support.hf_parity import TOLERANCE, Bench, runs_everything
+from tests.support.hf_parity import TOLERANCE, Bench
 from tests.support.hf_scripts import Losses, ScriptFailed, difference
+from tests.support.on_request import runs_all_examples
 
 pytestmark = pytest.mark.ranks
 
@@ -35,7 +36,7 @@ def reference(bench: Bench) -> list[Losses]:
     ]
 
 
-@pytest.mark.parametrize("tier", TIERS if runs_everything() else ("1", "3 cpu"))
+@pytest.mark.parametrize("tier", TIERS if runs_all_examples() else ("1", "3 cpu"))
 def test_evaluations_and_trainings_follow_in_any_order(
     bench: Bench, reference: list[Losses], tier: str
 ) -> None:
