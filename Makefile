@@ -67,7 +67,7 @@ test-all: venv ## every test (CI runs them, the slow ones last)
 	$(PYTEST) $(ARGS)
 
 test-hf: venv ## every script of Hugging Face's libraries and Lightning in every tier, beside DDP
-	ZEROTRAIN_HF=all $(PYTEST) tests/huggingface $(ARGS)
+	ZEROTRAIN_TEST_EXAMPLES=all $(PYTEST) tests/huggingface $(ARGS)
 
 gpu-check: venv ## the engine on an NVIDIA GPU: steps, memory, kernels, tests (CI runs what needs none)
 	$(PY) -m tests.gpu $(ARGS)

@@ -158,6 +158,29 @@ def test_an_evaluation_leaves_rows_for_the_training(tmp_path: Path) -> None:
         read(file, EvaluationSpec(every_steps=1, share=0.9))
 
 
+def test_of_files_of_several_splits_those_of_train_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import datasets
+
+    folder = tmp_path / "data" / "nested"
+    folder.mkdir(parents=True)
+    rows = datasets.Dataset.from_list(ROWS)
+    rows.select(range(4)).to_parquet(folder / "train-00000-of-00002.parquet")
+    rows.select(range(4, 6)).to_parquet(folder / "train-00001-of-00002.parquet")
+    rows.select([0]).to_parquet(folder / "test-00000-of-00001.parquet")
+    assert read(tmp_path / "data").to_list() == ROWS
+    assert "1 of 3 files" in capsys.readouterr().err
+    for name in ("train-00000-of-00002", "train-00001-of-00002"):
+        (folder / f"{name}.parquet").unlink()
+    assert read(folder).to_list() == ROWS[:1], "the folder of one split is named"
+    lines(tmp_path / "data" / "dev.jsonl", ROWS)
+    (folder / "test-00000-of-00001.parquet").unlink()
+    lines(folder / "test.jsonl", ROWS)
+    with pytest.raises(CompatError, match=r"of the splits of .*/data \(test, validation\) none"):
+        read(tmp_path / "data")
+
+
 def test_of_several_splits_the_one_named_train_is_read(tmp_path: Path) -> None:
     import datasets
 

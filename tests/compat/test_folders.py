@@ -114,6 +114,41 @@ def test_a_checkpoint_whose_successor_did_not_arrive_comes_back(tmp_path: Path) 
     assert [entry.name for entry in folder.path.iterdir()] == ["checkpoint-4"]
 
 
+def test_what_a_script_wrote_into_a_folder_outlives_the_next_save_there(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, 1)
+    name = write(folder, 4)
+    (folder.saving / name / "old").touch()
+    path = folder.complete(name, step=4, resumable=True, group=GROUP).path
+    (path / "logs").mkdir()
+    (path / "logs" / "events").write_text("losses")
+    save(folder, 4)
+    assert {entry.name for entry in path.iterdir()} == {"logs", "part", "weights", "zerotrain.json"}
+    assert (path / "logs" / "events").read_text() == "losses"
+    assert chosen(folder) == "checkpoint-4"
+
+
+def test_an_interrupted_replacement_keeps_it_too(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, 1)
+    path = save(folder, 4)
+    (path / "notes").touch()
+    path.rename(path.with_name(".replaced-checkpoint-4"))
+    write(folder, 4)
+    (folder.saving / "checkpoint-4").rename(path)
+    folder_of(tmp_path, 2)
+    assert {entry.name for entry in path.iterdir()} == {"notes", "part", "weights"}
+    assert [entry.name for entry in folder.path.iterdir()] == ["checkpoint-4"]
+
+
+def test_a_folder_without_a_record_keeps_all_but_checkpoints_of_the_engine(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, 1)
+    path = folder.path / "checkpoint-4"
+    (path / "step").mkdir(parents=True)
+    (path / "step" / "COMMIT").touch()
+    (path / "notes").touch()
+    save(folder, 4)
+    assert {entry.name for entry in path.iterdir()} == {"notes", "part", "weights", "zerotrain.json"}
+
+
 def test_rotation_keeps_the_last_whole_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 1)
     for step in (2, 4, 6):

@@ -8,7 +8,6 @@ A reader's shell: a KUBECONFIG with a namespace of its own, kubectl, helm and ze
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from tests.docs.watched import CHANGES, LOOKS, NEEDS_MORE, REFUSALS, ROLES, Pers
 from tests.support.browser import find_browser, paper
 from tests.support.crd import CRD_NAME
 from tests.support.devcluster import REPOSITORY, Cluster, open_kubeconfig, wait_until
+from tests.support.on_request import ON_REQUEST
 from tests.support.tiers import with_slow_rows
 from zerotrain.cli.doctor.finding import State, from_records
 from zerotrain.client.command_exits import CommandExit
@@ -34,10 +34,6 @@ pytestmark = [pytest.mark.tools, pytest.mark.timeout(900)]
 
 PAGE = REPOSITORY / "docs" / "quickstart.md"
 EXAMPLES = REPOSITORY / "deploy" / "examples"
-ON_REQUEST = pytest.mark.skipif(
-    os.environ.get("ZEROTRAIN_TEST_EXAMPLES") != "all",
-    reason="THESE EXAMPLES ARE NOT RUN HERE: minutes on two cores; set ZEROTRAIN_TEST_EXAMPLES=all",
-)
 RUN_TOGETHER = (
     pytest.param(("own-script",), id="own-script"),
     pytest.param(

@@ -60,6 +60,22 @@ def test_another_number_of_ranks_sees_the_same_samples_in_each_step(tmp_path: Pa
         assert sum(alone.losses[2 * step : 2 * step + 2]) == pytest.approx(expected, abs=1e-5)
 
 
+def test_an_attempt_after_the_last_step_takes_none(tmp_path: Path) -> None:
+    attempt(tmp_path, 1)
+    (first, second) = attempt(tmp_path, 2)
+    assert first.losses == second.losses == []
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_a_checkpoint_is_uploaded_from_its_place(tmp_path: Path) -> None:
+    log = tmp_path / "pushed"
+    given = json.dumps({"push_to_hub": True, "hub_strategy": "all_checkpoints", "max_steps": 2})
+    run_attempt(tmp_path, 1, SCRIPT, "--arguments", given, "--pushed", str(log), ranks=1)
+    ((folder, content),) = [json.loads(line) for line in log.read_text().splitlines()]
+    assert Path(folder) == tmp_path / "job" / "script" / "out" / "checkpoint-2"
+    assert "zerotrain.json" in content
+
+
 POINTS = ("0:4:model.safetensors", "1:4:rng_state_1.pth", "0:4:zerotrain.json", "0:4:checkpoint-4")
 
 

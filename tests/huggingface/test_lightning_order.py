@@ -21,6 +21,10 @@ ORDERS = {
     "before a fit": ("validate", "fit", "test"),
     "one Trainer": ("fit", "test", "fit", "test"),
     "several Trainers": ("freeze", "fit", "new", "test", "freeze", "fit", "new", "fit", "test"),
+    "from a checkpoint": (
+        *("fit", "save", "fit", "test", "load", "new", "load", "test"),
+        *("fresh", "new", "load", "alone", "new", "fit", "test"),
+    ),
 }
 
 
@@ -35,6 +39,23 @@ def test_fits_and_evaluations_follow_each_other(tmp_path: Path, order: str, tier
     assert difference(runs[1], runs[0]) <= TOLERANCE
     assert len(losses[0]) > 0
     assert losses[1] == pytest.approx(losses[0], abs=TOLERANCE)
+
+
+def test_hyperparameters_that_only_a_pickle_could_hold_are_left_out(tmp_path: Path) -> None:
+    config = str(write_config(tmp_path, "1"))
+    run_script(
+        OWN / "lightning_order.py",
+        tmp_path,
+        "--order",
+        "fit",
+        "save",
+        "load",
+        "--objects",
+        "--deepspeed",
+        config,
+    )
+    assert "the hyperparameters activation are left out" in (tmp_path / "rank0.log").read_text()
+    assert len(json.loads((tmp_path / "evaluated0.json").read_text())) > 0
 
 
 @pytest.mark.parametrize(("threshold", "here"), [(0, "5.4 K"), (100_000, "5.5 K")])

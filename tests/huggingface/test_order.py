@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.hf_cases import CLM, Case
-from tests.support.hf_parity import TOLERANCE, Bench, runs_everything
+from tests.support.hf_parity import TOLERANCE, Bench
 from tests.support.hf_scripts import Losses, ScriptFailed, difference
+from tests.support.on_request import runs_all_examples
 
 pytestmark = pytest.mark.ranks
 
@@ -35,13 +36,21 @@ def reference(bench: Bench) -> list[Losses]:
     ]
 
 
-@pytest.mark.parametrize("tier", TIERS if runs_everything() else ("1", "3 cpu"))
+@pytest.mark.parametrize("tier", TIERS if runs_all_examples() else ("1", "3 cpu"))
 def test_evaluations_and_trainings_follow_in_any_order(
     bench: Bench, reference: list[Losses], tier: str
 ) -> None:
     found = bench.run("order", CASE, tier, "--order", *BEFORE, *AFTER)
     assert len(found[0].losses) == 20
     assert difference(found, reference) <= TOLERANCE
+
+
+@pytest.mark.parametrize("tier", ["2", "3"])
+def test_an_evaluation_in_16_bits_is_one_in_the_precision_of_the_engine(bench: Bench, tier: str) -> None:
+    order = ("--order", "train", "evaluate", "--bf16_full_eval", "true")
+    reference = bench.run("full eval", CASE, None, *order)
+    found = bench.run("full eval", CASE, tier, *order)
+    assert found[0].logged["eval_loss"] == pytest.approx(reference[0].logged["eval_loss"], abs=0.02)
 
 
 def test_a_schedule_that_the_engine_steps_begins_anew(bench: Bench) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.hf_cases import OTHERS_CASES, OWN_CASES, TIERS, Case
-from tests.support.hf_parity import TOLERANCE, Bench, runs_everything
+from tests.support.hf_parity import TOLERANCE, Bench
 from tests.support.hf_scripts import Losses, difference, run_script
+from tests.support.on_request import runs_all_examples
 from tests.support.tiers import with_slow_rows
 
 pytestmark = pytest.mark.ranks
@@ -33,7 +34,7 @@ def resumed() -> list[str]:
     """
     other = ("trainer, best model", "dpo, reference first", "distillation")
     of_trainer = [name for name, case in CASES.items() if "--max_steps" in case.arguments]
-    return [name for name in of_trainer if name not in other] if runs_everything() else list(IN_CI)
+    return [name for name in of_trainer if name not in other] if runs_all_examples() else list(IN_CI)
 
 
 def ways() -> list[tuple[str, str]]:
@@ -94,7 +95,7 @@ def test_a_stopped_run_goes_on_elsewhere(bench: Bench, way: str, name: str) -> N
 
 def test_a_loop_over_accelerate_goes_on_in_another_tier(bench: Bench) -> None:
     case, save = OWN_CASES["accelerate"], ("--save_steps", str(EACH))
-    stations = (*TIERS, next(iter(TIERS))) if runs_everything() else ("3", "1")
+    stations = (*TIERS, next(iter(TIERS))) if runs_all_examples() else ("3", "1")
     whole = bench.run("accelerate whole", case, None, "--steps", str(EACH * len(stations)))
     parts: list[list[float]] = [[], []]
     for place, tier in enumerate(stations):
@@ -124,6 +125,6 @@ def lightning_in_two_parts(folder: Path, strategy: str) -> list[Losses]:
 def test_a_lightning_run_goes_on_as_under_ddp(tmp_path: Path) -> None:
     reference = lightning_in_two_parts(tmp_path / "ddp", "ddp")
     assert len(reference[0].losses) > EACH
-    for strategy in STRATEGIES if runs_everything() else STRATEGIES[:1]:
+    for strategy in STRATEGIES if runs_all_examples() else STRATEGIES[:1]:
         found = lightning_in_two_parts(tmp_path / strategy, strategy)
         assert difference(found, reference) <= TOLERANCE

@@ -160,7 +160,7 @@ OTHERS_CASES: Mapping[str, Case] = {
 }
 IN_ALL_TIERS = ("trainer",)
 """Cases that CI runs in every tier."""
-ON_REQUEST = (
+LEFT_OUT = (
     *("trainer, compiled", "peft, ia3", "peft, loha", "peft, ln", "peft, prefix"),
     *("grpo, lora", "rloo", "reward, lora", "distillation"),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -11,34 +10,25 @@ from typing import Any
 
 import pytest
 
-from tests.support.hf_cases import IN_ALL_TIERS, ON_REQUEST, STEPS, TIERS, Assets, Case, write_config
+from tests.support.hf_cases import IN_ALL_TIERS, LEFT_OUT, STEPS, TIERS, Assets, Case, write_config
 from tests.support.hf_scripts import Losses, difference, run_script
+from tests.support.on_request import ON_REQUEST, runs_all_examples
 from tests.support.tiers import with_slow_rows
 
 TOLERANCE = 1e-5
-ALL = "ZEROTRAIN_HF"
-"""Variable that is `all` where every script runs in every tier (`make test-hf`)."""
-
-
-def runs_everything() -> bool:
-    """Return whether every script runs in every tier here."""
-    return os.environ.get(ALL) == "all"
 
 
 def tiers_of(name: str, case: Case) -> list[str]:
     """Return the tiers in which a case runs here."""
-    return list(TIERS) if runs_everything() or name in IN_ALL_TIERS else [case.tier]
+    return list(TIERS) if runs_all_examples() or name in IN_ALL_TIERS else [case.tier]
 
 
 def rows(cases: Collection[str], *, quick: Collection[str]) -> list[Any]:
     """Return the cases for `pytest.mark.parametrize`: all but the quick ones are slow, and some are left to
     `make test-hf`."""
-    left_out = pytest.mark.skipif(
-        not runs_everything(), reason="THESE SCRIPTS ARE NOT RUN HERE: minutes on two cores; make test-hf"
-    )
     return [
-        *with_slow_rows([name for name in cases if name not in ON_REQUEST], quick=quick),
-        *(pytest.param(name, marks=left_out) for name in cases if name in ON_REQUEST),
+        *with_slow_rows([name for name in cases if name not in LEFT_OUT], quick=quick),
+        *(pytest.param(name, marks=ON_REQUEST) for name in cases if name in LEFT_OUT),
     ]
 
 

@@ -12,6 +12,7 @@ parser.add_argument("--output_dir", default="out")
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--arguments", type=json.loads, default={})
 parser.add_argument("--deepspeed", default=None)
+parser.add_argument("--pushed", help="file for the content of each folder that would be uploaded")
 given = parser.parse_args()
 if {"KILL_POINT", "INSPECT"} & set(os.environ):
     from tests.support import kill_points
@@ -48,7 +49,19 @@ arguments = {
     "disable_tqdm": True,
     **given.arguments,
 }
-trainer = transformers.Trainer(
+
+
+class Pushing(transformers.Trainer):
+    def init_hf_repo(self):
+        pass
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self.is_world_process_zero():
+            with open(given.pushed, "a") as file:
+                print(json.dumps([checkpoint_folder, os.listdir(checkpoint_folder)]), file=file)
+
+
+trainer = (Pushing if given.pushed else transformers.Trainer)(
     model=model,
     args=transformers.TrainingArguments(**arguments),
     train_dataset=rows,

@@ -15,14 +15,16 @@ parser.add_argument("--deepspeed")
 parser.add_argument("--zero", default="{}", help="changes of the JSON's block")
 parser.add_argument("--plateau", action="store_true")
 parser.add_argument("--manual", action="store_true")
+parser.add_argument("--objects", action="store_true", help="a hyperparameter is no plain value")
 args = parser.parse_args()
 
 
 class Net(lightning.LightningModule):
-    def __init__(self):
+    def __init__(self, width=64, activation=None):
         super().__init__()
+        self.save_hyperparameters()
         self.automatic_optimization = not args.manual
-        self.layers = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 4))
+        self.layers = nn.Sequential(nn.Linear(16, width), nn.Tanh(), nn.Linear(width, 64), nn.Linear(64, 4))
 
     def training_step(self, batch):
         loss = nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
@@ -62,10 +64,19 @@ def new_trainer():
 lightning.seed_everything(2, verbose=False)
 features = torch.randn(200, 16)
 data = TensorDataset(features, features[:, :4].argmax(-1))
-trainer, net, losses = new_trainer(), Net(), []
+trainer, net, losses = new_trainer(), Net(activation=nn.Tanh if args.objects else None), []
 for step in args.order:
     if step == "new":
         trainer = new_trainer()
+    elif step == "save":
+        trainer.save_checkpoint("saved")
+    elif step == "load":
+        trainer.test(net, DataLoader(data, batch_size=4), ckpt_path="saved", verbose=False)
+    elif step == "fresh":
+        net = Net()
+    elif step == "alone":
+        with torch.no_grad():
+            net.test_step((features, features[:, :4].argmax(-1)))
     elif step == "freeze":
         net.layers[0].requires_grad_(not net.layers[0].weight.requires_grad)
     elif step == "fit":

@@ -6,6 +6,8 @@ import importlib
 import json
 import math
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,14 @@ MAX_TEXT = 300
 """Characters of a library's error that are shown."""
 SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files of a folder that `save_to_disk` of `datasets` wrote."""
+
+TRAIN = "train"
+SPLITS = {
+    TRAIN: {"train", "training"},
+    "validation": {"validation", "valid", "dev", "val"},
+    "test": {"test", "testing", "eval", "evaluation"},
+}
+"""Splits, and the words in the names of files and folders by which `datasets` knows them."""
 
 KINDS = (("prompt", "completion"), ("messages",), ("text",))
 """Columns of the kinds of rows."""
@@ -227,4 +237,34 @@ def _read(field: str, source: str) -> Any:
             f"spec.finetune.{field}: {source} is not of one kind; give files of one of {', '.join(READERS)}, "
             "or a folder of datasets' save_to_disk"
         )
-    return datasets.load_dataset(str(kinds.pop()), data_files=[str(item) for item in files], split="train")
+    named = [str(item) for item in _of_one_split(field, path, files)]
+    return datasets.load_dataset(str(kinds.pop()), data_files=named, split="train")
+
+
+def _of_one_split(field: str, folder: Path, files: list[Path]) -> list[Path]:
+    """Return the files of the split train, where their names say that there are others, as `datasets` does of
+    a name on the hub. Raises CompatError where there are several others and no train."""
+    splits = {file: _split_of(file.relative_to(folder)) for file in files} if folder.is_dir() else {}
+    others = {split for split in splits.values() if split != TRAIN}
+    chosen = [file for file, split in splits.items() if split == TRAIN]
+    if not others or (not chosen and len(others) == 1):
+        return files
+    if not chosen:
+        raise CompatError(
+            f"spec.finetune.{field}: of the splits of {folder} ({', '.join(sorted(others))}) none is named "
+            "train; name the file or folder of one split"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"zerotrain.compat: spec.finetune.{field}: {len(files) - len(chosen)} of {len(files)} files of "
+            f"{folder} are left out: their names say {', '.join(sorted(others))}",
+            file=sys.stderr,
+        )
+    return chosen
+
+
+def _split_of(place: Path) -> str:
+    """Return the split that a file's name and folders say, train if they say none."""
+    words = set(re.split("[^a-z]+", str(place).lower()))
+    said = [split for split, names in SPLITS.items() if words & names]
+    return TRAIN if TRAIN in said or not said else said[0]

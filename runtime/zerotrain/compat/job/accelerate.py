@@ -27,12 +27,13 @@ _opened: set[Path] = set()
 def save_state(save: Method, accelerator: Any, output_dir: Any = None, *args: Any, **given: Any) -> Any:
     """Save as Accelerate does, but move the folder to its place when it is whole. Collective.
 
-    Folders that Accelerate names and removes itself (`automatic_checkpoint_naming`) are written in place.
+    Folders that Accelerate names and removes itself (`automatic_checkpoint_naming`) are written in place, as
+    is the folder in which the script runs.
     """
-    is_named = output_dir is not None and not accelerator.project_configuration.automatic_checkpoint_naming
-    target = Path(output_dir or ".").absolute()
+    project, target = accelerator.project_configuration, Path(output_dir or ".").absolute()
+    stays = project.automatic_checkpoint_naming or Path.cwd().is_relative_to(target.resolve())
     folder = OutputFolder.in_job(target.parent)
-    if not is_named or folder is None or accelerator.project_configuration.save_on_each_node:
+    if stays or folder is None or project.save_on_each_node:
         return save(accelerator, output_dir, *args, **given)
     reporter = AutomaticReporter.current()
     with nullcontext() if reporter is None else reporter.silent_pause():

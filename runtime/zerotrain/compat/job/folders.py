@@ -25,6 +25,7 @@ from zerotrain.compat.job.records import (
     changed_file,
     describe,
     make_durable,
+    own_entries,
     read_record,
     write_record,
 )
@@ -93,11 +94,7 @@ class OutputFolder:
                     if entry != self.saving:
                         remove_any(entry)
             for entry in sorted(self.path.glob(f"{REPLACED_PREFIX}*")):
-                place = self.path / entry.name.removeprefix(REPLACED_PREFIX)
-                if place.exists():
-                    remove_tree(entry)
-                else:
-                    entry.rename(place)
+                end_replacement(entry, self.path / entry.name.removeprefix(REPLACED_PREFIX))
 
         agree(group, self.path, Outcome.of(tidy, self.path) if group.rank == 0 else Outcome())
 
@@ -138,12 +135,12 @@ class OutputFolder:
             )
             write_record(self.saving / name, record)
             final, replaced = self.path / name, self.path / f"{REPLACED_PREFIX}{name}"
-            remove_tree(replaced)
+            end_replacement(replaced, final)
             if final.exists():
                 final.rename(replaced)
             (self.saving / name).rename(final)
             fsync_folder(self.path)
-            remove_tree(replaced)
+            end_replacement(replaced, final)
         remove_tree(self.saving)
 
     def checkpoints(self) -> list[Path]:
@@ -209,6 +206,23 @@ class OutputFolder:
         """Return the checkpoints, oldest first; those without a record before all others."""
         age = {item.path: item.record.sequence for item in self.whole()}
         return sorted(self.checkpoints(), key=lambda path: (age.get(path, 0), path.stat().st_mtime))
+
+
+def end_replacement(replaced: Path, final: Path) -> None:
+    """Remove a folder whose successor is in its place, or put it back where there is none.
+
+    Scripts write logs and models beside a saved state: what the save did not write moves to the successor.
+    """
+    if replaced.is_dir() and not final.exists():
+        replaced.rename(final)
+        return
+    if replaced.is_dir() and not replaced.is_symlink():  # a link leads to a folder of the image
+        own = own_entries(replaced)
+        for entry in sorted(replaced.iterdir()):
+            if entry.name not in own and not (final / entry.name).exists():
+                entry.rename(final / entry.name)
+        fsync_folder(final)
+    remove_tree(replaced)
 
 
 def superfluous(names: list[str], *, keep: int, protected: Collection[str]) -> tuple[str, ...]:

@@ -64,12 +64,29 @@ class Record:
 
 def read_record(folder: Path) -> Record | None:
     """Return the record of a folder whose files have the sizes in it; None for any other folder."""
+    record = _written_record(folder)
     try:
-        record = Record.parse(read_json(folder / RECORD, max_bytes=MAX_MANIFEST_BYTES))
-        sizes = {name: (folder / name).stat().st_size for name in record.files}
+        sizes = {name: (folder / name).stat().st_size for name in record.files} if record else {}
+    except OSError:
+        return None
+    is_whole = record and all(entry.size == sizes[name] for name, entry in record.files.items())
+    return record if is_whole else None
+
+
+def own_entries(folder: Path) -> set[str]:
+    """Return the entries of a saved folder that its save wrote; without a record, checkpoints of the engine.
+    Others may have written more into it."""
+    record = _written_record(folder)
+    if record is None:
+        return {entry.name for entry in folder.iterdir() if (entry / COMMIT).is_file()}
+    return {RECORD, *(Path(name).parts[0] for name in record.files)}
+
+
+def _written_record(folder: Path) -> Record | None:
+    try:
+        return Record.parse(read_json(folder / RECORD, max_bytes=MAX_MANIFEST_BYTES))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return record if all(entry.size == sizes[name] for name, entry in record.files.items()) else None
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -87,6 +87,8 @@ def save_checkpoint(save: Method, trainer: Any, model: Any, trial: Any) -> None:
         result = folder.complete(
             name, step=trainer.state.global_step, resumable=is_resumable, group=default_group()
         )
+        if args.push_to_hub:
+            trainer._push_from_checkpoint(str(folder.path / name))
         if args.should_save:
             folder.rotate(args.save_total_limit, best=trainer.state.best_model_checkpoint)
     if reporter is not None:
@@ -114,6 +116,19 @@ def load_best_model(load: Method, trainer: Any) -> None:
     reporter = AutomaticReporter.current()
     with nullcontext() if reporter is None else reporter.silent_pause():
         load(trainer)
+
+
+def run_epoch(run: Method, trainer: Any, *args: Any, **given: Any) -> None:
+    """Train an epoch as the Trainer does, unless all steps are done.
+
+    A job may end after its last checkpoint, while its script evaluates or saves. transformers begins the next
+    attempt with one more step.
+    """
+    state = trainer.state
+    if OutputFolder.in_job(trainer.args.output_dir) is not None and state.global_step >= state.max_steps:
+        trainer.control.should_training_stop = True
+        return
+    run(trainer, *args, **given)
 
 
 def trainer_callback() -> Any:
@@ -148,12 +163,14 @@ def _is_stopping() -> bool:
 
 @contextmanager
 def _saving_into(trainer: Any, folder: Path) -> Iterator[None]:
-    """Make the Trainer write its next checkpoint into this folder."""
+    """Make the Trainer write its next checkpoint into this folder, and upload nothing: uploads go on in the
+    background, and the folder is moved."""
     trainer._get_output_dir = lambda trial: str(folder)
+    trainer._push_from_checkpoint = lambda checkpoint: None
     try:
         yield
     finally:
-        del trainer._get_output_dir
+        del trainer._get_output_dir, trainer._push_from_checkpoint
 
 
 @contextmanager

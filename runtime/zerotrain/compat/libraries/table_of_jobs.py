@@ -24,6 +24,17 @@ IN_A_JOB: tuple[Surface, ...] = (
     ),
     Surface(
         module="transformers.trainer",
+        symbol="Trainer._push_from_checkpoint",
+        why="a checkpoint would be uploaded from a folder that is moved meanwhile",
+    ),
+    Surface(
+        module="transformers.trainer",
+        symbol="Trainer._run_epoch",
+        why="an attempt that begins after the last step would take one more",
+        mend="jobs.take_no_step_too_many",
+    ),
+    Surface(
+        module="transformers.trainer",
         symbol="Trainer.train",
         why="a later attempt of a job would begin anew, and a stop would save nothing",
         mend="jobs.resume_by_itself",

@@ -50,6 +50,18 @@ _TRAINER: tuple[Surface, ...] = (
     ),
     Surface(
         module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.load_checkpoint",
+        why="weights that an evaluation read from a checkpoint would be gone after it",
+        mend="lightning.keep_loaded_weights",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
+        symbol="DeepSpeedStrategy.save_checkpoint",
+        why="hyperparameters that only a pickle could hold would end the first save",
+        mend="lightning.save_plain_hyperparameters",
+    ),
+    Surface(
+        module="pytorch.strategies.deepspeed",
         symbol="DeepSpeedStrategy.lightning_module_state_dict",
         why="a checkpoint would read weights during an update in the background",
         mend="lightning.settle_before_reading",

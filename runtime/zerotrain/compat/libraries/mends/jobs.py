@@ -38,6 +38,11 @@ def find_whole_checkpoints(module: ModuleType) -> None:
     _replace(module, "get_last_checkpoint", "trainer", "newest_checkpoint")
 
 
+def take_no_step_too_many(module: ModuleType) -> None:
+    """Make a training whose steps are all done, as its checkpoint says, take none."""
+    _replace(module.Trainer, "_run_epoch", "trainer", "run_epoch")
+
+
 def keep_last_checkpoint(module: ModuleType) -> None:
     """Make the end of a training with `save_total_limit=1` keep the newest checkpoint beside the best."""
     _replace(module, "sort_checkpoints", "trainer", "kept_at_end")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from zerotrain.runtime.construct.expressions import Expression
 from zerotrain.runtime.construct.pending import expression_of, is_pending, make_pending
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.initialization import initialize
+from zerotrain.runtime.zero.access import full_parameters
 from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.sharded_model import ShardedModel
 from zerotrain.runtime.zero.state_access import get_full_fp32
@@ -37,6 +38,16 @@ class _Before:
     def of(cls, parameter: nn.Parameter) -> _Before:
         values = expression_of(parameter) if is_pending(parameter) else parameter.data
         return cls(parameter, type(parameter), parameter.requires_grad, values)
+
+    @torch.no_grad()
+    def with_present_values(self) -> _Before:
+        """Return the same with the values that the parameter has now, where it had its own. Collective."""
+        with full_parameters(self.parameter):
+            if isinstance(self.values, torch.Tensor):
+                self.values.copy_(self.parameter)
+                return self
+            values = self.parameter.to("cpu", self.values.dtype, copy=True)
+        return replace(self, kind=nn.Parameter, values=values.detach())
 
     def restore(self) -> None:
         """Make the parameter what it was."""
@@ -124,14 +135,27 @@ def lend(model: nn.Module, make_engine: Callable[[], Any]) -> nn.Module:
     return model
 
 
-def give_back(model: nn.Module) -> None:
-    """End the engine of a lent model, whose parameters and buffers are what they were before."""
+def give_back(model: nn.Module, *, keep_values: bool = False) -> None:
+    """End the engine of a lent model, whose parameters and buffers are what they were before, or, with
+    `keep_values`, have the values that they got meanwhile. Collective."""
     loan = _lent.pop(model)
+    parameters = [each.with_present_values() if keep_values else each for each in loan.parameters]
     loan.engine.close()
-    for each in loan.parameters:
+    for each in parameters:
         each.restore()
     for current, before in loan.buffers:
+        if keep_values:
+            _copy_buffers(current, before)
         current.update(before)
+
+
+@torch.no_grad()
+def _copy_buffers(
+    source: Mapping[str, torch.Tensor | None], target: Mapping[str, torch.Tensor | None]
+) -> None:
+    for name, buffer in target.items():
+        if buffer is not None and (present := source[name]) is not None:
+            buffer.copy_(present)
 
 
 def withdraw(model: nn.Module) -> None:

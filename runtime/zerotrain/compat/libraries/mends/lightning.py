@@ -4,10 +4,12 @@ evaluation after a fit."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -21,12 +23,24 @@ from zerotrain.compat.libraries.mends.lending import (
     lend_for_evaluation,
     withdraw,
 )
+from zerotrain.runtime.checkpoint.packing import UnpackableError, pack
 from zerotrain.runtime.comm.worlds import check_seen
 from zerotrain.runtime.deepspeed.runtime.zero.partition_parameters import is_zero_param
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.state_access import local_interval
 
 NAME = "zerotrain"
+
+HYPERPARAMETERS = tuple(
+    prefix + key for prefix in ("", "datamodule_") for key in ("hyper_parameters", "hparams_type")
+)
+"""Keys of a checkpoint with the arguments of a LightningModule or LightningDataModule."""
+
+ENGINE = "_zerotrain_engine"
+"""Attribute of a model: the engine of its last fit, which lives as long as the model."""
+
+_loaded: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
+"""Models that were lent for an evaluation, and got the weights of a checkpoint in it."""
 
 
 def train_on_processors(module: ModuleType) -> None:
@@ -79,17 +93,17 @@ def follow_each_other(module: ModuleType) -> None:
     def initialize_train(train: Function, self: Any, model: torch.nn.Module) -> None:
         withdraw(model)
         train(self, model)
-        self._zerotrain_engine = self.model
+        vars(model)[ENGINE] = self.model
         self.model.set_gradient_accumulation_boundary(True)  # see accumulate_as_ddp
         # After a resume ModelCheckpoint may save step N again, after the first micro-batch of step N + 1.
         self.model.saves_drop_gradients = True
 
     @around(strategy, "_initialize_deepspeed_inference")
     def initialize_inference(evaluate: Function, self: Any, model: torch.nn.Module) -> None:
-        engine = getattr(self, "_zerotrain_engine", None)
-        if engine is not None and engine.module is model and not engine.core.is_closed:
+        engine = vars(model).get(ENGINE)
+        if engine is not None and not engine.core.is_closed:
             self.model = engine
-        elif is_driven(model):  # by the engine of another Trainer, which the model's own calls use
+        elif is_driven(model):  # by an engine of the script's own, which the model's calls use
             self.model = model
         elif is_deferred(model):
             evaluate(self, model)
@@ -197,7 +211,48 @@ def leave_models_in_place(module: ModuleType) -> None:
         finally:
             del attributes["cpu"]
             if is_lent(model):
-                give_back(model)
+                give_back(model, keep_values=_loaded.pop(model, False))
+
+
+def keep_loaded_weights(module: ModuleType) -> None:
+    """Make a model that an evaluation read from a checkpoint (`ckpt_path`) keep these weights."""
+
+    @around(module.DeepSpeedStrategy, "load_checkpoint")
+    def load_checkpoint(load: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = load(self, *args, **kwargs)
+        if is_lent(self.lightning_module):
+            _loaded[self.lightning_module] = True
+        return found
+
+
+def save_plain_hyperparameters(module: ModuleType) -> None:
+    """Make checkpoints leave out hyperparameters that only a pickle could hold (paths, modules, classes).
+    Nothing reads them at a resume."""
+
+    @around(module.DeepSpeedStrategy, "save_checkpoint")
+    def save_checkpoint(
+        save: Function, self: Any, checkpoint: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        kept, left_out = dict(checkpoint), []
+        for key in [key for key in HYPERPARAMETERS if key in kept]:
+            value = kept.pop(key)
+            if isinstance(value, Mapping):
+                kept[key] = {name: each for name, each in value.items() if _is_plain(each)}
+                left_out += [str(name) for name in value if name not in kept[key]]
+        if left_out and self.is_global_zero:
+            warnings.warn(
+                f"checkpoints hold no pickle, so the hyperparameters {', '.join(left_out)} are left out",
+                stacklevel=2,
+            )
+        save(self, kept, *args, **kwargs)
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        pack(value, "hyperparameter")
+    except UnpackableError:
+        return False
+    return True
 
 
 def settle_before_reading(module: ModuleType) -> None:
