@@ -277,3 +277,6 @@ class Reason(StrEnum):
     """An object of that name belongs to another owner."""
     QUOTA_EXCEEDED = "QuotaExceeded"
     API_REFUSED = "ApiRefused"
+
+    INTERNAL_ERROR = "InternalError"
+    """The operator cannot process the job because of an error of its own, or of what is stored."""

@@ -130,6 +130,11 @@ _SPEC = {
         "the API server refused a request of the operator's; the message quotes it",
         "often an admission policy or missing RBAC: correct it; the operator tries again by itself",
     ),
+    "InternalError": (
+        "the operator fails to process the job, and its status may be outdated; pods that run go on",
+        "the traceback is in the log of the operator, which tries again by itself: after an upgrade, check "
+        "that the CustomResourceDefinition and the operator are of one version; otherwise report it",
+    ),
 }
 
 _ATTEMPT = {
