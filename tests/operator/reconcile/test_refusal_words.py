@@ -34,6 +34,26 @@ def test_the_least_level_of_pod_security_that_suffices(level: str, violation: st
     assert f"enforce={least} --overwrite" in refused.problem.message
 
 
+@pytest.mark.parametrize(
+    ("cause", "field"),
+    [
+        ('pod rejected: RuntimeClass "kata" not found', "spec.podTemplate.runtimeClassName"),
+        ("no PriorityClass with name high was found", "spec.scheduling.priorityClassName"),
+        (
+            'error looking up service account ml/runner: serviceaccount "runner" not found',
+            "spec.podTemplate.serviceAccountName",
+        ),
+        ("failed quota: team: must specify limits.memory for: worker", "spec.resources"),
+    ],
+)
+def test_an_object_that_is_missing_is_named_with_the_field_that_names_it(cause: str, field: str) -> None:
+    item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
+    refused = rejection_of(Forbidden(f'pods "gpt-1-0" is forbidden: {cause}', status=403), item)
+    assert f"{cause}. " in refused.problem.message
+    assert field in refused.problem.message
+    assert refused.problem.lasting
+
+
 def policy(labels: Json, **meta: Any) -> Json:
     return {"kind": "NetworkPolicy", "metadata": {"name": "gpt", "labels": labels, **meta}}
 

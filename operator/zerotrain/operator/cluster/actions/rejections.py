@@ -12,6 +12,25 @@ from zerotrain.operator.resources.container import IPC_LOCK
 
 _EXCEEDED = "exceeded quota"
 
+_WAYS_OUT = (
+    (
+        "pod rejected: RuntimeClass",
+        "Create it, or change spec.podTemplate.runtimeClassName while spec.suspend is true",
+    ),
+    ("no PriorityClass with name", "Create it, or change spec.scheduling.priorityClassName"),
+    (
+        "error looking up service account",
+        "Create it, or change spec.podTemplate.serviceAccountName while spec.suspend is true",
+    ),
+    (
+        "failed quota:",
+        "Create the job again with them in spec.resources (of other containers in spec.podTemplate), or have "
+        "a LimitRange of the namespace add them",
+    ),
+)
+"""Rejections by the API server's own admission, in its wording, and the field of the job that they are about.
+"""
+
 _DEMANDS_DISK = ("minimum ephemeral-storage usage", "ephemeral-storage max limit to request ratio")
 """Rejections for a request that is too small, in the wording of LimitRange."""
 
@@ -59,6 +78,7 @@ def rejection_of(error: Forbidden, item: Json) -> ActionRefused:
         )
     elif "ephemeral-storage" in message:
         message += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
+    message += "".join(f". {way_out}" for cause, way_out in _WAYS_OUT if cause in message)
     if _EXCEEDED in message:
         return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
     if "violates PodSecurity" not in message:
