@@ -216,7 +216,11 @@ def _admitted(facts: Facts) -> Finding:
         kept = f"The job keeps {refusal.workers} workers."
         message = stored(refusal.message, MAX_TEXT - len(kept) - 1)
         return Finding(True, Reason.RESIZE_REFUSED, f"{message} {kept}")
-    texts = (attempt_checks.privileges_message(facts.draft), tracker_advice.advice(facts.draft.job.spec))
+    texts = (
+        attempt_checks.egress_notice(facts.draft),
+        attempt_checks.privileges_message(facts.draft),
+        tracker_advice.advice(facts.draft.job.spec),
+    )
     return Finding(True, Reason.SPEC_ACCEPTED, "; ".join(text for text in texts if text))
 
 

@@ -93,6 +93,7 @@ def reconcile(
     # What follows from the phase, whichever it is.
     giving_back.settle(draft)  # before the conditions, which show what is left of it
     start_up.report_rejection(draft)  # after the phases: what the last pass was refused matters in some only
+    attempt_checks.report_egress(draft)
     queueing.settle(draft)  # before actions that may be rejected and end the pass: quota must be released
     view = draft.view()
     attempt_objects.keep_shared(draft, view)  # before the next two, so that a NetworkPolicy never waits
@@ -204,6 +205,7 @@ def _unreadable(draft: Draft) -> Plan:
         draft.set(phase=Phase.STALLED)
     if draft.status.phase in BETWEEN_ATTEMPTS:
         draft.set(start_time=None)  # time spent waiting for a user is not active time
+    attempt_checks.report_unreadable(draft)
     update_conditions(draft, draft.view())
     return draft.plan()
 
