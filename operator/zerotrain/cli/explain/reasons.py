@@ -204,6 +204,11 @@ _QUEUES = {
         "the label kueue.x-k8s.io/queue-name names another queue than the job is in",
         "nothing: it counts from the job's next suspension",
     ),
+    "SchedulerMissing": (
+        "no scheduler has reported on the job's pods for minutes: the one that they name may not run",
+        "start that scheduler, or change scheduling.schedulerName or scheduling.gang while the job is "
+        "suspended",
+    ),
     "QueueMissing": ("queueName is given and the cluster has no Kueue", "install Kueue or remove queueName"),
     "GangMissing": (
         "the cluster does not have the requested pod group",

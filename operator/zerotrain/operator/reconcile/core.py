@@ -29,6 +29,7 @@ from zerotrain.operator.reconcile import (
     progress,
     queueing,
     resizing,
+    schedulers,
     start_up,
     stragglers,
     teardown,
@@ -138,6 +139,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
     start_up.report_slow_start(draft, view)
+    schedulers.report_ignored(draft, view)
     for pod in view.pods(WorkerState.TERMINATING):
         if pod.deletion_at is not None:
             # A node that died with the pod sends no event: check again when the pod counts as lost.
