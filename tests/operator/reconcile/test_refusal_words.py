@@ -54,6 +54,21 @@ def test_an_object_that_is_missing_is_named_with_the_field_that_names_it(cause: 
     assert refused.problem.lasting
 
 
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "status unknown for quota: team, resources: requests.cpu",
+        'error looking up service account ml/default: serviceaccount "default" not found',
+    ],
+)
+def test_what_passes_by_itself_in_a_new_namespace_stalls_no_job(cause: str) -> None:
+    """Tools that wait for the object give up when they see Stalled."""
+    item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
+    refused = rejection_of(Forbidden(f'pods "gpt-1-0" is forbidden: {cause}', status=403), item)
+    assert not refused.problem.lasting
+    assert cause in refused.problem.message
+
+
 def policy(labels: Json, **meta: Any) -> Json:
     return {"kind": "NetworkPolicy", "metadata": {"name": "gpt", "labels": labels, **meta}}
 

@@ -31,6 +31,9 @@ _WAYS_OUT = (
 """Rejections by the API server's own admission, in its wording, and the field of the job that they are about.
 """
 
+_PASSING = ("status unknown for quota", 'serviceaccount "default" not found')
+"""Rejections of the first seconds of a quota and of a namespace, until their controllers have seen them."""
+
 _DEMANDS_DISK = ("minimum ephemeral-storage usage", "ephemeral-storage max limit to request ratio")
 """Rejections for a request that is too small, in the wording of LimitRange."""
 
@@ -82,7 +85,8 @@ def rejection_of(error: Forbidden, item: Json) -> ActionRefused:
     if _EXCEEDED in message:
         return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
     if "violates PodSecurity" not in message:
-        return ActionRefused(Reason.API_REFUSED, message, lasting=True)
+        lasting = not any(text in message for text in _PASSING)
+        return ActionRefused(Reason.API_REFUSED, message, lasting=lasting)
     way_out = "Remove the named settings from the job, or allow them in the namespace"
     if IPC_LOCK in message:
         way_out = (
