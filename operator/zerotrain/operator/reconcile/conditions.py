@@ -135,6 +135,8 @@ def _ready(facts: Facts) -> Finding:
 
 
 def _reconciling(facts: Facts) -> Finding:
+    if (refused := start_up.refused_cleanup(facts.draft)) is not None:
+        return Finding(False, refused.reason, refused.message)
     at_rest = {*FINISHED, Phase.SUSPENDED, Phase.STALLED, Phase.RUNNING}
     rejected = start_up.lasting_rejection(facts.draft) is not None
     return replace(_activity(facts), status=facts.phase not in at_rest and not rejected)

@@ -93,13 +93,15 @@ def reconcile(
 
     # What follows from the phase, whichever it is.
     giving_back.settle(draft)  # before the conditions, which show what is left of it
-    start_up.report_rejection(draft)  # after the phases: what the last pass was refused matters in some only
     attempt_checks.report_egress(draft)
     queueing.settle(draft)  # before actions that may be rejected and end the pass: quota must be released
     view = draft.view()
     attempt_objects.keep_shared(draft, view)  # before the next two, so that a NetworkPolicy never waits
     attempt_objects.settle_protection(draft)  # a rejected disruption budget ends the actions of the pass,
     verification.advance(draft)  # and so does a rejected pod
+    start_up.report_rejection(
+        draft
+    )  # after all actions: what was refused matters only while it is tried again
     _count_ranks(draft, view)
     update_conditions(draft, view)  # last: they describe all of the above
     return draft.plan()
