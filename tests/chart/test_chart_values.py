@@ -146,6 +146,39 @@ def test_values_that_do_not_go_together_are_refused(
     assert message in refused.stderr
 
 
+MAY_BE_NULL = {
+    *("image.tag", "image.pullPolicy", "operator.replicas", "operator.runAsUser", "podMonitor.buckets"),
+    *("operator.resources.requests.cpu", "operator.resources.requests.memory"),
+    *("operator.resources.limits.memory", "dcgm.enabled", "priorityClasses.enabled", "tests.enabled"),
+    *("dashboards.labels.grafana_dashboard", "dashboards.annotations.grafana_folder"),
+}
+"""Values without which Kubernetes' own default applies, or something is left out that protects nobody."""
+
+
+def scalars(values: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the paths of the values that have a default and are no lists."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from scalars(value, f"{path}{name}.")
+        elif value not in (None, "") and not isinstance(value, list):
+            yield f"{path}{name}"
+
+
+@pytest.mark.tools
+def test_a_value_that_protects_something_is_refused_without_a_word_after_it(renderer: Helm) -> None:
+    """Helm takes its default away as well: after `crds: {keep: }` an uninstall would delete all jobs."""
+    paths = set(scalars(yaml.safe_load((CHART / "values.yaml").read_text())))
+    assert paths > MAY_BE_NULL
+    assert {"crds.keep", "networkPolicy.enabled", "podMonitor.sampleLimit"} <= paths - MAY_BE_NULL
+    for path in sorted(paths - MAY_BE_NULL):
+        values: Any = None
+        for name in reversed(path.split(".")):
+            values = {name: values}
+        refused = renderer.attempt("template", "zerotrain", CHART, values=values)
+        assert (path, refused.returncode) != (path, 0)
+        assert f"{path} is null" in refused.stderr or "serviceAccount" in path, refused.stderr
+
+
 def without_values(values: dict[str, Any]) -> dict[str, Any]:
     """Return the lists and maps among the values, each as a key with nothing behind it."""
     bare: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.crd_spreads import ACCEPTED_SPREADS, REFUSED_SPREADS
 from tests.support.jobs import ABSENT
 
 VOLUME = {"name": "data", "emptyDir": {}}
@@ -285,6 +286,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.podTemplate.env[1]",
         "Duplicate value",
     ),
+    *REFUSED_SPREADS,
     (
         "volume-ours",
         {"spec.podTemplate.volumes": [{"name": "zerotrain-shm", "emptyDir": {}}]},
@@ -305,11 +307,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "user-root",
-        {
-            "spec.podTemplate.sidecars": [
-                {"name": "s", "image": "x", "securityContext": {"runAsUser": 0}},
-            ]
-        },
+        {"spec.podTemplate.sidecars": [{"name": "s", "image": "x", "securityContext": {"runAsUser": 0}}]},
         "spec.podTemplate.sidecars[0].securityContext.runAsUser",
         "greater than or equal to 1",
     ),
@@ -489,6 +487,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
                         ]
                     }
                 },
+                "topologySpreadConstraints": ACCEPTED_SPREADS,
                 "imagePullSecrets": [{"name": "reg"}],
                 "runtimeClassName": "nvidia",
                 "serviceAccountName": "runner",

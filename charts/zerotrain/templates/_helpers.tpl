@@ -1,3 +1,20 @@
+{{/* Helm takes a value that is null, such as `keep:` with nothing after it, out of the defaults as well. What is missing
+     then is off without a word: a network policy, a limit of samples, or what keeps jobs when the release goes. */}}
+{{- define "zerotrain.needed" -}}
+{{- range list "crds.enabled" "crds.keep" "admissionPolicy.enabled" "image.repository" "channelKey.entry"
+  "serviceAccount.create" "rbac.create" "rbac.clusterReads" "rbac.userRoles" "podDisruptionBudget.enabled"
+  "networkPolicy.enabled" "networkPolicy.dns.namespace" "monitoring.prometheusNamespace" "podMonitor.enabled"
+  "podMonitor.interval" "podMonitor.sampleLimit" "podMonitor.labelValueLengthLimit" "podMonitor.bodySizeLimit"
+  "serviceMonitor.enabled" "serviceMonitor.interval" "serviceMonitor.sampleLimit" "prometheusRule.enabled"
+  "prometheusRule.jobs" "prometheusRule.runbookBaseUrl" "dashboards.enabled" }}
+{{- $value := $.Values }}
+{{- range splitList "." . }}{{ $value = get ($value | default dict) . }}{{ end }}
+{{- if eq (toString $value) "" }}
+{{- fail (printf "%s is null: give it a value, or leave it out for its default" .) }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
 {{/* Names. The operator's own labels never depend on them: workers' NetworkPolicies select by the labels.
      What people name is quoted everywhere: namespaces and releases may be called 123, true or null. */}}
 {{- define "zerotrain.fullname" -}}

@@ -186,6 +186,8 @@ class Reason(StrEnum):
     """The job waits for a queue's admission, or for the API of a pod group to be found."""
     GAVE_BACK = "GaveBack"
     """The attempt held a part of its pods or nodes, did not get the rest, and released all of them."""
+    SCHEDULER_MISSING = "SchedulerMissing"
+    """No scheduler reports on the pods: the one that the job names may not run."""
     QUEUE_MISSING = "QueueMissing"
     """Kueue is not installed in the cluster."""
     GANG_MISSING = "GangMissing"
@@ -277,3 +279,6 @@ class Reason(StrEnum):
     """An object of that name belongs to another owner."""
     QUOTA_EXCEEDED = "QuotaExceeded"
     API_REFUSED = "ApiRefused"
+
+    INTERNAL_ERROR = "InternalError"
+    """The operator cannot process the job because of an error of its own, or of what is stored."""

@@ -81,6 +81,12 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
         "8Gi must exceed pinnedMemory 6Gi + sharedMemory 2Gi = 8Gi",
     ),
     (
+        "less-disk-than-nvme",
+        {"spec.nvme": {"size": "1Ti"}, "spec.scratch": {"ephemeralStorage": "100Gi"}},
+        "spec.scratch.ephemeralStorage",
+        "100Gi is less than spec.nvme.size 1Ti",
+    ),
+    (
         "nvme-mount",
         {"spec.nvme": {"size": "1Ti", "mountPath": "/checkpoints/nvme"}},
         "spec.nvme.mountPath",

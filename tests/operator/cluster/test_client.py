@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
+from aiohttp import web
 from kubernetes.aio import client
 
 from tests.operator.api_double import FAST, ApiDouble, failure, served
@@ -42,6 +46,29 @@ async def test_gives_up_after_its_retries() -> None:
         with pytest.raises(Unavailable, match="503"):
             await api.call(GET)
     assert double.asked("GET /thing") == FAST.retries + 1
+
+
+@pytest.mark.parametrize(("patience_s", "tries"), [(600.0, 4), (0.01, 1)], ids=["quick", "slow"])
+async def test_a_failure_that_takes_long_is_not_repeated_for_all_retries(
+    patience_s: float, tries: int
+) -> None:
+    """A webhook that hangs for 10 s would keep a job without a reason for over a minute."""
+
+    async def fail(_: web.Request) -> web.Response:
+        await asyncio.sleep(0.02)
+        return web.json_response({"message": "failed calling webhook"}, status=500)
+
+    double = ApiDouble()
+    double.on("GET /thing", fail)
+    async with served(double, replace(FAST, patience_s=patience_s)) as api:
+        with pytest.raises(Unavailable, match="failed calling webhook"):
+            await api.call(GET)
+    assert double.asked("GET /thing") == tries
+
+
+def test_the_client_waits_for_the_answer_to_any_write() -> None:
+    """The API server takes 34 s at most: a client that gives up sooner never learns which webhook hangs."""
+    assert ApiLimits().timeout_s > 34
 
 
 TRIES = range(200)

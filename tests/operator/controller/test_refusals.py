@@ -4,6 +4,8 @@ jobs.
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from aiohttp import web
 
@@ -15,6 +17,7 @@ from tests.operator.reconcile_builders import job as job_of
 from zerotrain.operator.cluster.errors import Unavailable
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.constants import Reason
+from zerotrain.operator.controller import controller as module
 from zerotrain.operator.controller import job_pass
 from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, Plan, ProtectWorkers, SaveLog
 
@@ -23,6 +26,7 @@ pytestmark = pytest.mark.ranks
 
 WEBHOOK_DOWN = failure(500, "InternalError", 'failed calling webhook "x": refused')
 SAVE = SaveLog(attempt=1, pod="gpt-1-0", rank=0, key="attempt-1.log", title="t")
+EVENTS = "/apis/events.k8s.io/v1/namespaces/ml/events"
 BUDGETS = "/apis/policy/v1/namespaces/ml/poddisruptionbudgets"
 REMOVE = DeletePods(names_uids=(("gpt-1-0", "u"),), grace_s=1)
 
@@ -118,3 +122,28 @@ async def test_a_refused_budget_of_a_job_that_trains_waits_for_the_backoff(
         await run_pass(controller)
         assert double.asked(f"POST {BUDGETS}") == 2
         assert state.problem is None
+
+
+async def test_an_error_of_the_operators_own_is_an_event_on_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners of jobs cannot read the log. An event lasts for an hour, the error may last longer."""
+
+    def broken(*_: object) -> Plan:
+        raise KeyError("shape")
+
+    monkeypatch.setattr(job_pass, "reconcile", broken)
+    monkeypatch.setattr(module, "REPORT_EVERY", 2)
+    double = ApiDouble()
+    double.on(f"POST {EVENTS}", (201, {}))
+    async with served(double) as api:
+        controller = make_controller(api)
+        controller.job_changed(job_of(resourceVersion="1"))
+        for _ in range(3):
+            await run_pass(controller)
+            controller.queue.add(KEY)
+        sender = asyncio.create_task(controller.events.run())
+        assert not await controller.events.drain(60)
+        sender.cancel()
+    first, second = double.bodies(f"POST {EVENTS}")
+    assert (first["reason"], first["type"], first["regarding"]["name"]) == ("InternalError", "Warning", "gpt")
+    assert "(failure 1 in a row) and tries again: KeyError: 'shape'" in first["note"]
+    assert "(failure 3 in a row)" in second["note"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,36 @@ def test_a_quota_is_reported_and_waited_for(
         control_plane.kubectl("delete", "quota", "small", "-n", namespace)
         job.wait_for("Completed")
         check_attempts(double, attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ("scheduling", "priorityClassName"),
+        ("podTemplate", "runtimeClassName"),
+        ("podTemplate", "serviceAccountName"),
+    ],
+)
+def test_an_object_that_is_missing_is_named_with_its_field(
+    control_plane: Cluster,
+    namespace: str,
+    operator_kubeconfig: Path,
+    tmp_path: Path,
+    part: str,
+    field: str,
+) -> None:
+    """The API server's words are those by which the field is found."""
+    with operator(operator_kubeconfig, tmp_path):
+        spec: dict[str, Any] = {part: {field: "missing"}}
+        job = LiveJob(control_plane, namespace, **spec)
+        message = wait_for_reason(job, "ApiRefused")
+        assert "missing" in message
+        assert f"spec.{part}.{field}" in message
+        assert job.condition("Stalled")["status"] == "True"
+        if field == "serviceAccountName":
+            control_plane.kubectl("create", "serviceaccount", "missing", "-n", namespace)
+            wait_until(lambda: job.status().get("podsCreated"), "the pods", every_s=0.25)
+            assert job.condition("Stalled")["status"] == "False"
 
 
 def test_a_node_that_does_not_answer_costs_the_timeout_and_no_more(

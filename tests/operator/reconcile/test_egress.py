@@ -22,6 +22,7 @@ from tests.operator.reconcile_builders import (
     last_words,
     ready,
     seen,
+    settled,
     status,
 )
 from tests.support.jobs import job_json, make_job
@@ -111,16 +112,27 @@ SPEC: Json = {"network": {"egressCidrs": ["192.0.2.0/24"]}, "scheduling": {"gang
             want=Want(phase="Pending", attempt=1),
         ),
         Row(
-            id="a running attempt goes on",
+            id="changed while an attempt runs: it goes on, without that network",
             job=job(spec=SPEC, status=status("Running")),
             seen=seen(ready(0), ready(1)),
-            want=Want(phase="Running", actions=()),
+            want=Want(
+                phase="Running",
+                actions=(),
+                events=("EgressNotAllowed",),
+                conditions={"Admitted": ("True", "SpecAccepted")},
+                messages={
+                    "Admitted": "no other attempt will start: spec.network.egressCidrs: 192.0.2.0/24 is not",
+                    "event": "no other attempt will start",
+                },
+            ),
         ),
     ],
     ids=lambda row: row.id,
 )
 def test_row(row: Row) -> None:
     check(row)
+    again = reconcile(settled(row.job, row.seen), row.seen, NOW)
+    assert not again.events
 
 
 @pytest.mark.parametrize(

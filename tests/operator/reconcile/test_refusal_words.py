@@ -34,6 +34,41 @@ def test_the_least_level_of_pod_security_that_suffices(level: str, violation: st
     assert f"enforce={least} --overwrite" in refused.problem.message
 
 
+@pytest.mark.parametrize(
+    ("cause", "field"),
+    [
+        ('pod rejected: RuntimeClass "kata" not found', "spec.podTemplate.runtimeClassName"),
+        ("no PriorityClass with name high was found", "spec.scheduling.priorityClassName"),
+        (
+            'error looking up service account ml/runner: serviceaccount "runner" not found',
+            "spec.podTemplate.serviceAccountName",
+        ),
+        ("failed quota: team: must specify limits.memory for: worker", "spec.resources"),
+    ],
+)
+def test_an_object_that_is_missing_is_named_with_the_field_that_names_it(cause: str, field: str) -> None:
+    item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
+    refused = rejection_of(Forbidden(f'pods "gpt-1-0" is forbidden: {cause}', status=403), item)
+    assert f"{cause}. " in refused.problem.message
+    assert field in refused.problem.message
+    assert refused.problem.lasting
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "status unknown for quota: team, resources: requests.cpu",
+        'error looking up service account ml/default: serviceaccount "default" not found',
+    ],
+)
+def test_what_passes_by_itself_in_a_new_namespace_stalls_no_job(cause: str) -> None:
+    """Tools that wait for the object give up when they see Stalled."""
+    item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
+    refused = rejection_of(Forbidden(f'pods "gpt-1-0" is forbidden: {cause}', status=403), item)
+    assert not refused.problem.lasting
+    assert cause in refused.problem.message
+
+
 def policy(labels: Json, **meta: Any) -> Json:
     return {"kind": "NetworkPolicy", "metadata": {"name": "gpt", "labels": labels, **meta}}
 

@@ -12,13 +12,17 @@ import pytest
 from tests.operator.reconcile_builders import (
     Row,
     Want,
+    ago,
     check,
+    ended,
     job,
     pending,
     ready,
     run,
+    running,
     seen,
     settled,
+    stamp,
     status,
 )
 from zerotrain.operator.api import Phase
@@ -31,6 +35,8 @@ QUOTA = Problem(reason="QuotaExceeded", message="exceeded quota: q, used: pods=1
 DOWN = Problem(reason="ApiRefused", message="500 failed calling webhook x: connection refused")
 LIMIT = Problem(reason="ApiRefused", message="maximum cpu usage per Pod is 2, but limit is 4", lasting=True)
 CLASS = Problem(reason="ApiRefused", message="no PriorityClass with name high was found", lasting=True)
+FORBIDDEN = Problem(reason="ApiRefused", message="403 pods is forbidden: cannot delete", lasting=True)
+READY = {"Completed": "True", "Failed": "False"}
 TAKEN = Problem(reason="NameTaken", message="Service gpt belongs to another owner", lasting=True)
 
 
@@ -95,6 +101,45 @@ def test_nothing_is_reported_for_a_job_that_requests_nothing(phase: Phase) -> No
     body = job(spec=spec, status={"phase": phase, "attempt": 1, "podsCreated": True})
     plan, _ = run(Row(id="", job=body, seen=seen(problem=TAKEN), want=Want()))
     assert plan.events == ()
+
+
+@pytest.mark.parametrize(
+    ("stored", "policy"),
+    [
+        ({"phase": "Failed"}, {}),
+        ({"phase": "Completed", "completionTime": stamp(ago(60))}, {"ttlSecondsAfterFinished": 1}),
+    ],
+    ids=["ranks that cannot be ended", "a job that cannot be deleted"],
+)
+def test_a_refused_cleanup_is_reported_although_the_job_has_ended(stored: Any, policy: Any) -> None:
+    """Ranks of a failed job go on holding their GPUs until somebody allows the deletion."""
+    body = job(spec={"runPolicy": policy}, status={"attempt": 1, "podsCreated": True, **stored})
+    want = Want(
+        phase=stored["phase"],
+        events=("ApiRefused",),
+        conditions={
+            "Reconciling": ("False", "ApiRefused"),
+            "Ready": (READY[stored["phase"]], stored["phase"]),
+        },
+    )
+    row = Row(id="", job=body, seen=seen(running(0), ended(1, 1), problem=FORBIDDEN), want=want)
+    check(row)
+    again, _ = run(replace(row, job=settled(row.job, row.seen)))
+    assert again.events == ()
+    over, _ = run(replace(row, job=settled(row.job, row.seen), seen=seen()))
+    assert over.events == ()
+
+
+def test_refused_deletions_between_two_attempts_are_reported() -> None:
+    row = Row(
+        id="",
+        job=job(status=status("Restarting")),
+        seen=seen(running(0), ended(1, 1), problem=FORBIDDEN),
+        want=Want(phase="Restarting", events=("ApiRefused",), conditions={"Ready": ("False", "ApiRefused")}),
+    )
+    check(row)
+    again, _ = run(replace(row, job=settled(row.job, row.seen)))
+    assert again.events == ()
 
 
 def test_a_job_that_trains_is_not_stalled_by_another_refusal() -> None:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.operator.reconcile_builders import ALL, Row, Want, check, ended, job, ready, seen, status
-from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
+from tests.operator.reconcile_builders import (
+    ALL,
+    NOW,
+    Row,
+    Want,
+    check,
+    ended,
+    job,
+    ready,
+    seen,
+    settled,
+    status,
+)
+from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, reconcile
 
 pytestmark = pytest.mark.unit
 
@@ -88,15 +100,21 @@ UNREADABLE = [
         want=Want(
             phase="Stalled",
             actions=(),
+            events=("InvalidSpec",),
             conditions={"Stalled": ("True", "InvalidSpec")},
-            messages={"Stalled": "spec.workers"},
+            messages={"Stalled": "spec.workers", "event": "spec.workers"},
         ),
     ),
     Row(
         id="a running job with such a spec keeps its pods",
         job=job(spec={"unknownField": 1}, status=status("Running")),
         seen=seen(ready(0), ready(1)),
-        want=Want(phase="Running", actions=(), conditions={"Stalled": ("True", "InvalidSpec")}),
+        want=Want(
+            phase="Running",
+            actions=(),
+            events=("InvalidSpec",),
+            conditions={"Stalled": ("True", "InvalidSpec")},
+        ),
     ),
 ]
 
@@ -109,3 +127,5 @@ def test_refused(row: Row) -> None:
 @pytest.mark.parametrize("row", UNREADABLE, ids=lambda row: row.id)
 def test_unreadable(row: Row) -> None:
     check(row)
+    again = reconcile(settled(row.job, row.seen), row.seen, NOW)
+    assert (again.status, again.events) == (None, ())

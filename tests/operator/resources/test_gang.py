@@ -19,6 +19,8 @@ pytestmark = pytest.mark.unit
 Json = dict[str, Any]
 KEY = b"k" * 32
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PEERS = {"zerotrain.dev/job-uid": make_job().uid, "zerotrain.dev/attempt": "3"}
+"""Labels of the workers of the attempt that `shaped` describes."""
 
 
 def shaped(shape: Json, changes: Json | None = None) -> ZeroTrainingJob:
@@ -158,7 +160,7 @@ def test_nodes_to_keep_off_hold_for_every_alternative() -> None:
 
 
 def test_together_and_apart_by_a_label_of_the_nodes() -> None:
-    peers = {"matchLabels": {"zerotrain.dev/job-uid": make_job().uid, "zerotrain.dev/attempt": "3"}}
+    peers = {"matchLabels": PEERS}
     together = pod_of(shaped({}, {"spec.scheduling": {"topologyKey": "rack"}}))["spec"]
     assert together["affinity"]["podAffinity"][REQUIRED] == [{"topologyKey": "rack", "labelSelector": peers}]
     apart = pod_of(shaped({}, {"spec.scheduling": {"topologyKey": "rack", "topologyPolicy": "Spread"}}))[
@@ -170,6 +172,37 @@ def test_together_and_apart_by_a_label_of_the_nodes() -> None:
     assert constraint["nodeTaintsPolicy"] == "Honor", "a zone that is cordoned must stop nobody"
     chosen = pod_of(shaped({"nodeSelector": {"rack": "r1"}}, {"spec.scheduling": {"topologyKey": "rack"}}))
     assert "affinity" not in chosen["spec"]
+
+
+def test_constraints_of_the_template_count_the_attempts_workers_unless_they_select_others() -> None:
+    """Kubernetes counts no pods at all without a selector, and the constraint would have no effect."""
+    zones = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    racks = {"maxSkew": 3, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}
+    selector = {"matchLabels": {"app": "gpt"}}
+    template = {"topologySpreadConstraints": [zones, {**racks, "labelSelector": selector}]}
+    made = shaped({}, {"spec.podTemplate": template})
+    spec = pod_of(made)["spec"]
+    assert spec["topologySpreadConstraints"] == [
+        {**zones, "labelSelector": {"matchLabels": PEERS}},
+        {**racks, "labelSelector": selector},
+    ]
+    (pods,) = workload(made, "kueue.x-k8s.io/v1beta2", 2, pod_of(made), None)["spec"]["podSets"]
+    assert pods["template"]["spec"]["topologySpreadConstraints"] == spec["topologySpreadConstraints"]
+
+
+@pytest.mark.parametrize(("key", "ours"), [("rack", 1), ("zone", 0)])
+def test_a_policy_adds_no_second_constraint_for_one_key(key: str, ours: int) -> None:
+    """The API server refuses pods with two."""
+    given = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    made = shaped(
+        {},
+        {
+            "spec.podTemplate": {"topologySpreadConstraints": [given]},
+            "spec.scheduling": {"topologyKey": key, "topologyPolicy": "Spread"},
+        },
+    )
+    first, *others = pod_of(made)["spec"]["topologySpreadConstraints"]
+    assert (first["maxSkew"], len(others)) == (2, ours)
 
 
 def test_the_workload_holds_what_the_queue_counts_and_not_the_program() -> None:

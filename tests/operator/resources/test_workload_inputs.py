@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.crd_spreads import SPREAD
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.workload_status import queue_view
@@ -43,6 +44,7 @@ OTHER_PODS: list[tuple[Json, Json]] = [
     ({}, {"spec.podTemplate": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}}}),
     ({}, {"spec.podTemplate": {"affinity": {"nodeAffinity": {}}}}),
     ({}, {"spec.podTemplate": {"runtimeClassName": "nvidia"}}),
+    ({}, {"spec.podTemplate": {"topologySpreadConstraints": [SPREAD]}}),
     ({}, {"spec.image": "localhost/zerotrain:new"}),
     ({}, {"spec.resources": {"cpu": "3"}}),
     ({}, {"spec.nvme": {"mountPath": "/nvme", "size": "1Gi"}}),

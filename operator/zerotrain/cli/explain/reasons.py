@@ -130,6 +130,11 @@ _SPEC = {
         "the API server refused a request of the operator's; the message quotes it",
         "often an admission policy or missing RBAC: correct it; the operator tries again by itself",
     ),
+    "InternalError": (
+        "the operator fails to process the job, and its status may be outdated; pods that run go on",
+        "the traceback is in the log of the operator, which tries again by itself: after an upgrade, check "
+        "that the CustomResourceDefinition and the operator are of one version; otherwise report it",
+    ),
 }
 
 _ATTEMPT = {
@@ -198,6 +203,11 @@ _QUEUES = {
     "QueueChanged": (
         "the label kueue.x-k8s.io/queue-name names another queue than the job is in",
         "nothing: it counts from the job's next suspension",
+    ),
+    "SchedulerMissing": (
+        "no scheduler has reported on the job's pods for minutes: the one that they name may not run",
+        "start that scheduler, or change scheduling.schedulerName or scheduling.gang while the job is "
+        "suspended",
     ),
     "QueueMissing": ("queueName is given and the cluster has no Kueue", "install Kueue or remove queueName"),
     "GangMissing": (

@@ -158,6 +158,12 @@ def _waiting(case: Case) -> Iterator[Advice]:
         )
     if "GangMissing" in reasons:
         yield Advice(text="Install what scheduling.gang names, or use Auto or None.")
+    if "SchedulerMissing" in reasons:
+        yield Advice(
+            text="Start the scheduler that the message names. Otherwise change scheduling.schedulerName or "
+            "scheduling.gang while the job is suspended.",
+            command="kubectl get pods -A | grep -i -e scheduler -e volcano",
+        )
     if "Queued" in reasons or "QueueEvicted" in reasons:
         yield Advice(
             text="The job waits for its queue; see what the queue reports.",

@@ -207,14 +207,17 @@ def keyed_by(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
-def unique_by(attribute: str) -> AfterValidator:
-    """Return a validator that no two items share the attribute, as the API server demands of a list that is
-    `keyed_by` it."""
+def unique_by(*attributes: str) -> AfterValidator:
+    """Return a validator that no two items share the attributes, as the API server demands of a list that is
+    `keyed_by` them."""
+    named = " and ".join(to_camel(attribute) for attribute in attributes)
 
     def check(items: tuple[ApiModel, ...]) -> tuple[ApiModel, ...]:
-        for key, times in Counter(getattr(item, attribute) for item in items).items():
+        keys = (tuple(str(getattr(item, attribute)) for attribute in attributes) for item in items)
+        for key, times in Counter(keys).items():
             if times > 1:
-                raise ValueError(f"{to_camel(attribute)} {key!r} is given {times} times; keep one of them")
+                given = " and ".join(map(repr, key))
+                raise ValueError(f"{named} {given}: found {times} times; keep one of them")
         return items
 
     return AfterValidator(check)

@@ -11,7 +11,7 @@ from zerotrain.contract.variables import SETTABLE, TORCH_VARIABLES, is_reserved
 from zerotrain.operator.constants import RESERVED_METADATA_PREFIXES
 
 from .base import ATOMIC, ApiModel, LabelMap, ObjectName, Rule, keyed_by, rule, unique_by
-from .core.affinity import Affinity
+from .core.affinity import Affinity, TopologySpread
 from .core.containers import Container
 from .core.environment import EnvFromSources, EnvVar, EnvVars
 from .core.meta import LocalReference
@@ -105,6 +105,9 @@ class PodTemplate(ApiModel):
 
     affinity: Affinity | None = None
     """Rules for the nodes of the pods, beyond scheduling.nodeSelector."""
+
+    topology_spread_constraints: TopologySpread = ()
+    """Spreading of the pods over zones, racks or nodes, beyond scheduling.topologyKey."""
 
     image_pull_secrets: Annotated[
         tuple[LocalReference, ...],

@@ -137,6 +137,19 @@ def _nvme_mount(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
         yield from _taken("spec.nvme.mountPath", spec.nvme.mount_path, RESERVED_MOUNTS)
 
 
+def _scratch(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    limit = spec.scratch.ephemeral_storage if spec.scratch is not None else None
+    nvme = spec.nvme
+    if limit is None or nvme is None or nvme.storage_class_name is not None:
+        return
+    if limit.num_bytes < nvme.size.num_bytes:
+        yield invalid(
+            "spec.scratch.ephemeralStorage",
+            f"{limit} is less than spec.nvme.size {nvme.size}, which is on the node's disk without a "
+            "storageClassName; raise it, or remove it and the limit follows",
+        )
+
+
 _ZERO = "spec.config.zero_optimization"
 
 
@@ -286,5 +299,6 @@ _CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (
     _finetune,
     _memory,
     _nvme_mount,
+    _scratch,
     pod_template_refusals,
 )

@@ -48,8 +48,12 @@ class ApiLimits:
 
     requests_per_second: float = 1000.0
     burst: int = 2000
-    timeout_s: float = 30.0
-    """Timeout of one try. Watches have their own."""
+    timeout_s: float = 40.0
+    """Timeout of one try. The API server ends a write after 34 s, of which one webhook may take 30: its
+    answer names the webhook. Watches have their own."""
+    patience_s: float = 20.0
+    """Time after which a request is not repeated any more, unless the server requested the delay: a webhook
+    that hangs must be reported before it has hung for all retries."""
     retries: int = 6
     first_backoff_s: float = 0.25
     max_backoff_s: float = 8.0
@@ -116,11 +120,13 @@ class Api:
 
     async def call_raw(self, request: Request) -> bytes:
         retries = self.limits.retries if request.retries is None else request.retries
+        until = time.monotonic() + self.limits.patience_s
         for attempt in range(retries + 1):
             try:
                 return await self._try(request)
             except Unavailable as error:
-                if attempt == retries:
+                is_late = time.monotonic() >= until and not error.retry_after_s
+                if attempt == retries or is_late:
                     raise
                 await asyncio.sleep(self.backoff_s(attempt, error))
         raise AssertionError("unreachable: the loop returns or raises")

@@ -251,6 +251,8 @@ def _since(old: PodView, new: PodView) -> PodView:
         return replace(new, ended_seen_at=old.ended_seen_at)
     if old.refused_seen_at is not None and new.refused_seen_at is not None:
         return replace(new, refused_seen_at=old.refused_seen_at)
+    if old.ignored_seen_at is not None and new.ignored_seen_at is not None:
+        return replace(new, ignored_seen_at=old.ignored_seen_at)
     return new
 
 

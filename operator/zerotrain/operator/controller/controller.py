@@ -23,8 +23,11 @@ from zerotrain.operator.cluster.errors import (
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.cluster.jobs import key_of, phase_of
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
+from zerotrain.operator.constants import Reason
 from zerotrain.operator.controller.job_pass import RECHECK_S, ActionHeld, JobPass, PassContext
 from zerotrain.operator.controller.status_debounce import StatusHeld
+from zerotrain.operator.reconcile import Event
+from zerotrain.operator.reconcile.plan import EventType
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,9 @@ writes all the time."""
 
 CONFLICT_BACKOFF_S, MAX_CONFLICT_BACKOFF_S = 0.1, 5.0
 
+REPORT_EVERY = 30
+"""Number of unexpected errors of a job in a row of which the first is reported in an event: half an hour with
+the longest backoff."""
 
 STARTING = frozenset({"Pending", "Starting"})
 """Phases in the status during which pods are created and start."""
@@ -195,6 +201,8 @@ class Controller(PassContext):
                 level = logging.WARNING if expected else logging.ERROR
                 log.log(level, "%s: %s", key, error, exc_info=None if expected else error)
                 self._retry(key, job, error)
+                if not expected:
+                    self._report_error(job, error)
 
     def _retry(self, key: JobKey, job: Json, error: Exception) -> None:
         job_state = self.job_states.of(job["metadata"]["uid"])
@@ -211,6 +219,20 @@ class Controller(PassContext):
                 self.queue.add(key)  # run again at once, to show the problem in the conditions
                 return
         self.queue.add_after(key, backoff)
+
+    def _report_error(self, job: Json, error: Exception) -> None:
+        """Emit an event on the job, whose status may stay as it is until the cause is corrected. Events are
+        deleted after an hour, so a later failure emits another one."""
+        failures = self.job_states.of(job["metadata"]["uid"]).failures
+        if failures % REPORT_EVERY != 1:
+            return
+        message = (
+            f"the operator fails to process this job (failure {failures} in a row) and tries again: "
+            f"{type(error).__name__}: {error}"
+        )
+        attempt = int(job.get("status", {}).get("attempt") or 0)
+        event = Event(reason=Reason.INTERNAL_ERROR, message=message, type=EventType.WARNING, attempt=attempt)
+        self.events.emit(job, (event,))
 
     async def _refresh(self, key: JobKey) -> None:
         """Read the job again; forget it if it is gone."""

@@ -33,7 +33,7 @@ from zerotrain.operator.constants import (
     Reason,
 )
 from zerotrain.operator.reconcile import next_size, queueing
-from zerotrain.operator.reconcile.draft import Draft, stored
+from zerotrain.operator.reconcile.draft import ACTIVE, Draft, stored
 from zerotrain.operator.reconcile.observe import StorageClassView
 from zerotrain.operator.reconcile.plan import AskStorageClass
 
@@ -85,6 +85,15 @@ def unreadable(error: ValidationError) -> tuple[str, str]:
     return str(Reason.INVALID_SPEC), one_line("; ".join(problems))
 
 
+def report_unreadable(draft: Draft) -> None:
+    """Emit one event when the operator stops managing a job because it cannot read the spec."""
+    if draft.stalled is None:
+        return
+    reason, message = draft.stalled
+    if all(item.message != stored(message) for item in draft.job.status.conditions):
+        draft.emit(reason, message, warning=True)
+
+
 def egress_refusal(draft: Draft) -> tuple[str, str] | None:
     """Return reason and message if the job requests more networks than its installation allows; None
     otherwise."""
@@ -100,6 +109,21 @@ def egress_refusal(draft: Draft) -> tuple[str, str] | None:
         "field and give a NetworkPolicy of your own for pods with the label "
         f"{LABEL_JOB}={draft.job.identity.name}"
     )
+
+
+def egress_notice(draft: Draft) -> str:
+    """Return what an attempt that runs does not get of spec.network, which may be changed at any time; empty
+    otherwise."""
+    runs = draft.status.phase in ACTIVE and draft.status.attempt > 0
+    refusal = egress_refusal(draft) if runs else None
+    return f"no other attempt will start: {refusal[1]}" if refusal is not None else ""
+
+
+def report_egress(draft: Draft) -> None:
+    """Emit one event when an attempt begins to run with less than spec.network requests."""
+    text = stored(egress_notice(draft))
+    if text and all(text not in item.message for item in draft.job.status.conditions):
+        draft.emit(Reason.EGRESS_NOT_ALLOWED, text, warning=True)
 
 
 def egress_hint(draft: Draft, texts: Iterable[str]) -> str | None:

@@ -15,7 +15,14 @@ from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
-from zerotrain.operator.reconcile import attempt_checks, hangs, start_up, teardown, tracker_advice
+from zerotrain.operator.reconcile import (
+    attempt_checks,
+    hangs,
+    schedulers,
+    start_up,
+    teardown,
+    tracker_advice,
+)
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import (
     ACTIVE,
@@ -128,6 +135,8 @@ def _ready(facts: Facts) -> Finding:
 
 
 def _reconciling(facts: Facts) -> Finding:
+    if (refused := start_up.refused_cleanup(facts.draft)) is not None:
+        return Finding(False, refused.reason, refused.message)
     at_rest = {*FINISHED, Phase.SUSPENDED, Phase.STALLED, Phase.RUNNING}
     rejected = start_up.lasting_rejection(facts.draft) is not None
     return replace(_activity(facts), status=facts.phase not in at_rest and not rejected)
@@ -188,6 +197,9 @@ def _start_up(facts: Facts) -> Finding:
     long = _first(view, lambda pod: start_up.runs_long(facts.draft, pod))
     if long is not None:
         return Finding(None, Reason.INIT_CONTAINER_RUNS, long)
+    ignored = _first(view, schedulers.ignored(facts.draft, view))
+    if ignored is not None:
+        return Finding(None, Reason.SCHEDULER_MISSING, ignored)
     if view.count(WorkerState.PENDING):
         before = _first(view, start_up.runs_before)
         message = f"{view.count(WorkerState.PENDING)} pods have not started{f'; {before}' if before else ''}"
@@ -216,7 +228,11 @@ def _admitted(facts: Facts) -> Finding:
         kept = f"The job keeps {refusal.workers} workers."
         message = stored(refusal.message, MAX_TEXT - len(kept) - 1)
         return Finding(True, Reason.RESIZE_REFUSED, f"{message} {kept}")
-    texts = (attempt_checks.privileges_message(facts.draft), tracker_advice.advice(facts.draft.job.spec))
+    texts = (
+        attempt_checks.egress_notice(facts.draft),
+        attempt_checks.privileges_message(facts.draft),
+        tracker_advice.advice(facts.draft.job.spec),
+    )
     return Finding(True, Reason.SPEC_ACCEPTED, "; ".join(text for text in texts if text))
 
 
@@ -232,6 +248,9 @@ def _pods_scheduled(facts: Facts) -> Finding:
     refused = _first(facts.view, lambda pod: None if pod.scheduled else pod.unscheduled_reason)
     if refused is not None:
         return Finding(False, Reason.UNSCHEDULABLE, refused)
+    ignored = _first(facts.view, schedulers.ignored(facts.draft, facts.view))
+    if ignored is not None:
+        return Finding(False, Reason.SCHEDULER_MISSING, ignored)
     unplaced = sum(1 for pod in facts.view.present if not pod.scheduled and not pod.ended)
     if unplaced:
         return Finding(False, Reason.WAITING_FOR_PODS, f"{unplaced} pods have no node yet")

@@ -29,6 +29,7 @@ from zerotrain.operator.reconcile import (
     progress,
     queueing,
     resizing,
+    schedulers,
     start_up,
     stragglers,
     teardown,
@@ -92,12 +93,15 @@ def reconcile(
 
     # What follows from the phase, whichever it is.
     giving_back.settle(draft)  # before the conditions, which show what is left of it
-    start_up.report_rejection(draft)  # after the phases: what the last pass was refused matters in some only
+    attempt_checks.report_egress(draft)
     queueing.settle(draft)  # before actions that may be rejected and end the pass: quota must be released
     view = draft.view()
     attempt_objects.keep_shared(draft, view)  # before the next two, so that a NetworkPolicy never waits
     attempt_objects.settle_protection(draft)  # a rejected disruption budget ends the actions of the pass,
     verification.advance(draft)  # and so does a rejected pod
+    start_up.report_rejection(
+        draft
+    )  # after all actions: what was refused matters only while it is tried again
     _count_ranks(draft, view)
     update_conditions(draft, view)  # last: they describe all of the above
     return draft.plan()
@@ -137,6 +141,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
     start_up.report_slow_start(draft, view)
+    schedulers.report_ignored(draft, view)
     for pod in view.pods(WorkerState.TERMINATING):
         if pod.deletion_at is not None:
             # A node that died with the pod sends no event: check again when the pod counts as lost.
@@ -204,6 +209,7 @@ def _unreadable(draft: Draft) -> Plan:
         draft.set(phase=Phase.STALLED)
     if draft.status.phase in BETWEEN_ATTEMPTS:
         draft.set(start_time=None)  # time spent waiting for a user is not active time
+    attempt_checks.report_unreadable(draft)
     update_conditions(draft, draft.view())
     return draft.plan()
 

@@ -71,6 +71,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         scheduled=is_true(conditions.get("PodScheduled")),
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
         refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
+        ignored_seen_at=seen_at if not finished and _is_ignored(pod, conditions) else None,
         started="running" in state or ended is not None,
         waiting=_waiting(state.get("waiting")) or _waiting_before(pod, state),
         **_start(pod, conditions, state),
@@ -246,6 +247,11 @@ def _is_refused(status: Mapping[str, Any], condition: Mapping[str, Any] | None) 
     scheduled = condition or {}
     unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return unplaced and not status.get("nominatedNodeName")
+
+
+def _is_ignored(pod: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+    """Return whether no scheduler has given the pod a node, or a reason why it gets none."""
+    return "PodScheduled" not in conditions and not pod.get("spec", {}).get("nodeName")
 
 
 def _disruption(condition: Mapping[str, Any] | None) -> str | None:

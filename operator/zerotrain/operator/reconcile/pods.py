@@ -76,6 +76,8 @@ class PodView:
     refused_seen_at: datetime | None = None
     """Time at which this operator first saw that the scheduler found no node; None while the scheduler
     preempts pods for it."""
+    ignored_seen_at: datetime | None = None
+    """Time at which this operator first saw that no scheduler has reported on the pod."""
     started: bool = False
     """Whether the worker's container runs now or has run."""
     waiting: str | None = None

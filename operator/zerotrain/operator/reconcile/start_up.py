@@ -26,7 +26,7 @@ from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, FailureClass
 from zerotrain.operator.reconcile import attempt_checks
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Worker
-from zerotrain.operator.reconcile.draft import Draft, stored
+from zerotrain.operator.reconcile.draft import FINISHED, Draft, stored
 from zerotrain.operator.reconcile.hangs import is_met, stack_sources
 from zerotrain.operator.reconcile.observe import Problem, StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks
@@ -72,10 +72,19 @@ def lasting_rejection(draft: Draft) -> Problem | None:
     return problem
 
 
+def refused_cleanup(draft: Draft) -> Problem | None:
+    """Return a rejection of what a finished job still has to do: delete pods, verify, delete itself; None
+    otherwise."""
+    acts = draft.job.status.phase in FINISHED and draft.actions
+    return draft.observed.problem if acts else None
+
+
 def report_rejection(draft: Draft) -> None:
     """Emit one event when rejections by the API server begin."""
     problem = draft.observed.problem
-    if problem is None or draft.status.phase not in _WAITING:
+    waits = draft.status.phase in _WAITING
+    ends = draft.job.status.phase not in _WAITING and bool(draft.actions)
+    if problem is None or not (waits or ends):
         return
     before = {item.type: item for item in draft.job.status.conditions}.get(str(ConditionType.RECONCILING))
     current = (problem.reason, _without_numbers(stored(problem.message)))

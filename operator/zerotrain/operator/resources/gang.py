@@ -59,17 +59,20 @@ def pod_group(job: ZeroTrainingJob, attempt: int, worker: Json) -> Json | None:
     return {"apiVersion": version, "kind": "PodGroup", "metadata": meta, "spec": spec}
 
 
+def scheduler_name(scheduling: Scheduling | None, version: str) -> str | None:
+    """Return the scheduler of an attempt's pods; None for the cluster's default one."""
+    mechanism = _mechanism(version)
+    own = scheduling.scheduler_name if scheduling is not None else None
+    return own or (_SCHEDULERS.get(mechanism) if mechanism is not None else None)
+
+
 def join(pod: Json, job: ZeroTrainingJob, attempt: int) -> None:
     """Make the pod (without its index) a member of the attempt's group."""
     version, name = job.shape.gang, group_name(job.name, attempt)
-    mechanism = _mechanism(version)
     spec, meta = pod["spec"], pod["metadata"]
-    scheduling = job.spec.scheduling
-    own = scheduling.scheduler_name if scheduling is not None else None
-    scheduler = own or (_SCHEDULERS.get(mechanism) if mechanism is not None else None)
-    if scheduler is not None:
+    if (scheduler := scheduler_name(job.spec.scheduling, version)) is not None:
         spec["schedulerName"] = scheduler
-    match mechanism:
+    match _mechanism(version):
         case Gang.NATIVE:
             spec["schedulingGroup"] = {"podGroupName": name}
         case Gang.VOLCANO:

@@ -36,6 +36,7 @@ _SCHEDULING = (
     "nodeSelector",
     "tolerations",
     "affinity",
+    "topologySpreadConstraints",
     "priorityClassName",
     "schedulerName",
     "runtimeClassName",

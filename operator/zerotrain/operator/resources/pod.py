@@ -138,27 +138,44 @@ def _extra_container(container: Container) -> Json:
 
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_SPREAD_KEYS = ("topologyKey", "whenUnsatisfiable")
 
 
 def place(spec: Json, job: ZeroTrainingJob, attempt: int) -> None:
-    """Add the topology of spec.scheduling to a pod spec, besides the constraints of podTemplate."""
-    scheduling = job.spec.scheduling
+    """Add the spreading of podTemplate and the topology of spec.scheduling to a pod spec."""
+    peers = {"matchLabels": {LABEL_JOB_UID: job.uid, LABEL_ATTEMPT: str(attempt)}}
+    template, scheduling = job.spec.pod_template, job.spec.scheduling
+    given = template.topology_spread_constraints if template is not None else ()
+    # Without a selector, Kubernetes would count no pods, and the constraint would have no effect.
+    spread = [{"labelSelector": peers, **as_written(item)} for item in given]
     key = scheduling.topology_key if scheduling is not None else None
     # If a queue chose a value of the key, the node selector already contains it.
-    if scheduling is None or key is None or key in job.shape.node_selector:
-        return
-    peers = {"matchLabels": {LABEL_JOB_UID: job.uid, LABEL_ATTEMPT: str(attempt)}}
-    if scheduling.topology_policy is TopologyPolicy.SPREAD:
-        spread: Json = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule"}
-        # Otherwise a zone whose nodes are all cordoned would count as a zone without pods, and no pod could
-        # be scheduled.
-        spec["topologySpreadConstraints"] = [{**spread, "labelSelector": peers, "nodeTaintsPolicy": "Honor"}]
-        return
-    # The first worker matches itself and goes anywhere; the others follow it.
-    affinity = dict(spec.get("affinity", {}))
+    if scheduling is not None and key is not None and key not in job.shape.node_selector:
+        if scheduling.topology_policy is TopologyPolicy.SPREAD:
+            spread += _apart(key, peers, spread)
+        else:
+            spec["affinity"] = _together(spec.get("affinity", {}), key, peers)
+    if spread:
+        spec["topologySpreadConstraints"] = spread
+
+
+def _apart(key: str, peers: Json, given: list[Json]) -> list[Json]:
+    """Return the constraint that spreads the pods over the values of `key`; none if one is given, as the API
+    server accepts only one."""
+    spread: Json = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule"}
+    if any(all(item[name] == spread[name] for name in _SPREAD_KEYS) for item in given):
+        return []
+    # Otherwise a zone whose nodes are all cordoned would count as a zone without pods, and no pod could be
+    # scheduled.
+    return [{**spread, "labelSelector": peers, "nodeTaintsPolicy": "Honor"}]
+
+
+def _together(affinity: Json, key: str, peers: Json) -> Json:
+    """Return the affinity with a term by which the first worker, which matches itself, goes anywhere, and the
+    others follow it."""
     near = dict(affinity.get("podAffinity", {}))
     near[_REQUIRED] = [*near.get(_REQUIRED, ()), {"topologyKey": key, "labelSelector": peers}]
-    spec["affinity"] = {**affinity, "podAffinity": near}
+    return {**affinity, "podAffinity": near}
 
 
 def keep_off(spec: Json, nodes: Iterable[str]) -> None:

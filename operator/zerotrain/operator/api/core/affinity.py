@@ -1,4 +1,4 @@
-"""Affinity of the worker pods, with Kubernetes' own names."""
+"""Affinity and spreading of the worker pods, with Kubernetes' own names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from zerotrain.operator.api.base import ATOMIC, ATOMIC_MAP, ApiModel, DnsLabel, Int, QualifiedName
+from zerotrain.operator.api.base import (
+    ATOMIC,
+    ATOMIC_MAP,
+    ApiModel,
+    DnsLabel,
+    Int,
+    QualifiedName,
+    keyed_by,
+    rule,
+    unique_by,
+)
 
 from .meta import LabelSelector
 
@@ -125,3 +135,56 @@ class Affinity(ApiModel):
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
     pod_anti_affinity: PodAffinity | None = None
+
+
+class WhenUnsatisfiable(StrEnum):
+    DO_NOT_SCHEDULE = "DoNotSchedule"
+    SCHEDULE_ANYWAY = "ScheduleAnyway"
+
+
+class NodeInclusion(StrEnum):
+    HONOR = "Honor"
+    IGNORE = "Ignore"
+
+
+class TopologySpreadConstraint(ApiModel):
+    """A limit on how unevenly pods are spread over the values of a node label."""
+
+    RULES = (
+        rule(
+            "!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
+            "minDomains needs whenUnsatisfiable DoNotSchedule",
+            holds=lambda self: (
+                self.min_domains is None or self.when_unsatisfiable is WhenUnsatisfiable.DO_NOT_SCHEDULE
+            ),
+            field_path=".minDomains",
+        ),
+    )
+
+    max_skew: Annotated[Int, Field(ge=1, le=2**31 - 1)]
+    """Largest difference between the numbers of pods in two domains, at least 1."""
+
+    topology_key: QualifiedName
+    """Node label each of whose values is a domain."""
+
+    when_unsatisfiable: WhenUnsatisfiable
+    """Treatment of a pod that no node can take within maxSkew."""
+
+    label_selector: LabelSelector | None = None
+    """Pods that are counted; the workers of the attempt unless given."""
+
+    min_domains: Annotated[Int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Number of domains below which the smallest count is taken as 0; 1 unless given."""
+
+    node_affinity_policy: NodeInclusion | None = None
+    """Whether nodes that the pod's own affinity and selector exclude are left out; Honor unless given."""
+
+    node_taints_policy: NodeInclusion | None = None
+    """Whether nodes with taints that the pod does not tolerate are left out; Ignore unless given."""
+
+
+TopologySpread = Annotated[
+    tuple[TopologySpreadConstraint, ...],
+    Field(max_length=16, json_schema_extra=keyed_by("topologyKey", "whenUnsatisfiable")),
+    unique_by("topology_key", "when_unsatisfiable"),
+]

@@ -12,6 +12,28 @@ from zerotrain.operator.resources.container import IPC_LOCK
 
 _EXCEEDED = "exceeded quota"
 
+_WAYS_OUT = (
+    (
+        "pod rejected: RuntimeClass",
+        "Create it, or change spec.podTemplate.runtimeClassName while spec.suspend is true",
+    ),
+    ("no PriorityClass with name", "Create it, or change spec.scheduling.priorityClassName"),
+    (
+        "error looking up service account",
+        "Create it, or change spec.podTemplate.serviceAccountName while spec.suspend is true",
+    ),
+    (
+        "failed quota:",
+        "Create the job again with them in spec.resources (of other containers in spec.podTemplate), or have "
+        "a LimitRange of the namespace add them",
+    ),
+)
+"""Rejections by the API server's own admission, in its wording, and the field of the job that they are about.
+"""
+
+_PASSING = ("status unknown for quota", 'serviceaccount "default" not found')
+"""Rejections of the first seconds of a quota and of a namespace, until their controllers have seen them."""
+
 _DEMANDS_DISK = ("minimum ephemeral-storage usage", "ephemeral-storage max limit to request ratio")
 """Rejections for a request that is too small, in the wording of LimitRange."""
 
@@ -59,10 +81,12 @@ def rejection_of(error: Forbidden, item: Json) -> ActionRefused:
         )
     elif "ephemeral-storage" in message:
         message += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
+    message += "".join(f". {way_out}" for cause, way_out in _WAYS_OUT if cause in message)
     if _EXCEEDED in message:
         return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
     if "violates PodSecurity" not in message:
-        return ActionRefused(Reason.API_REFUSED, message, lasting=True)
+        lasting = not any(text in message for text in _PASSING)
+        return ActionRefused(Reason.API_REFUSED, message, lasting=lasting)
     way_out = "Remove the named settings from the job, or allow them in the namespace"
     if IPC_LOCK in message:
         way_out = (
