@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import random
+from time import process_time
 from typing import Any
 
 import pytest
 
-from zerotrain.contract import json_depth
+from zerotrain.contract import json_depth, json_text
 from zerotrain.contract.json_text import ItemSplitter, members
 
 pytestmark = pytest.mark.unit
@@ -36,8 +37,13 @@ def value(chance: random.Random, depth: int = 0) -> Any:
 
 @pytest.fixture(params=[3, 64, json_depth._PIECE])
 def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Size of the pieces in which a text arrives; escapes and strings cross their boundaries."""
+    """Size of the pieces in which a text arrives; escapes and strings cross their boundaries.
+
+    Deep parts are skipped after every second name instead of every 64th.
+    """
     monkeypatch.setattr(json_depth, "_PIECE", request.param)
+    monkeypatch.setattr(json_depth, "_STRIDE", request.param)
+    monkeypatch.setattr(json_text, "_MISSES", 2)
     return int(request.param)
 
 
@@ -100,6 +106,23 @@ def test_a_list_that_breaks_off_is_an_error() -> None:
 def test_no_depth_is_too_deep_for_it() -> None:
     deep = b'{"metadata":{"name":"a"},"spec":' + b'{"spec":' * 9000 + b"1" + b"}" * 9001
     assert members(deep, ROOT)["metadata"] == b'{"name":"a"}'
+
+
+NAMES = [json.dumps({name: 1}) for name in ("spec", "kind", "metadata")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_a_free_form_part_cost_no_more_than_other_text(name: str) -> None:
+    """One by one, a hundred thousand of them would take a second."""
+    text = b'{"kind":"K","spec":{"config":[' + b",".join([name.encode()] * 100_000) + b']},"status":{}}'
+    began = process_time()
+    found = members(text, ROOT)
+    splitter = ItemSplitter()
+    splitter.feed(b'{"metadata":{},"items":[')
+    items = [*splitter.feed(text), *splitter.feed(b"]}"), *splitter.finish()]
+    assert process_time() - began < 0.3
+    assert (list(found), found["kind"], found["status"]) == (["kind", "spec", "status"], b'"K"', b"{}")
+    assert items == [text]
 
 
 def test_one_item_is_held_and_not_the_list() -> None:
