@@ -5,6 +5,7 @@ worker's.
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp import web
 from tests.operator.api_double import ApiDouble, served
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster import channel
 from zerotrain.operator.cluster.channel import (
     MAX_REPORT_BYTES,
     ChannelError,
@@ -75,3 +77,50 @@ async def test_a_worker_cannot_send_the_operator_elsewhere() -> None:
     with pytest.raises(ChannelError, match="307"):
         await asked(double)
     assert double.asked("GET /secret") == 0
+
+
+@pytest.mark.parametrize(("ranks", "is_beside"), [(8, False), (64, True)])
+async def test_a_large_report_is_parsed_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, is_beside: bool
+) -> None:
+    parse, threads = channel._report, list[threading.Thread]()
+
+    def parsed(text: bytes) -> WorkerReport:
+        threads.append(threading.current_thread())
+        return parse(text)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=text_of(ranks))
+
+    monkeypatch.setattr(channel, "_report", parsed)
+    double = ApiDouble()
+    double.on(f"GET {PATH}", answer)
+    assert len((await asked(double)).ranks) == ranks
+    assert [thread is not threading.main_thread() for thread in threads] == [is_beside]
+
+
+async def test_a_report_keeps_its_slot_until_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the reports of hundreds of workers would pile up in memory."""
+    parse, begun, may_end = channel._report, threading.Event(), threading.Event()
+
+    def parsed(text: bytes) -> WorkerReport:
+        begun.set()
+        may_end.wait(30)
+        return parse(text)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=text_of(64))
+
+    monkeypatch.setattr(channel, "_report", parsed)
+    double = ApiDouble()
+    double.on(f"GET {PATH}", answer)
+    async with served(double) as api:
+        caller = HttpChannel(api, api.session, ChannelKind.PROXY, operator_key=b"k" * 32)
+        slots = caller._slots[WORKER.call_kind]
+        free = slots._value
+        call = asyncio.create_task(caller.report(WORKER))
+        await asyncio.to_thread(begun.wait, 30)
+        assert slots._value == free - 1
+        may_end.set()
+        assert len((await call).ranks) == 64
+        assert slots._value == free

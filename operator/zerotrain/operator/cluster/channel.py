@@ -34,6 +34,9 @@ from zerotrain.operator.cluster.api import Api
 
 TIMEOUT_S = 5.0
 MAX_REPORT_BYTES = 1 << 20
+LARGE_REPORT_BYTES = 16 << 10
+"""Bytes of a report from which on it is parsed beside the event loop. A megabyte of JSON takes a third of a
+second, whatever it says, and a tenant may have hundreds of workers that send as much."""
 
 
 class ChannelKind(StrEnum):
@@ -145,47 +148,56 @@ class HttpChannel:
         self._slots = {
             call_kind: asyncio.Semaphore(limits.calls) for call_kind, limits in _CALL_LIMITS.items()
         }
+        self._parsing = asyncio.Semaphore(1)
+        """Semaphore for the parsing of large reports. One at a time: two would only slow each other down."""
 
     async def report(self, worker: WorkerAddress) -> WorkerReport:
         # Reading a report needs no token. A caller with this token is served before all others.
         headers = {}
         if worker.job_uid:
             headers = bearer(for_reading(derive(self._operator_key, worker.job_uid, worker.attempt)))
-        text = await self._call("GET", worker, PROGRESS_PATH, worker.call_kind, headers)
-        try:
-            return WorkerReport.from_json(text)
-        except ValueError as error:
-            raise ChannelError(f"{worker.pod}: {error}") from error
+        # The slot is kept until the report is parsed: this bounds the number of those that wait.
+        async with self._slot(worker.call_kind, worker):
+            text = await self._call("GET", worker, PROGRESS_PATH, headers)
+            try:
+                return await self._parsed(text)
+            except ValueError as error:
+                raise ChannelError(f"{worker.pod}: {error}") from error
 
     async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
-        await self._call("POST", worker, YIELD_PATH, CallKind.YIELD, bearer(token), yield_body(attempt))
+        async with self._slot(CallKind.YIELD, worker):
+            await self._call("POST", worker, YIELD_PATH, bearer(token), yield_body(attempt))
 
     async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
-        return await self._call("GET", worker, STACKS_PATH, CallKind.STACKS, bearer(token))
+        async with self._slot(CallKind.STACKS, worker):
+            text = await self._call("GET", worker, STACKS_PATH, bearer(token))
+            return text.decode(errors="replace")
+
+    async def _parsed(self, text: bytes) -> WorkerReport:
+        if len(text) < LARGE_REPORT_BYTES:
+            return _report(text)
+        async with self._parsing:
+            return await asyncio.to_thread(_report, text)
 
     async def _call(
         self,
         method: str,
         worker: WorkerAddress,
         path: str,
-        call_kind: CallKind,
         headers: Mapping[str, str],
         body: bytes | None = None,
-    ) -> str:
+    ) -> bytes:
         url, own = await self._route(worker, path)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
-            async with (
-                self._slot(call_kind, worker),
-                self._session.request(
-                    method,
-                    url,
-                    headers={**headers, **own},
-                    data=body,
-                    timeout=timeout,
-                    allow_redirects=False,
-                ) as answer,
-            ):
+            async with self._session.request(
+                method,
+                url,
+                headers={**headers, **own},
+                data=body,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
                 # A tenant's own program may serve this port: never read more than a report can hold.
                 text = await _limited(answer.content, worker)
                 if answer.status >= 300:
@@ -194,7 +206,7 @@ class HttpChannel:
                     raise ChannelError(
                         f"{worker.pod}: {method} {path}: {answer.status} {excerpt}", final=final
                     )
-                return text.decode(errors="replace")
+                return text
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             timed_out = isinstance(error, TimeoutError)
             raise ChannelError(f"{worker.pod}: {method} {path}: {error!r}", timed_out=timed_out) from error
@@ -224,6 +236,10 @@ class HttpChannel:
         proxy = f"/api/v1/namespaces/{worker.namespace}/pods/{worker.pod}:{WORKER_HTTP_PORT}/proxy{path}"
         # The API server removes the Authorization header before it passes the request on.
         return server + proxy, await self._api.connection.headers()
+
+
+def _report(text: bytes) -> WorkerReport:
+    return WorkerReport.from_json(text.decode(errors="replace"))
 
 
 async def _limited(content: aiohttp.StreamReader, worker: WorkerAddress) -> bytes:
