@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +15,7 @@ from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError, operator_key
 from zerotrain.operator.controller.health import (
+    MAX_CONNECTIONS,
     MAX_LAG_S,
     MAX_WATCH_AGE_S,
     health_problems,
@@ -136,6 +138,31 @@ async def test_what_is_wrong_is_reported_with_a_code_that_restarts() -> None:
         assert (await ask("/readyz"))[0] == 503
         assert (await ask("/metrics"))[0] == 200
     finally:
+        await stop()
+
+
+@pytest.mark.ranks
+async def test_connections_that_are_held_open_are_few_and_keep_no_probe_out() -> None:
+    port = free_port()
+    stop = await serve(
+        f"127.0.0.1:{port}",
+        problems=list,
+        synced=lambda: True,
+        registry=CollectorRegistry(),
+        before_scrape=lambda: None,
+    )
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS + 40)]
+    try:
+        for _, writer in held[::2]:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        url = f"http://127.0.0.1:{port}/healthz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert await answer.text() == "ok"
+        assert [await reader.read() for reader, _ in held[:40]] == [b""] * 40, "the oldest are closed"
+        assert not any(reader.at_eof() for reader, _ in held[60:])
+    finally:
+        for _, writer in held:
+            writer.close()
         await stop()
 
 

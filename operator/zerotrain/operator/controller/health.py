@@ -11,6 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+MAX_CONNECTIONS = 256
 LAG_INTERVAL_S = 1.0
 MAX_LAG_S = 10.0
 MAX_WATCH_AGE_S = 300.0
@@ -43,6 +44,17 @@ class LoopLag:
             self._beat = time.monotonic()
             await asyncio.sleep(LAG_INTERVAL_S)
             self.seconds = max(time.monotonic() - self._beat - LAG_INTERVAL_S, 0.0)
+
+
+class _Server(web.Server):
+    """Server with at most MAX_CONNECTIONS open connections: a new one closes the oldest. Clients that hold
+    connections open must neither fill the operator's memory nor keep the kubelet's probes out."""
+
+    def __call__(self) -> web.RequestHandler[web.BaseRequest]:
+        held = [connection for connection in self.connections if connection.transport is not None]
+        for connection in held[: max(len(held) - MAX_CONNECTIONS + 1, 0)]:
+            connection.force_close()
+        return super().__call__()
 
 
 def health_problems(*, lag_s: float, watch_age_s: float) -> list[str]:
@@ -79,26 +91,34 @@ async def serve(
     stops the server. /readyz shows the lines of `unreadable`, the resources that may not be read, which are
     no reason to restart. Raises OSError when the address is taken."""
 
-    async def healthz(_: web.Request) -> web.Response:
+    async def healthz(_: web.BaseRequest) -> web.Response:
         wrong = problems()
         return web.Response(text="\n".join(wrong) or "ok", status=503 if wrong else 200)
 
-    async def readyz(_: web.Request) -> web.Response:
+    async def readyz(_: web.BaseRequest) -> web.Response:
         ready = synced()
         lines = ["ok" if ready else "the first list of pods is not complete"]
         lines += unreadable()
         return web.Response(text="\n".join(lines), status=200 if ready else 503)
 
-    async def metrics(request: web.Request) -> web.Response:
-        before_scrape()
+    encoding = asyncio.Lock()
+
+    async def metrics(request: web.BaseRequest) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        # Thousands of jobs take a few tenths of a second, in which the loop must stay free.
-        body = await asyncio.to_thread(encode, registry)
+        # Thousands of jobs take a few tenths of a second, in which the loop must stay free, also where many
+        # clients ask at once.
+        async with encoding:
+            before_scrape()
+            body = await asyncio.to_thread(encode, registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+    pages = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        page = pages.get(request.path) if request.method in ("GET", "HEAD") else None
+        return web.Response(status=404) if page is None else await page(request)
+
+    runner = web.ServerRunner(_Server(answer, access_log=None), handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     host, _, port = address.rpartition(":")
     await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
