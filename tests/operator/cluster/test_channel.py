@@ -100,7 +100,7 @@ async def test_a_large_report_is_parsed_beside_the_event_loop(
 
 
 async def test_a_report_keeps_its_slot_until_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the reports of hundreds of workers would pile up in memory."""
+    """Reports of hundreds of workers must not pile up in memory."""
     parse, begun, may_end = channel._report, threading.Event(), threading.Event()
 
     def parsed(text: bytes) -> WorkerReport:

@@ -87,7 +87,7 @@ async def test_a_program_with_ever_new_messages_has_a_budget_of_events() -> None
         assert double.asked(POST) == module.BURST + 1
 
 
-async def test_jobs_of_one_namespace_leave_room_for_the_events_of_others(
+async def test_jobs_of_one_namespace_leave_space_for_the_events_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_OF_ONE", 7)

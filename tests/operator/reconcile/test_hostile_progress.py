@@ -82,7 +82,7 @@ def report_of(ranks: int) -> str:
     ],
 )  # fmt: skip
 def test_fields_of_a_report_have_their_types(changes: dict[str, Any]) -> None:
-    """Of a megabyte of empty objects, twenty-five would be kept in memory."""
+    """A megabyte of empty objects would take twenty-five of memory."""
     known = json.loads(report_of(1))
     with pytest.raises(ValueError, match=f"WorkerReport.{next(iter(changes))} must"):
         WorkerReport.from_json(json.dumps({**known, **changes}))

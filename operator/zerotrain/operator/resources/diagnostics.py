@@ -54,7 +54,7 @@ _FRAME = re.compile(r'^ {2}File "(?P<file>.{1,500})", line (?P<line>\d+) in (?P<
 
 @dataclass(frozen=True, slots=True)
 class WorkerStacks:
-    """What is kept of the stacks of one worker."""
+    """Part of one worker's stacks that is kept."""
 
     text: str
     places: tuple[tuple[int, tuple[str, ...]], ...]
