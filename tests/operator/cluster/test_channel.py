@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, served
 from zerotrain.contract.progress import Progress
-from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.contract.worker_http import MAX_STACKS_BYTES, WorkerReport
 from zerotrain.operator.cluster import channel
 from zerotrain.operator.cluster.channel import (
     MAX_REPORT_BYTES,
@@ -66,6 +66,22 @@ async def test_an_endless_answer_is_cut_off() -> None:
     double.on(f"GET {PATH}", endless)
     with pytest.raises(ChannelError, match="longer than"):
         await asked(double)
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(MAX_STACKS_BYTES, True), (MAX_STACKS_BYTES + 1, False)])
+async def test_stacks_are_as_long_as_a_launcher_sends_them_and_no_longer(size: int, is_read: bool) -> None:
+    async def stacks(request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * size)
+
+    double = ApiDouble()
+    double.on(f"GET {PATH.replace('progress', 'stacks')}", stacks)
+    async with served(double) as api:
+        caller = HttpChannel(api, api.session, ChannelKind.PROXY, operator_key=b"k" * 32)
+        if is_read:
+            assert await caller.stacks(WORKER, token="t") == "x" * size
+            return
+        with pytest.raises(ChannelError, match="longer than"):
+            await caller.stacks(WORKER, token="t")
 
 
 async def test_a_worker_cannot_send_the_operator_elsewhere() -> None:

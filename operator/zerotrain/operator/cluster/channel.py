@@ -23,6 +23,7 @@ from zerotrain.contract.channel_token import derive, for_reading
 from zerotrain.contract.text import one_line
 from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.contract.worker_http import (
+    MAX_STACKS_BYTES,
     PROGRESS_PATH,
     STACKS_PATH,
     YIELD_PATH,
@@ -170,7 +171,7 @@ class HttpChannel:
 
     async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
         async with self._slot(CallKind.STACKS, worker):
-            text = await self._call("GET", worker, STACKS_PATH, bearer(token))
+            text = await self._call("GET", worker, STACKS_PATH, bearer(token), limit=MAX_STACKS_BYTES)
             return text.decode(errors="replace")
 
     async def _parsed(self, text: bytes) -> WorkerReport:
@@ -186,6 +187,8 @@ class HttpChannel:
         path: str,
         headers: Mapping[str, str],
         body: bytes | None = None,
+        *,
+        limit: int = MAX_REPORT_BYTES,
     ) -> bytes:
         url, own = await self._route(worker, path)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -198,8 +201,8 @@ class HttpChannel:
                 timeout=timeout,
                 allow_redirects=False,
             ) as answer:
-                # A tenant's own program may serve this port: never read more than a report can hold.
-                text = await _limited(answer.content, worker)
+                # A tenant's own program may serve this port: never read more than an answer can hold.
+                text = await _limited(answer.content, worker, limit)
                 if answer.status >= 300:
                     excerpt = text[:200].decode(errors="replace")
                     final = answer.status in (400, 401, 403, 404, 405)
@@ -242,14 +245,14 @@ def _report(text: bytes) -> WorkerReport:
     return WorkerReport.from_json(text.decode(errors="replace"))
 
 
-async def _limited(content: aiohttp.StreamReader, worker: WorkerAddress) -> bytes:
+async def _limited(content: aiohttp.StreamReader, worker: WorkerAddress, limit: int) -> bytes:
     """Read the whole body, chunk by chunk: one read returns no more than has arrived. Raises ChannelError
     when it is too long."""
     text = bytearray()
     async for chunk in content.iter_any():
         text += chunk
-        if len(text) > MAX_REPORT_BYTES:
-            raise ChannelError(f"{worker.pod}: the answer is longer than {MAX_REPORT_BYTES} bytes")
+        if len(text) > limit:
+            raise ChannelError(f"{worker.pod}: the answer is longer than {limit} bytes")
     return bytes(text)
 
 
