@@ -115,6 +115,17 @@ async def test_a_large_report_is_parsed_beside_the_event_loop(
     assert [thread is not threading.main_thread() for thread in threads] == [is_beside]
 
 
+async def test_a_report_of_many_small_values_is_not_parsed() -> None:
+    async def many(request: web.Request) -> web.Response:
+        known = text_of(1).removesuffix(b"}")
+        return web.Response(body=known + b',"x":[' + b"{}," * 60_000 + b"{}]}")
+
+    double = ApiDouble()
+    double.on(f"GET {PATH}", many)
+    with pytest.raises(ChannelError, match="commas"):
+        await asked(double)
+
+
 async def test_a_report_keeps_its_slot_until_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports of hundreds of workers must not pile up in memory."""
     parse, begun, may_end = channel._report, threading.Event(), threading.Event()
