@@ -39,7 +39,7 @@ LARGE_REPORT_BYTES = 16 << 10
 """Bytes of a report from which on it is parsed beside the event loop: a tenant may have hundreds of workers
 that send as much as is read."""
 MAX_REPORT_COMMAS = 50_000
-"""Maximum number of commas in a report, ten times that of 64 ranks which rejected all checkpoints. A megabyte
+"""Maximum number of commas in a report, several times those of 64 ranks that rejected checkpoints. A megabyte
 of small values takes a third of a second to parse, whatever they are."""
 
 
