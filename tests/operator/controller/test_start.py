@@ -7,12 +7,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from tests.support.families import LOOPBACKS, need
 from tests.support.ports import free_port
 from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.controller import health
 from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError, operator_key
 from zerotrain.operator.controller.health import (
     MAX_CONNECTIONS,
@@ -160,6 +161,36 @@ async def test_connections_that_are_held_open_are_few_and_keep_no_probe_out() ->
             assert await answer.text() == "ok"
         assert [await reader.read() for reader, _ in held[:40]] == [b""] * 40, "the oldest are closed"
         assert not any(reader.at_eof() for reader, _ in held[60:])
+    finally:
+        for _, writer in held:
+            writer.close()
+        await stop()
+
+
+@pytest.mark.ranks
+async def test_scrapes_that_are_never_read_share_one_text_and_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "SEND_S", 0.5)
+    monkeypatch.setattr(health, "SHARED_S", 60.0)
+    registry, port, made = CollectorRegistry(), free_port(), []
+    Gauge("long", "x" * 20_000_000, registry=registry)
+    stop = await serve(
+        f"127.0.0.1:{port}",
+        problems=list,
+        synced=lambda: True,
+        registry=registry,
+        before_scrape=lambda: made.append(1),
+    )
+    held = [await asyncio.open_connection("127.0.0.1", port, limit=1) for _ in range(4)]
+    try:
+        for _, writer in held:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(2)
+        for reader, _ in held:
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await asyncio.wait_for(reader.readexactly(20_000_000), 10)
+        assert len(made) == 1
     finally:
         for _, writer in held:
             writer.close()
