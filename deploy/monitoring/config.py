@@ -47,14 +47,16 @@ def prometheus_config(
 def worker_limits() -> dict[str, Any]:
     """Return the limits for workers, which run tenants' programs.
 
-    Number and size of their samples are bounded, and names that only operator, rules and DCGM use are
-    dropped, as in the chart's PodMonitor.
+    Number and size of their samples are bounded, names that only operator, rules and DCGM use are dropped,
+    and redirects, which could lead to what only Prometheus may reach, are not followed, as in the chart's
+    PodMonitor.
     """
     forged = "zerotrain_operator_.*|zerotrain_job_.*|.*:.*|DCGM_.*|ALERTS.*"
     return {
         "sample_limit": 20_000,
         "label_value_length_limit": 1024,
         "body_size_limit": "8MB",
+        "follow_redirects": False,
         "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": forged, "action": "drop"}],
     }
 

@@ -51,6 +51,7 @@ def test_the_pod_monitor_bounds_and_drops_as_the_development_servers_do(helm: Pa
         ("body_size_limit", "bodySizeLimit"),
     ):
         assert monitor[theirs] == limits[ours]
+    assert endpoint["followRedirects"] is limits["follow_redirects"] is False
     assert endpoint["relabelings"][0] == {
         "sourceLabels": ["__meta_kubernetes_pod_container_name"],
         "regex": "worker",

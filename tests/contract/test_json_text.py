@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from zerotrain.contract import json_depth
+from zerotrain.contract import json_depth, json_text
+from zerotrain.contract.json_depth import Nesting
 from zerotrain.contract.json_text import ItemSplitter, members
 
 pytestmark = pytest.mark.unit
@@ -36,8 +37,13 @@ def value(chance: random.Random, depth: int = 0) -> Any:
 
 @pytest.fixture(params=[3, 64, json_depth._PIECE])
 def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Size of the pieces in which a text arrives; escapes and strings cross their boundaries."""
+    """Size of the pieces in which a text arrives; escapes and strings cross their boundaries.
+
+    Deep parts are skipped after every second name instead of every 64th.
+    """
     monkeypatch.setattr(json_depth, "_PIECE", request.param)
+    monkeypatch.setattr(json_depth, "_STRIDE", request.param)
+    monkeypatch.setattr(json_text, "_MISSES", 2)
     return int(request.param)
 
 
@@ -100,6 +106,29 @@ def test_a_list_that_breaks_off_is_an_error() -> None:
 def test_no_depth_is_too_deep_for_it() -> None:
     deep = b'{"metadata":{"name":"a"},"spec":' + b'{"spec":' * 9000 + b"1" + b"}" * 9001
     assert members(deep, ROOT)["metadata"] == b'{"name":"a"}'
+
+
+@pytest.mark.parametrize("name", ["spec", "kind", "metadata"])
+def test_names_in_a_free_form_part_are_not_judged_one_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred thousand of them would take a second."""
+    feed, pieces = Nesting.feed, list[int]()
+
+    def counted(nesting: Nesting, text: bytes) -> None:
+        pieces.append(len(text))
+        feed(nesting, text)
+
+    monkeypatch.setattr(Nesting, "feed", counted)
+    many = b",".join([json.dumps({name: 1}).encode()] * 100_000)
+    text = b'{"kind":"K","spec":{"config":[' + many + b']},"status":{}}'
+    found = members(text, ROOT)
+    splitter = ItemSplitter()
+    splitter.feed(b'{"metadata":{},"items":[')
+    items = [*splitter.feed(text), *splitter.feed(b"]}"), *splitter.finish()]
+    assert len(pieces) < 1000
+    assert (list(found), found["kind"], found["status"]) == (["kind", "spec", "status"], b'"K"', b"{}")
+    assert items == [text]
 
 
 def test_one_item_is_held_and_not_the_list() -> None:

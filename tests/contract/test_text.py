@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.unit
         ),
         pytest.param("bell\x07 back\x08 del\x7f c1\x90", "bell? back? del? c1?", id="controls"),
         pytest.param("\x1b[31; \x1b]0;no end", "?[31; ?]0;no end", id="no-end"),
+        pytest.param("\x9d0;a\x9d0;title\x9c b", "?0;a b", id="begun-twice"),
         pytest.param("a\u202eb\u2066c\u200fd\u061ce", "abcde", id="directions"),
         pytest.param("z\u200dw\u200bj\ufeffb\u00ads", "zwjbs", id="invisible"),
         pytest.param("half \ud800, own \ue000, none \U000e0fff", "half ?, own ?, none ?", id="no-characters"),
@@ -73,3 +75,18 @@ def test_a_long_text_keeps_both_ends() -> None:
     assert found.startswith("first ")
     assert found.endswith(" last")
     assert [cut("abcdefgh", limit) for limit in (8, 7, 3, 1, 0)] == ["abcdefgh", "a ... h", "...", ".", ""]
+
+
+def seconds_for(text: str) -> float:
+    """Return the processor time of cleaning a text."""
+    began = process_time()
+    printable(text)
+    return process_time() - began
+
+
+@pytest.mark.parametrize("piece", ["\x9d", "\x9b", "\x1b]", "\x9d" + "a" * 999, "\x9b" + "0" * 40 + " " * 4])
+def test_sequences_without_an_end_cost_no_more_than_other_characters(piece: str) -> None:
+    """Searches to their limit from each of them would take five hundred times as long."""
+    length = 20_000
+    others = min(seconds_for("\x01" * length) for _ in range(3))
+    assert min(seconds_for(piece * (length // len(piece))) for _ in range(3)) < 30 * others

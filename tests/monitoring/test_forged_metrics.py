@@ -28,6 +28,8 @@ namespace_job_name:zerotrain_step_age_seconds:min 0
 DCGM_FI_DEV_XID_ERRORS 79
 """
 FLOOD = "".join(f'zerotrain_step{{n="{number}"}} 1\n' for number in range(21_000))
+SECRET = "secret_of_another 1\n"
+"""Metrics that Prometheus may read and the tenant may not."""
 OF_OTHERS = '{__name__=~"zerotrain_operator_.*|zerotrain_job_.*|.*:.*|DCGM_.*"}'
 
 
@@ -35,7 +37,12 @@ class Program(http.server.BaseHTTPRequestHandler):
     """Server of forged metrics; the path selects what it serves."""
 
     def do_GET(self) -> None:
-        body = {"/forged": FORGED, "/flood": FLOOD}[self.path].encode()
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "/secret")
+            self.end_headers()
+            return
+        body = {"/forged": FORGED, "/flood": FLOOD, "/secret": SECRET}[self.path].encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.end_headers()
@@ -47,7 +54,7 @@ class Program(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(program: Path, folder: Path, **limits: object) -> Iterator[PrometheusClient]:
-    """Run Prometheus over one program that forges and one that floods."""
+    """Run Prometheus over programs that forge, flood, and send it elsewhere."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Program)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     target = {
@@ -56,7 +63,7 @@ def serving(program: Path, folder: Path, **limits: object) -> Iterator[Prometheu
     }
     jobs = [
         {"job_name": name, "metrics_path": f"/{name}", "scrape_timeout": "1s", **target, **limits}
-        for name in ("forged", "flood")
+        for name in ("forged", "flood", "elsewhere")
     ]
     folder.mkdir()
     (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": jobs}))
@@ -91,6 +98,8 @@ def test_only_what_a_worker_reports_about_itself_is_kept(prometheus: Path, tmp_p
         (up,) = client.instant('up{job="flood"}')
         assert up["value"][1] == "0", "more than the limit is nothing at all, and seen as down"
         assert client.instant('zerotrain_step{job="flood"}') == []
+        wait_until(lambda: client.instant('up{job="elsewhere"}'), "the redirected scrape")
+        assert client.instant("secret_of_another") == []
 
 
 @pytest.mark.tools
@@ -98,6 +107,7 @@ def test_without_the_limits_they_would_arrive(prometheus: Path, tmp_path: Path) 
     with serving(prometheus, tmp_path / "open") as client:
         wait_until(lambda: client.instant('zerotrain_step{job="flood"}'), "the flood")
         wait_until(lambda: len(names(client)) == 4, "the forged series")
+        wait_until(lambda: client.instant('secret_of_another{job="elsewhere"}'), "what the redirect led to")
 
 
 @pytest.mark.unit

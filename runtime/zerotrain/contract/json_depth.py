@@ -13,6 +13,7 @@ from itertools import accumulate, count
 from operator import sub
 
 _PIECE = 1 << 16
+_STRIDE = 1 << 12
 _NO_BRACKET = bytes(set(range(256)) - set(b"{}[]"))
 _STEPS = bytes.maketrans(b"{[}]", b"\2\2\0\0")
 
@@ -40,11 +41,21 @@ class Nesting:
 
     def deepest(self, text: bytes) -> int:
         """Do the same as `feed`, and return the greatest depth within the piece."""
+        before, levels = self.depth, self._levels(text)
+        return before + max(levels, default=0)
+
+    def shallowest(self, text: bytes) -> int:
+        """Do the same as `feed`, and return the smallest depth, from the beginning of the piece to its
+        end."""
+        before, levels = self.depth, self._levels(text)
+        return before + min(0, min(levels, default=0))
+
+    def _levels(self, text: bytes) -> list[int]:
+        """Feed the piece, and return the depth after each bracket, counted from that at its beginning."""
         outside = self._brackets(text).translate(_STEPS)
         levels = list(map(sub, accumulate(outside), count(1)))
-        before = self.depth
         self.depth += levels[-1] if levels else 0
-        return before + max(levels, default=0)
+        return levels
 
 
 def depth_of(text: str | bytes | bytearray, *, limit: int = sys.maxsize) -> int:
@@ -61,10 +72,22 @@ def depth_of(text: str | bytes | bytearray, *, limit: int = sys.maxsize) -> int:
     return found
 
 
-def pieces(text: bytes | bytearray, start: int, end: int) -> Iterator[bytes]:
+def skip_deep(nesting: Nesting, text: bytes, start: int, end: int, *, level: int) -> int:
+    """Feed the text from `start` on, as long as all of it is deeper than `level`, and return where that ends,
+    or up to _STRIDE earlier."""
+    for piece in pieces(text, start, end, size=_STRIDE):
+        before = nesting.depth, nesting.in_string
+        if is_cut(piece) or nesting.shallowest(piece) <= level:
+            nesting.depth, nesting.in_string = before
+            break
+        start += len(piece)
+    return start
+
+
+def pieces(text: bytes | bytearray, start: int, end: int, *, size: int = 0) -> Iterator[bytes]:
     """Yield the text between two positions, in pieces that do not end within an escape sequence."""
     while start < end:
-        piece = bytes(text[start : min(start + _PIECE, end)])
+        piece = bytes(text[start : min(start + (size or _PIECE), end)])
         piece = piece[: len(piece) - is_cut(piece)] or piece
         yield piece
         start += len(piece)

@@ -12,11 +12,17 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zerotrain.contract.json_depth import Nesting, is_cut, pieces
+from zerotrain.contract.json_depth import Nesting, is_cut, pieces, skip_deep
 from zerotrain.contract.strict_json import strict_json
 
 MAX_DEPTH = 512
 """Deepest nesting of lists and objects that is read. Typed objects have a tenth of that."""
+
+_MISSES = 64
+"""Places that are found too deep before the text is searched for the end of that depth.
+
+A free-form part may hold a hundred thousand of them, and each costs as much as a kilobyte without any.
+"""
 
 
 def read_json(text: bytes) -> Any:
@@ -34,13 +40,16 @@ def members(text: bytes, names: Sequence[str]) -> dict[str, bytes]:
     position.
     """
     either = "|".join(re.escape(name) for name in names).encode()
-    nesting, at, found = Nesting(), 0, list[tuple[str, int, int]]()
-    for match in re.finditer(rb'[{,] ?"(' + either + rb')":', text):
+    name, nesting = re.compile(rb'[{,] ?"(' + either + rb')":'), Nesting()
+    at, found, misses = 0, list[tuple[str, int, int]](), 0
+    while match := name.search(text, at):
         for piece in pieces(text, at, match.start() + 1):
             nesting.feed(piece)
         at = match.start() + 1
         if nesting.depth == 1 and not nesting.in_string:
             found.append((match[1].decode(), match.start(), match.end()))
+        elif (misses := misses + 1) % _MISSES == 0:
+            at = skip_deep(nesting, text, at, len(text), level=1)
     ends = [start for _, start, _ in found] + [len(text.rstrip()) - 1]
     return {name: text[begin:end] for (name, _, begin), end in zip(found, ends[1:], strict=True)}
 
@@ -64,7 +73,7 @@ class ItemSplitter:
         self._text = b""
         self._from = 0
         """Offset before which the text has been returned."""
-        self._nesting, self._seen = Nesting(), 0
+        self._nesting, self._seen, self._misses = Nesting(), 0, 0
         """Nesting of the text up to the offset `_seen`."""
         self._find = self._find_items
         self._envelope = b""
@@ -114,8 +123,13 @@ class ItemSplitter:
             if match.start() >= end:
                 break
             after = match.start() + 1
+            if after <= self._seen:
+                continue
             self._advance(after)
             if self._nesting.depth != 2 or self._nesting.in_string:
+                self._misses += 1
+                if self._misses % _MISSES == 0:
+                    self._seen = skip_deep(self._nesting, self._text, self._seen, end, level=2)
                 continue
             item, self._from = self._text[self._from : after], after
             if match[0] != b"}]":

@@ -190,16 +190,16 @@ class Progress:
         data["phase"] = Phase(data.get("phase", Phase.INIT))
         for name, kind in _PARTS.items():
             if data.get(name) is not None:
-                data[name] = _build(kind, _known(kind, data[name]))
+                data[name] = build(kind, _known(kind, data[name]))
         if not isinstance(data.get("rejected_checkpoints", []), list):
             raise ValueError(
                 f"Progress.rejected_checkpoints must be a list; got {_shown(data['rejected_checkpoints'])}"
             )
         data["rejected_checkpoints"] = tuple(
-            _build(RejectedCheckpoint, _known(RejectedCheckpoint, item))
+            build(RejectedCheckpoint, _known(RejectedCheckpoint, item))
             for item in data.get("rejected_checkpoints", ())[:MAX_REJECTED]
         )
-        return _build(cls, data)
+        return build(cls, data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,13 +275,13 @@ class Termination:
             record = found
         data = _known(cls, record)
         if data.get("checkpoint") is not None:
-            data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
+            data["checkpoint"] = build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
         ends = data.get("also_failed", [])
         if not isinstance(ends, list):
             raise ValueError(f"Termination.also_failed must be a list; got {_shown(ends)}")
-        read = (_build(RankEnd, _known(RankEnd, item)) for item in ends[:MAX_RANK_ENDS])
+        read = (build(RankEnd, _known(RankEnd, item)) for item in ends[:MAX_RANK_ENDS])
         data["also_failed"] = tuple(replace(item, reason=cut(item.reason, MAX_REASON_CHARS)) for item in read)
-        return _build(cls, data)
+        return build(cls, data)
 
 
 _REASON_LIMITS = ((1500, MAX_REASON_CHARS), (1500, 80), (1500, 40))
@@ -362,10 +362,11 @@ _KINDS: dict[Any, tuple[type, ...]] = {
     "int | None": (int, _NONE),
     "float | None": (int, float, _NONE),
     "str | None": (str, _NONE),
+    "bool": (bool,),
 }
 
 
-def _build(cls: type[T], data: dict[str, Any]) -> T:
+def build(cls: type[T], data: dict[str, Any]) -> T:
     """Build a record and check its types.
 
     The sender is the tenant's program, so a wrong type must fail here and not where the value is compared or
@@ -376,7 +377,8 @@ def _build(cls: type[T], data: dict[str, Any]) -> T:
             raise ValueError(f"{cls.__name__}.{name} must fit 64 bits; got {value.bit_length()} bits")
     for item in fields(cls):  # type: ignore[arg-type]
         allowed = _KINDS.get(item.type, (object,))
-        if item.name in data and (not isinstance(data[item.name], allowed) or data[item.name] is True):
+        is_wrong = item.name in data and not isinstance(data[item.name], allowed)
+        if is_wrong or (data.get(item.name) is True and bool not in allowed):
             raise ValueError(f"{cls.__name__}.{item.name} must be {item.type}; got {_shown(data[item.name])}")
     # A phase is a text, too, but comes from the product's own enum.
     texts = {name: _bounded(cls, name, value) for name, value in data.items() if type(value) is str}

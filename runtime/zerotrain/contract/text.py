@@ -21,7 +21,8 @@ MAX_WORD_CHARS = 253
 _GAP = " ... "
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]{0,40}[ -/]{0,4}[@-~]"  # colours, movements of the cursor
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]{0,1000}(?:\x07|\x1b\\|\x9c)"  # titles, links
+    # None holds the beginning of another: each would be searched to its end from every beginning in it.
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d\n]{0,1000}(?:\x07|\x1b\\|\x9c)"  # titles, links
 )
 """Sequences that a terminal executes and does not show. An escape without its end is replaced later."""
 

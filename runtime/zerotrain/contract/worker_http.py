@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zerotrain.contract.progress import MAX_RANKS, CheckpointProgress, Progress
+from zerotrain.contract.progress import MAX_RANKS, CheckpointProgress, Progress, build
 from zerotrain.contract.strict_json import JsonError, own_json, strict_json
 
 TOKEN_HEADER = "Zerotrain-Channel-Token"
@@ -97,10 +97,7 @@ class WorkerReport:
         if count > max_ranks:
             raise ValueError(f"WorkerReport.ranks must have at most {max_ranks} entries; got {count}")
         known["ranks"] = tuple(Progress.from_record(rank) for rank in known.get("ranks", ()))
-        try:
-            return cls(**known)
-        except TypeError as error:
-            raise ValueError(f"worker report: {error}") from error
+        return build(cls, known)
 
 
 def yield_body(attempt: int) -> bytes:

@@ -95,6 +95,13 @@ def _slow_touched(bystander: Bystander) -> list[Post]:
     return [job(f"slow-touched-{number}", change, raw) for number in range(4)]
 
 
+@case("names-touched", touches=1)
+def _names_touched(bystander: Bystander) -> list[Post]:
+    """Post jobs whose free-form parts repeat a name of the spec, which its reader looks for."""
+    change, raw = in_config(listed('{"args":1}'))
+    return [job(f"names-touched-{number}", change, raw) for number in range(4)]
+
+
 @case("fat-labels")
 def _fat_labels(bystander: Bystander) -> list[Post]:
     labels = {f"label-{number}": "x" * 63 for number in range(3000)}

@@ -68,6 +68,8 @@ LIARS: Mapping[str, Answer] = {
     "says-checkpoint": report([{"checkpoint": {"step": 3, "path": f"/c/{DIRT}", "time": 1e300}}]),
     "says-rejected": report([{"rejected_checkpoints": [{"path": f"/c/{DIRT}", "reason": DIRT}] * 1000}]),
     "says-long": report([{"rejected_checkpoints": [{"path": filled(DIRT, 400_000), "reason": "x"}]}]),
+    "says-unfinished": report([{"rejected_checkpoints": [{"path": "/c", "reason": "\x9d" * 8000}] * 20}]),
+    "says-lists": report(job=[[]] * 200_000),
     "says-resumed": report([{"resumed_from": 10**18, "phase": DIRT}]),
     "says-backwards": report([{"step": -5, "attempt": -1, "rank": -7}]),
     "sends-elsewhere": plain(b"", "Location: http://169.254.169.254/latest", status="307 Temporary Redirect"),

@@ -44,7 +44,7 @@ from zerotrain.operator.reconcile import (
     reconcile,
 )
 from zerotrain.operator.reconcile.attempt_checks import refusal_of, unreadable
-from zerotrain.operator.resources.diagnostics import stacks_config_map
+from zerotrain.operator.resources.diagnostics import read_stacks, stacks_config_map
 from zerotrain.operator.resources.storage_class import declared_encryption
 
 pytestmark = pytest.mark.unit
@@ -333,7 +333,8 @@ def test_a_text_of_a_megabyte_is_bounded_where_it_is_read(world: World) -> None:
 def test_logs_and_stacks_keep_their_lines_and_nothing_raw(text: str) -> None:
     for line in last_lines(f"first\n{text}\nlast\n", None).split("\n"):
         assert not raw_in(line.replace("\t", " "))
-    stacks = stacks_config_map(ZeroTrainingJob.parse(job()), 1, {0: f"=== rank 0 (pid 1, {text})\n{text}\n"})
+    worker = read_stacks(f"=== rank 0 (pid 1, {text})\n{text}\n", workers=1)
+    stacks = stacks_config_map(ZeroTrainingJob.parse(job()), 1, {0: worker})
     for part in stacks["data"].values():
         assert not raw_in(part.replace("\t", " ").replace("\n", " "))
 

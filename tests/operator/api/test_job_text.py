@@ -11,7 +11,7 @@ import pytest
 
 from tests.operator.reconcile_builders import NOW, job
 from zerotrain.operator.api import Phase
-from zerotrain.operator.api.job_text import MAX_NOTES, UNREAD, kept, read_event, read_job
+from zerotrain.operator.api.job_text import UNREAD, kept, read_event, read_job
 from zerotrain.operator.cluster import json_codec
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.constants import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, MAX_SPEC_VALUES
@@ -19,6 +19,7 @@ from zerotrain.operator.reconcile import Observed, reconcile
 
 pytestmark = pytest.mark.unit
 
+QUEUE = {"kueue.x-k8s.io/queue-name": "team"}
 STATUS = {"phase": "Running", "attempt": 2, "zeroStage": 3, "workers": {"desired": 2}}
 
 
@@ -95,12 +96,13 @@ def test_text_inside_a_spec_is_not_taken_for_the_job() -> None:
     assert "managedBy" not in found["spec"]
 
 
-def test_labels_and_annotations_are_kept_within_bounds() -> None:
-    notes = {f"team.example/{number:05}": "x" * 200 for number in range(2000)}
+def test_only_labels_and_annotations_that_are_read_are_kept() -> None:
+    notes = {f"zerotrain.dev/{number:05}": "x" * 200 for number in range(2000)}
     ours = {"zerotrain.dev/ignore-memory-plan": "true"}
-    found = bounded(text_of("{}", meta={"annotations": {**notes, **ours, "long": "y" * 100_000}}))
-    assert len(found["metadata"]["annotations"]) == MAX_NOTES
-    assert ours.items() <= found["metadata"]["annotations"].items()
+    found = bounded(text_of("{}", meta={"annotations": {**notes, **ours}, "labels": {"a": "b", **QUEUE}}))
+    assert (found["metadata"]["annotations"], found["metadata"]["labels"]) == (ours, QUEUE)
+    too_long = bounded(text_of("{}", meta={"annotations": dict.fromkeys(ours, "y" * 100_000)}))
+    assert too_long["metadata"]["annotations"] == {}
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 5000, b'{"metadata":', b'{"spec":{}}' + b" " * 70_000])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
 from tests.operator.api_double import FAST, ApiDouble, failure, served
-from zerotrain.operator.cluster.api import Api, ApiLimits, Request
+from zerotrain.operator.cluster.api import LARGE_EVENT_BYTES, Api, ApiLimits, Request
 from zerotrain.operator.cluster.connection import Connection
 from zerotrain.operator.cluster.errors import (
     AlreadyExists,
@@ -138,3 +141,21 @@ async def test_counts_every_try_by_code() -> None:
         return telemetry.registry.get_sample_value("zerotrain_operator_api_requests_total", labels)
 
     assert (counted("500"), counted("200")) == (1.0, 1.0)
+
+
+async def test_a_large_event_of_a_watch_is_read_beside_the_event_loop() -> None:
+    events = [{"object": "x" * size} for size in (10, LARGE_EVENT_BYTES, 10)]
+    threads = list[threading.Thread]()
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=b"".join(json.dumps(event).encode() + b"\n" for event in events))
+
+    def read(line: bytes) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return dict(json.loads(line))
+
+    double = ApiDouble()
+    double.on("GET /things", answer)
+    async with served(double) as api:
+        assert [event async for event in api.watch("/things", {}, kind="things", read=read)] == events
+    assert [thread is threading.main_thread() for thread in threads] == [True, False, True]

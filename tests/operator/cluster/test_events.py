@@ -87,6 +87,26 @@ async def test_a_program_with_ever_new_messages_has_a_budget_of_events() -> None
         assert double.asked(POST) == module.BURST + 1
 
 
+async def test_jobs_of_one_namespace_leave_space_for_the_events_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_OF_ONE", 7)
+    neighbour = stored("neighbour")
+    neighbour["metadata"]["namespace"] = "neighbours"
+    double = ApiDouble()
+    double.on(POST, (201, {}))
+    double.on(POST.replace("/ml/", "/neighbours/"), (201, {}))
+    async with served(double) as api:
+        async with sending(api) as writer:
+            for number in range(10):
+                writer.emit(stored(f"uid-{number}"), events(2))
+            writer.emit(neighbour, events(1))
+            assert writer._waiting_of == {"ml": 7, "neighbours": 1}
+        assert not writer._waiting_of
+    assert double.asked(POST) == 7
+    assert double.asked(POST.replace("/ml/", "/neighbours/")) == 1
+
+
 async def test_emitting_does_not_block_and_events_beyond_the_queue_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

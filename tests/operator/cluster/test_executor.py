@@ -35,7 +35,7 @@ from zerotrain.operator.reconcile import (
     UnprotectWorkers,
 )
 from zerotrain.operator.resources import ResourceOptions, network_policy, service_name
-from zerotrain.operator.resources.diagnostics import stacks_config_map
+from zerotrain.operator.resources.diagnostics import read_stacks, stacks_config_map
 
 KEY = b"k" * 32
 CORE = "/api/v1/namespaces/ml"
@@ -216,7 +216,9 @@ async def test_stacks_that_are_there_are_brought_up_to_date() -> None:
     double.on(f"PATCH {CORE}/configmaps/gpt-1-stacks", (200, {}))
     parsed = ZeroTrainingJob.parse(body)
     async with served(double) as api:
-        await make_executor(api).ensure(parsed, stacks_config_map(parsed, 1, {0: "new\n"}))
+        await make_executor(api).ensure(
+            parsed, stacks_config_map(parsed, 1, {0: read_stacks("new\n", workers=1)})
+        )
     (patch,) = double.bodies(f"PATCH {CORE}/configmaps/gpt-1-stacks")
     assert patch["data"]["worker-0.txt"] == "new\n"
 

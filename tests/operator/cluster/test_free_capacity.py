@@ -4,9 +4,11 @@ not known.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.operator.cluster.test_executor import job, make_executor
@@ -106,8 +108,6 @@ async def test_all_pages_are_read() -> None:
     double, asked = ApiDouble(), list[str]()
 
     async def page(request: Any) -> Any:
-        from aiohttp import web
-
         asked.append(request.query.get("continue", ""))
         more = {"continue": "next"} if len(asked) == 1 else {}
         return web.json_response({"metadata": more, "items": [node(f"n{len(asked)}")]})
@@ -136,3 +136,28 @@ async def test_one_job_reads_at_a_time() -> None:
             await executor.perform(body(), [ReadCapacity(shape=AttemptShape(workers=2))])
         assert job_state.capacity is None
     assert double.requests == []
+
+
+async def test_readings_pause_for_nine_times_their_length() -> None:
+    """A job may want to grow every second, and a reading of a large cluster takes longer than that."""
+
+    async def slowly(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.05)
+        return web.json_response({"metadata": {}, "items": []})
+
+    double = ApiDouble()
+    double.on("GET /api/v1/nodes", slowly)
+    double.on("GET /api/v1/pods", slowly)
+    now = asyncio.get_running_loop().time
+    async with served(double) as api:
+        executor, began = make_executor(api), now()
+        states = executor.job_states
+        await _read(executor, body())
+        assert states.reads_again_at >= began + 0.05 + 9 * 0.05
+        states.reads_again_at = now() + 600.0
+        states.of(UID).capacity = None
+        await executor.perform(body(), [ReadCapacity(shape=AttemptShape(workers=9))])
+        assert states.of(UID).capacity is None
+        states.reads_again_at = now()
+        await _read(executor, body())
+    assert double.asked("GET /api/v1/nodes") == 2

@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.operator.reconcile_builders import job
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.job_text import kept, read_job
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.job_state import MOST_MODELS, JobStates
 from zerotrain.operator.cluster.jobs import JobCache, key_of
+from zerotrain.operator.controller.job_pass import is_heavy
 
 pytestmark = pytest.mark.unit
 
@@ -55,8 +59,63 @@ def test_a_job_is_kept_as_it_was_sent_without_what_is_never_read() -> None:
     assert cache.put(body)
     assert body == whole, "what the watch brought is not ours to change"
     del whole["metadata"]["managedFields"]
-    del whole["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"]
+    whole["metadata"]["annotations"] = {}
     assert cache.get(key_of(body)) == whole
+
+
+LARGE: dict[str, Json] = {
+    "objects": {"config": {"x": [{"a": number} for number in range(1800)]}},
+    "lists": {"config": {"x": [[str(number)] for number in range(1800)]}},
+    "texts": {"config": {f"x{number}": "\U0001f600" + "y" * 1000 for number in range(50)}},
+    "variables": {
+        "podTemplate": {"env": [{"name": f"A{number}", "value": "x" * 300} for number in range(120)]}
+    },
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_spec_takes_no_more_memory_than_its_text(name: str) -> None:
+    """A thousand jobs with 22 KB of small objects each would take all of the operator's memory."""
+    bodies = []
+    for number in range(10):
+        body = sent(number)
+        body["spec"] |= LARGE[name]
+        bodies.append(json.dumps(body).encode())
+    cache = JobCache()
+    JobCache().put(read_job(bodies[0]))  # fills the bounded table of strings that all jobs share
+    tracemalloc.start()
+    try:
+        for text in bodies:
+            cache.put(read_job(text))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 * sum(map(len, bodies))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_spec_is_read_as_it_was_sent(name: str) -> None:
+    body = sent()
+    body["spec"] |= LARGE[name]
+    cache = JobCache()
+    cache.put(kept(body))  # a watch reduces a job before it hands it on
+    held = cache.get(key_of(body)) or {}
+    assert held["spec"] != body["spec"]
+    assert ZeroTrainingJob.parse(held).spec == ZeroTrainingJob.parse(body).spec
+    assert is_heavy(held) == is_heavy(body)
+
+
+def test_half_a_surrogate_pair_stays_half_a_pair() -> None:
+    body = sent()
+    body["spec"]["config"] = {"x": "\ud800" + "y" * 9000}
+    assert ZeroTrainingJob.parse(kept(body)).spec.config == body["spec"]["config"]
+
+
+def test_fields_that_are_read_in_place_are_not_packed() -> None:
+    body = sent()
+    tolerations = [{"key": f"k{number}", "operator": "Exists"} for number in range(60)]
+    body["spec"]["scheduling"] = {"queueName": "team", "tolerations": tolerations}
+    assert kept(body)["spec"] == body["spec"]
 
 
 def test_jobs_share_their_words() -> None:

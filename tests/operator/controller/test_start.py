@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from tests.support.families import LOOPBACKS, need
 from tests.support.ports import free_port
 from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.controller import health
 from zerotrain.operator.controller.config import OperatorConfig, OperatorConfigError, operator_key
 from zerotrain.operator.controller.health import (
+    MAX_CONNECTIONS,
     MAX_LAG_S,
     MAX_WATCH_AGE_S,
     health_problems,
@@ -136,6 +139,61 @@ async def test_what_is_wrong_is_reported_with_a_code_that_restarts() -> None:
         assert (await ask("/readyz"))[0] == 503
         assert (await ask("/metrics"))[0] == 200
     finally:
+        await stop()
+
+
+@pytest.mark.ranks
+async def test_connections_that_are_held_open_are_few_and_keep_no_probe_out() -> None:
+    port = free_port()
+    stop = await serve(
+        f"127.0.0.1:{port}",
+        problems=list,
+        synced=lambda: True,
+        registry=CollectorRegistry(),
+        before_scrape=lambda: None,
+    )
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS + 40)]
+    try:
+        for _, writer in held[::2]:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        url = f"http://127.0.0.1:{port}/healthz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert await answer.text() == "ok"
+        assert [await reader.read() for reader, _ in held[:40]] == [b""] * 40, "the oldest are closed"
+        assert not any(reader.at_eof() for reader, _ in held[60:])
+    finally:
+        for _, writer in held:
+            writer.close()
+        await stop()
+
+
+@pytest.mark.ranks
+async def test_scrapes_that_are_never_read_share_one_text_and_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "SEND_S", 0.5)
+    monkeypatch.setattr(health, "SHARED_S", 60.0)
+    registry, port, made = CollectorRegistry(), free_port(), []
+    Gauge("long", "x" * 20_000_000, registry=registry)
+    stop = await serve(
+        f"127.0.0.1:{port}",
+        problems=list,
+        synced=lambda: True,
+        registry=registry,
+        before_scrape=lambda: made.append(1),
+    )
+    held = [await asyncio.open_connection("127.0.0.1", port, limit=1) for _ in range(4)]
+    try:
+        for _, writer in held:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(2)
+        for reader, _ in held:
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await asyncio.wait_for(reader.readexactly(20_000_000), 10)
+        assert len(made) == 1
+    finally:
+        for _, writer in held:
+            writer.close()
         await stop()
 
 

@@ -62,6 +62,14 @@ def test_a_network_is_within_when_its_first_and_last_address_are(asked: str, bou
     assert is_within(str(inner), [bound]) == (inner[0] in outer and inner[-1] in outer)
 
 
+@pytest.mark.parametrize("cidr", ["::ffff:0:0/96", "::ffff:10.0.0.0/104", "::ffff:a00:1/128"])
+def test_ipv4_in_the_form_of_ipv6_is_within_no_bound(cidr: str) -> None:
+    """Network plugins written in Go take such a network for one of IPv4."""
+    assert not is_within(cidr, ["::/0"])
+    assert is_within("::/0", ["::/0"])
+    assert is_within("2001:db8::/32", ["::/0"])
+
+
 @pytest.mark.parametrize("cidr", ["10.0.0.1/8", "10.0.0.0", "10.0.0.0/33", "a.b.c.d/8", "::/129", "0/0", ""])
 def test_what_is_no_network_is_refused(cidr: str) -> None:
     with pytest.raises(ValidationError, match=r"network.egressCidrs"):

@@ -12,6 +12,7 @@ from zerotrain.contract.progress import (
     MAX_PATH_CHARS,
     MAX_RANKS,
     MAX_REJECTED,
+    MAX_TEXT_CHARS,
     CheckpointProgress,
     Progress,
     RejectedCheckpoint,
@@ -71,6 +72,26 @@ def report_of(ranks: int) -> str:
     records = ",".join(f'{{"rank":{rank},"attempt":1}}' for rank in range(ranks))
     known = '"job":"gpt","job_uid":"u","attempt":1,"node_rank":0,"world_size":8'
     return f'{{{known},"ranks":[{records}]}}'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": [{}] * 9}, {"job_uid": 5}, {"attempt": {}}, {"node_rank": "0"}, {"world_size": 2**63},
+        {"ready": [[]]}, {"stopping": 1},
+    ],
+)  # fmt: skip
+def test_fields_of_a_report_have_their_types(changes: dict[str, Any]) -> None:
+    """A megabyte of empty objects would take twenty-five of memory."""
+    known = json.loads(report_of(1))
+    with pytest.raises(ValueError, match=f"WorkerReport.{next(iter(changes))} must"):
+        WorkerReport.from_json(json.dumps({**known, **changes}))
+
+
+def test_the_name_of_the_job_in_a_report_is_bounded_and_clean() -> None:
+    read = WorkerReport.from_json(json.dumps({**json.loads(report_of(1)), "job": "\x1b[31m" + "x" * 9000}))
+    assert MAX_TEXT_CHARS - 9 < len(read.job) <= MAX_TEXT_CHARS
+    assert "\x1b" not in read.job
 
 
 def test_a_report_of_more_ranks_than_a_worker_has_is_refused_before_any_is_read(

@@ -7,12 +7,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from sys import getsizeof
 from typing import Any
 
 from zerotrain.contract.json_depth import depth_of
 from zerotrain.contract.json_text import members, read_json
-from zerotrain.operator.constants import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, MAX_SPEC_VALUES
+from zerotrain.operator.constants import (
+    ANNOTATION_IGNORE_MEMORY_PLAN,
+    MAX_SPEC_BYTES,
+    MAX_SPEC_DEPTH,
+    MAX_SPEC_VALUES,
+    QUEUE_LABEL,
+)
 
+from .packed import packed
 from .spec import ZeroTrainingJobSpec
 
 Json = dict[str, Any]
@@ -32,13 +40,14 @@ _METADATA = (
 )
 _KEPT_METADATA = frozenset(_METADATA) - {"managedFields", "finalizers", "ownerReferences", "selfLink"}
 _KEPT_SPEC = ("managedBy", "suspend")
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_OURS = ("zerotrain.dev/", "kueue.x-k8s.io/")
-MAX_NOTES = 64
-"""Maximum number of labels, and of annotations, that are kept of one job: those with the operator's and
-Kueue's prefixes come first."""
+_NOTES = (QUEUE_LABEL, ANNOTATION_IGNORE_MEMORY_PLAN)
+"""Labels and annotations of a job that the operator reads. Others are not kept: they may have 256 KiB."""
 MAX_NOTE = 1024
-"""Maximum number of characters of one kept label or annotation value."""
+"""Maximum number of characters of the value of one of them."""
+_READ_IN_PLACE = (*_KEPT_SPEC, "hangPolicy", "scheduling", "workers")
+"""Fields of a spec that are read without its model; all of them are small."""
+MAX_FIELD_BYTES = 8 << 10
+"""Memory of one field of a spec from which on it is kept as JSON text."""
 _SHORT = 32
 """Maximum number of characters of a shared string. Short values are much the same from job to job, longer
 ones (UIDs, messages) are not."""
@@ -103,8 +112,11 @@ MAX_STATUS_VALUES = 1 << 20
 def _shared_spec(spec: Mapping[str, Any]) -> Json:
     walk, shared = _Walk(left=MAX_SPEC_VALUES), dict[str, Any]()
     for name, value in spec.items():
+        walk.size = 0
         try:
-            shared[_one(name)] = walk.shared(value, MAX_SPEC_DEPTH)
+            found = walk.shared(value, MAX_SPEC_DEPTH)
+            is_large = walk.size > MAX_FIELD_BYTES and name not in _READ_IN_PLACE
+            shared[_one(name)] = packed(value) if is_large else found
         except _TooMuch:
             message = _too_many(name) if walk.left < 0 else _too_deep(name)
             return {"spec": {key: spec[key] for key in _KEPT_SPEC if key in spec}, UNREAD: message}
@@ -121,12 +133,15 @@ class _Walk:
     def __init__(self, left: int) -> None:
         self.left = left
         """Number of values that may still follow."""
+        self.size = 0
+        """Bytes of memory of the values so far, without shared strings."""
 
     def shared(self, part: Any, levels: int) -> Any:
         """Return an equal value with shared strings. `levels`: maximum depth of nested lists and objects, 0:
         any."""
         if isinstance(part, (dict, list)):
             self.left -= len(part)
+            self.size += getsizeof(part)
             if levels == 1 and part and any(isinstance(item, (dict, list)) for item in _values(part)):
                 raise _TooMuch
             if self.left < 0:
@@ -134,7 +149,10 @@ class _Walk:
             if isinstance(part, dict):
                 return {_one(name): self.shared(value, levels - 1) for name, value in part.items()}
             return [self.shared(item, levels - 1) for item in part]
-        return _one(part) if isinstance(part, str) and len(part) <= _SHORT else part
+        if isinstance(part, str) and len(part) <= _SHORT:
+            return _one(part)
+        self.size += getsizeof(part)
+        return part
 
 
 def _values(part: Any) -> Any:
@@ -149,14 +167,8 @@ def _one(text: str) -> str:
 
 
 def _notes(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return labels or annotations within bounds."""
-    read_first = sorted(texts, key=lambda name: not name.startswith(_OURS))
-    fit = [name for name in read_first if name != _LAST_APPLIED and len(texts[name]) <= MAX_NOTE]
-    return {_one(name): _shared_note(texts[name]) for name in fit[:MAX_NOTES]}
-
-
-def _shared_note(text: str) -> str:
-    return _one(text) if len(text) <= _SHORT else text
+    """Return the labels or annotations that the operator reads, within bounds."""
+    return {name: texts[name] for name in _NOTES if len(texts.get(name, "")) <= MAX_NOTE and name in texts}
 
 
 _WAY_OUT = (

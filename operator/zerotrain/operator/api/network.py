@@ -35,11 +35,17 @@ class Network(ApiModel):
     unless given). May be changed at any time; the policy follows within two resyncs of the operator."""
 
 
+_MAPPED = IPv6Network("::ffff:0:0/96")
+
+
 def is_within(cidr: str, bounds: Iterable[str]) -> bool:
-    """Return whether the whole network lies in one of `bounds`. Text that is no network lies in none."""
+    """Return whether the whole network lies in one of `bounds`. Text that is no network lies in none, nor do
+    IPv4 addresses in the form of IPv6: network plugins take ::ffff:10.0.0.0/104 for 10.0.0.0/8."""
     try:
         asked = ip_network(cidr)
     except ValueError:
+        return False
+    if isinstance(asked, IPv6Network) and asked.subnet_of(_MAPPED):
         return False
     return any(_contains(ip_network(bound, strict=False), asked) for bound in bounds)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Set
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from zerotrain.contract.finetune_spec import PROGRAM
 from zerotrain.operator.constants import MANAGER, MAX_FREE_ENTRIES, MAX_WORKERS
@@ -21,6 +21,7 @@ from .finetune import Finetune
 from .hangs import HangPolicy
 from .lifecycle import RunPolicy
 from .network import Network
+from .packed import unpacked
 from .pod_template import PodTemplate
 from .scheduling import Scheduling
 from .storage import Checkpoint, Nvme, Scratch
@@ -310,6 +311,11 @@ class ZeroTrainingJobSpec(ApiModel):
     pod_template: PodTemplate | None = None
     """Additions to the worker pods: labels, environment, volumes, sidecars. Changes only while
     suspended."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unpack(cls, given: Any) -> Any:
+        return unpacked(given) if isinstance(given, dict) else given
 
     @property
     def program(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from zerotrain.contract.channel_token import derive, for_reading
 from zerotrain.contract.text import one_line
 from zerotrain.contract.worker_environment import WORKER_HTTP_PORT
 from zerotrain.contract.worker_http import (
+    MAX_STACKS_BYTES,
     PROGRESS_PATH,
     STACKS_PATH,
     YIELD_PATH,
@@ -34,6 +35,12 @@ from zerotrain.operator.cluster.api import Api
 
 TIMEOUT_S = 5.0
 MAX_REPORT_BYTES = 1 << 20
+LARGE_REPORT_BYTES = 16 << 10
+"""Bytes of a report from which on it is parsed beside the event loop: a tenant may have hundreds of workers
+that send as much as is read."""
+MAX_REPORT_COMMAS = 50_000
+"""Maximum number of commas in a report, several times those of 64 ranks that rejected checkpoints. A megabyte
+of small values takes a third of a second to parse, whatever they are."""
 
 
 class ChannelKind(StrEnum):
@@ -145,56 +152,67 @@ class HttpChannel:
         self._slots = {
             call_kind: asyncio.Semaphore(limits.calls) for call_kind, limits in _CALL_LIMITS.items()
         }
+        self._parsing = asyncio.Semaphore(1)
+        """Semaphore for the parsing of large reports. One at a time: two would only slow each other down."""
 
     async def report(self, worker: WorkerAddress) -> WorkerReport:
         # Reading a report needs no token. A caller with this token is served before all others.
         headers = {}
         if worker.job_uid:
             headers = bearer(for_reading(derive(self._operator_key, worker.job_uid, worker.attempt)))
-        text = await self._call("GET", worker, PROGRESS_PATH, worker.call_kind, headers)
-        try:
-            return WorkerReport.from_json(text)
-        except ValueError as error:
-            raise ChannelError(f"{worker.pod}: {error}") from error
+        # The slot is kept until the report is parsed: this bounds the number of those that wait.
+        async with self._slot(worker.call_kind, worker):
+            text = await self._call("GET", worker, PROGRESS_PATH, headers)
+            try:
+                return await self._parsed(text)
+            except ValueError as error:
+                raise ChannelError(f"{worker.pod}: {error}") from error
 
     async def request_yield(self, worker: WorkerAddress, *, attempt: int, token: str) -> None:
-        await self._call("POST", worker, YIELD_PATH, CallKind.YIELD, bearer(token), yield_body(attempt))
+        async with self._slot(CallKind.YIELD, worker):
+            await self._call("POST", worker, YIELD_PATH, bearer(token), yield_body(attempt))
 
     async def stacks(self, worker: WorkerAddress, *, token: str) -> str:
-        return await self._call("GET", worker, STACKS_PATH, CallKind.STACKS, bearer(token))
+        async with self._slot(CallKind.STACKS, worker):
+            text = await self._call("GET", worker, STACKS_PATH, bearer(token), limit=MAX_STACKS_BYTES)
+            return text.decode(errors="replace")
+
+    async def _parsed(self, text: bytes) -> WorkerReport:
+        if len(text) < LARGE_REPORT_BYTES:
+            return _report(text)
+        async with self._parsing:
+            return await asyncio.to_thread(_report, text)
 
     async def _call(
         self,
         method: str,
         worker: WorkerAddress,
         path: str,
-        call_kind: CallKind,
         headers: Mapping[str, str],
         body: bytes | None = None,
-    ) -> str:
+        *,
+        limit: int = MAX_REPORT_BYTES,
+    ) -> bytes:
         url, own = await self._route(worker, path)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
-            async with (
-                self._slot(call_kind, worker),
-                self._session.request(
-                    method,
-                    url,
-                    headers={**headers, **own},
-                    data=body,
-                    timeout=timeout,
-                    allow_redirects=False,
-                ) as answer,
-            ):
-                # A tenant's own program may serve this port: never read more than a report can hold.
-                text = await _limited(answer.content, worker)
+            async with self._session.request(
+                method,
+                url,
+                headers={**headers, **own},
+                data=body,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                # A tenant's own program may serve this port: never read more than an answer can hold.
+                text = await _limited(answer.content, worker, limit)
                 if answer.status >= 300:
                     excerpt = text[:200].decode(errors="replace")
                     final = answer.status in (400, 401, 403, 404, 405)
                     raise ChannelError(
                         f"{worker.pod}: {method} {path}: {answer.status} {excerpt}", final=final
                     )
-                return text.decode(errors="replace")
+                return text
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             timed_out = isinstance(error, TimeoutError)
             raise ChannelError(f"{worker.pod}: {method} {path}: {error!r}", timed_out=timed_out) from error
@@ -226,14 +244,21 @@ class HttpChannel:
         return server + proxy, await self._api.connection.headers()
 
 
-async def _limited(content: aiohttp.StreamReader, worker: WorkerAddress) -> bytes:
+def _report(text: bytes) -> WorkerReport:
+    """Parse a report. Raises ValueError."""
+    if text.count(b",") > MAX_REPORT_COMMAS:
+        raise ValueError(f"a worker report has at most {MAX_REPORT_COMMAS} commas")
+    return WorkerReport.from_json(text.decode(errors="replace"))
+
+
+async def _limited(content: aiohttp.StreamReader, worker: WorkerAddress, limit: int) -> bytes:
     """Read the whole body, chunk by chunk: one read returns no more than has arrived. Raises ChannelError
     when it is too long."""
     text = bytearray()
     async for chunk in content.iter_any():
         text += chunk
-        if len(text) > MAX_REPORT_BYTES:
-            raise ChannelError(f"{worker.pod}: the answer is longer than {MAX_REPORT_BYTES} bytes")
+        if len(text) > limit:
+            raise ChannelError(f"{worker.pod}: the answer is longer than {limit} bytes")
     return bytes(text)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -37,6 +37,9 @@ MAX_WAITING = 5_000
 """Maximum of events that wait to be sent. Further ones are dropped: an API server that accepts no events must
 not fill the operator's memory."""
 
+MAX_WAITING_OF_ONE = 1_000
+"""Maximum of waiting events of one namespace, whose jobs must not crowd out the events of others."""
+
 AT_ONCE = 8
 """Number of events that are sent at a time, over all jobs."""
 
@@ -50,6 +53,8 @@ class EventWriter:
         """Names of the events that were sent or are queued."""
         self._budgets = KeyedBuckets(burst=BURST, every_s=EVERY_S, max_keys=MAX_JOBS)
         self._waiting: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
+        self._waiting_of: Counter[str] = Counter()
+        """Number of waiting events by namespace."""
 
     def emit(self, job: Json, events: Iterable[Event]) -> None:
         """Queue these events of the job, with the present time."""
@@ -58,7 +63,9 @@ class EventWriter:
             name = body["metadata"]["name"]
             if name in self._written:
                 continue
-            if self._waiting.full() or not self._budgets.try_take(job["metadata"]["uid"]):
+            namespace = body["metadata"]["namespace"]
+            is_full = self._waiting.full() or self._waiting_of[namespace] >= MAX_WAITING_OF_ONE
+            if is_full or not self._budgets.try_take(job["metadata"]["uid"]):
                 log.info(
                     "%s: event %s is dropped: too many are queued",
                     job["metadata"]["name"],
@@ -66,6 +73,7 @@ class EventWriter:
                 )
                 continue
             self._waiting.put_nowait(body)
+            self._waiting_of[namespace] += 1
             self._remember(name)
 
     async def run(self) -> None:
@@ -84,6 +92,7 @@ class EventWriter:
     async def _send_all(self) -> None:
         while True:
             body = await self._waiting.get()
+            self._waiting_of -= Counter((body["metadata"]["namespace"],))  # without entries that are 0
             try:
                 await self._send(body)
             finally:

@@ -97,6 +97,10 @@ class JobStates:
     """Namespaces (None: all) whose Workloads are known, so that a job there without a known one has none."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that is held while all nodes and pods are read: one job at a time."""
+    reads_again_at: float = 0.0
+    """Time of the event loop from which on they may be read again."""
+    reading_stacks: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock that is held while the stacks of a worker are read beside the event loop: one worker at a time."""
     priorities: Priorities = field(default_factory=Priorities)
     collections: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Tasks that collect stacks, by the job's UID; the reference also keeps the tasks alive."""

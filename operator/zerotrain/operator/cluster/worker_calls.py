@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
@@ -100,10 +100,10 @@ class WorkerCalls:
         return ChannelError(f"{pod.name}: the answer comes from another attempt")
 
     async def reports(self, pods: Mapping[K, PodView], kind: CallKind) -> dict[K, Answer]:
-        """Return the reports of all workers, until one call gets no slot."""
+        """Return the reports of all workers, without their texts, until one call gets no slot."""
 
         async def ask(index: K) -> Answer:
-            return await self.report(pods[index], kind)
+            return _without_texts(await self.report(pods[index], kind))
 
         return await call_concurrently(
             ask, pods, most=share_of(kind), enough=lambda answer: isinstance(answer, NotAsked)
@@ -122,6 +122,17 @@ class WorkerCalls:
             return answers
         others = {index: pod for index, pod in pods.items() if index not in answers}
         return answers | await self.reports(others, CallKind.INSPECT)
+
+
+def _without_texts(answer: Answer) -> Answer:
+    """Return the answer without the texts in it, which may have a megabyte: an inspection keeps the answers
+    of thousands of workers until the last one has answered."""
+    if isinstance(answer, ChannelError):
+        return answer
+    ranks = tuple(
+        replace(rank, checkpoint=None, rejected_checkpoints=(), resumed_job=None) for rank in answer.ranks
+    )
+    return replace(answer, job="", job_uid="", ranks=ranks)
 
 
 def timed_out(answer: Answer | None) -> bool:

@@ -12,6 +12,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api.packed import Packed
 from zerotrain.operator.api.planning import PlanMissing, known_plan
 from zerotrain.operator.api.validation import refusals
 from zerotrain.operator.cluster import json_codec
@@ -280,6 +281,8 @@ of a spec that takes tens of milliseconds, and the user may change the spec at a
 
 def is_heavy(job: Json) -> bool:
     config = job.get("spec", {}).get("config")
+    if isinstance(config, Packed):
+        return len(config) > HEAVY_BYTES
     return config is not None and len(json_codec.write(config)) > HEAVY_BYTES
 
 

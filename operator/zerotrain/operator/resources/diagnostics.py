@@ -4,9 +4,12 @@ stacks of hung ones."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
 
-from zerotrain.contract.text import printable_lines
+from zerotrain.contract.progress import MAX_RANKS
+from zerotrain.contract.text import printable
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.status import MAX_FAILURES
 
@@ -37,6 +40,9 @@ MAX_STACKS_BYTES = 512 << 10
 """Bytes of all texts together; a ConfigMap may hold 1 MiB."""
 
 MAX_SUMMARY_BYTES = 32 << 10
+MAX_STACKS_LINES = 20_000
+"""Number of lines of one worker's stacks that are read: twice those of the longest answer of a launcher."""
+
 SUMMARY_KEY = "summary.txt"
 FRAMES = 4
 """Number of innermost frames of the main thread by which ranks are grouped."""
@@ -46,17 +52,33 @@ _RANK = re.compile(r"^=== rank (\d{1,9}) \(pid \d+, ([^)\n]{0,60})\)$")
 _FRAME = re.compile(r'^ {2}File "(?P<file>.{1,500})", line (?P<line>\d+) in (?P<name>.{1,200})$')
 
 
-def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, str]) -> Json:
+@dataclass(frozen=True, slots=True)
+class WorkerStacks:
+    """Part of one worker's stacks that is kept."""
+
+    text: str
+    places: tuple[tuple[int, tuple[str, ...]], ...]
+    """Each rank, with the state of its process and the innermost frames of its main thread."""
+
+
+def read_stacks(text: str, *, workers: int) -> WorkerStacks:
+    """Read the stacks of one of so many workers, each of which gets an equal share of the size limit.
+
+    They come from the tenant's program, so they are freed of the control characters that could manipulate a
+    terminal that shows them, and bounded in lines, which cost more than their length.
+    """
+    lines = [printable(line) for line in text.split("\n", MAX_STACKS_LINES)[:MAX_STACKS_LINES]]
+    share = (MAX_STACKS_BYTES - MAX_SUMMARY_BYTES) // max(workers, 1)
+    return WorkerStacks(_cut("\n".join(lines), share), tuple(islice(_places(lines), MAX_RANKS)))
+
+
+def stacks_config_map(job: ZeroTrainingJob, attempt: int, stacks: Mapping[int, WorkerStacks]) -> Json:
     """Return the ConfigMap of a hung attempt: a summary of the ranks by stack, then each worker's stacks.
 
-    `texts` are by worker, the blamed worker first; each gets an equal share of the size limit. They come from
-    the tenant's program, so they are freed of the control characters that could manipulate a terminal that
-    shows them.
+    `stacks` are by worker, the blamed worker first.
     """
-    clean = {worker: "\n".join(printable_lines(text)) for worker, text in texts.items()}
-    share = (MAX_STACKS_BYTES - MAX_SUMMARY_BYTES) // max(len(clean), 1)
-    data = {f"worker-{worker}.txt": _cut(text, share) for worker, text in clean.items()}
-    data[SUMMARY_KEY] = _cut(summary(list(clean.values()), attempt), MAX_SUMMARY_BYTES)
+    data = {f"worker-{worker}.txt": found.text for worker, found in stacks.items()}
+    data[SUMMARY_KEY] = _cut(summary(stacks.values(), attempt), MAX_SUMMARY_BYTES)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -65,11 +87,11 @@ def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, st
     }
 
 
-def summary(texts: Sequence[str], attempt: int) -> str:
+def summary(stacks: Iterable[WorkerStacks], attempt: int) -> str:
     """Return the ranks grouped by stack, the smallest group first: the odd rank out is usually the cause."""
     places: dict[tuple[str, ...], list[int]] = {}
-    for text in texts:
-        for rank, place in _places(text):
+    for worker in stacks:
+        for rank, place in worker.places:
             places.setdefault(place, []).append(rank)
     lines = [f"attempt {attempt}: innermost frames of the main threads, the rarest place first"]
     for place, ranks in sorted(places.items(), key=lambda item: (len(item[1]), item[1])):
@@ -78,21 +100,19 @@ def summary(texts: Sequence[str], attempt: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _places(text: str) -> list[tuple[int, tuple[str, ...]]]:
-    """Return each rank with the state of its process and the innermost frames of its main thread, which is
+def _places(lines: Iterable[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield each rank with the state of its process and the innermost frames of its main thread, which is
     dumped last."""
-    found: list[tuple[int, tuple[str, ...]]] = []
     rank, state, frames = -1, "", list[str]()
-    for line in [*text.splitlines(), "=== rank 0 (pid 0, end)"]:
+    for line in chain(lines, ["=== rank 0 (pid 0, end)"]):
         if header := _RANK.match(line):
             if rank >= 0:
-                found.append((rank, (f"  process: {state}", *(frames[:FRAMES] or ["  (no stacks)"]))))
+                yield rank, (f"  process: {state}", *(frames[:FRAMES] or ["  (no stacks)"]))
             rank, state, frames = int(header[1]), header[2], []
         elif line.startswith(("Thread 0x", "Current thread 0x")):
             frames = []
-        elif frame := _FRAME.match(line):
+        elif len(frames) < FRAMES and (frame := _FRAME.match(line)):
             frames.append(f"  {frame['name']} ({frame['file']}:{frame['line']})")
-    return found
 
 
 def _cut(text: str, limit: int) -> str:

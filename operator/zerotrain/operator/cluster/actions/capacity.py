@@ -7,6 +7,7 @@ and goes back to the size that ran.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,23 +24,29 @@ from zerotrain.operator.reconcile import Capacity, ReadCapacity, job_uid_of
 from zerotrain.operator.resources import worker_pod
 from zerotrain.operator.resources.amounts import MILLI, PODS, at_most, requests_of
 
+PAUSE = 9
+"""Length of the pause after a reading, in lengths of the reading: all jobs together may read a tenth of the
+time, however often each of them wants to grow. A large cluster has a hundred megabytes of pods."""
+
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 _KEEPING_OFF = ("NoSchedule", "NoExecute")
 
 
 async def read(context: ActionContext, body: Json, action: ReadCapacity) -> None:
-    """Put the estimate into the job's memory. Do nothing while the reading for another job goes on: the next
-    pass asks again."""
-    lock = context.job_states.reading
-    if lock.locked():
+    """Put the estimate into the job's memory. Do nothing while the reading for another job goes on, or soon
+    after it: the next pass asks again."""
+    states, now_s = context.job_states, asyncio.get_running_loop().time
+    if states.reading.locked() or now_s() < states.reads_again_at:
         return
-    async with lock:
+    async with states.reading:
+        began = now_s()
         job = with_shape(ZeroTrainingJob.parse(body), action.shape)
         spec = worker_pod(job, job.status.attempt + 1, 0, context.options)["spec"]
         try:
             fits = await _fits(context.api, spec, action.shape.excluded_nodes, job.uid)
         except Forbidden:
             fits = None  # the scheduler decides
+        states.reads_again_at = now_s() + PAUSE * (now_s() - began)
     if context.job_states.knows(job.uid):
         found = Capacity(at=context.api.time.now(), workers=action.shape.workers, fits=fits)
         context.job_states.of(job.uid).capacity = found

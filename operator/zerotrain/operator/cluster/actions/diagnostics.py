@@ -12,7 +12,6 @@ import asyncio
 import logging
 import re
 from collections import deque
-from functools import partial
 
 import aiohttp
 
@@ -27,7 +26,13 @@ from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
 from zerotrain.operator.cluster.worker_calls import call_concurrently
 from zerotrain.operator.constants import CONTAINER_NAME
 from zerotrain.operator.reconcile import CollectStacks, LogView, SaveLog, StackSource, StacksView
-from zerotrain.operator.resources.diagnostics import failures_config_map, outdated_keys, stacks_config_map
+from zerotrain.operator.resources.diagnostics import (
+    WorkerStacks,
+    failures_config_map,
+    outdated_keys,
+    read_stacks,
+    stacks_config_map,
+)
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +163,16 @@ async def collect_stacks(context: ActionContext, body: Json, action: CollectStac
 
 async def _collect_stacks(context: ActionContext, job: ZeroTrainingJob, action: CollectStacks) -> None:
     at = context.api.time.now()
-    ask = partial(_ask_for_stacks, context, job, action.attempt)
-    texts = await call_concurrently(ask, action.sources, most=share_of(CallKind.STACKS))
-    texts_by_worker = {source.worker: text for source, text in texts.items()}
-    item = stacks_config_map(job, action.attempt, texts_by_worker)
+
+    async def ask(source: StackSource) -> WorkerStacks:
+        text = await _ask_for_stacks(context, job, action.attempt, source)
+        # Of a hostile text this takes a tenth of a second, and there may be hundreds of them.
+        async with context.job_states.reading_stacks:
+            return await asyncio.to_thread(read_stacks, text, workers=len(action.sources))
+
+    found = await call_concurrently(ask, action.sources, most=share_of(CallKind.STACKS))
+    by_worker = {source.worker: stacks for source, stacks in found.items()}
+    item = stacks_config_map(job, action.attempt, by_worker)
     name = ""
     try:
         await context.ensure(job, item)
