@@ -1,4 +1,4 @@
-"""What scripts for DeepSpeed do beside training: count, report, make loaders, ask for what is not here."""
+"""Habits of scripts for DeepSpeed beside training: count, report, make loaders, ask for what is not here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.runtime.facade.test_deepspeed_names import engine_with, section, trai
 from tests.support.free_form import config
 from tests.support.tiny_models import TinyGPT, token_batches
 from zerotrain.runtime import deepspeed
+from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.missing_names import ABSENT
 from zerotrain.runtime.notices import log_once
 from zerotrain.runtime.zero.layout import LayoutError
@@ -22,11 +23,11 @@ from zerotrain.runtime.zero.layout import LayoutError
 pytestmark = pytest.mark.unit
 
 
-def test_a_loader_for_other_data_collates_as_initialize_was_told() -> None:
-    engine, *_ = zt.initialize(model=TinyGPT(layers=1), config=config(0), collate_fn=list)
+def test_a_loader_for_other_data_collates_as_for_training() -> None:
+    engine, *_ = zt.initialize(model=TinyGPT(layers=1), config=config(0), collate_fn=tuple)
     data = TensorDataset(torch.arange(2))
-    assert all(type(batch) is list for batch in engine.deepspeed_io(data))
-    assert all(type(batch) is tuple for batch in engine.deepspeed_io(data, collate_fn=tuple))
+    assert all(type(batch) is tuple for batch in engine.deepspeed_io(data))
+    assert list(engine.deepspeed_io(data, collate_fn=len)) == [1, 1]
     engine.close()
 
 
@@ -128,7 +129,7 @@ def test_an_engine_that_is_moved_trains_nothing() -> None:
 def test_the_optimizer_has_none_within() -> None:
     engine = engine_with()
     with pytest.raises(AttributeError, match=r"no other optimizer within it: .*docs/deepspeed\.md"):
-        engine.optimizer.optimizer  # noqa: B018
+        engine.optimizer.optimizer  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(engine.optimizer, "fp32_partitioned_groups_flat")
     engine.close()
 
@@ -137,7 +138,7 @@ def test_a_backward_of_ones_own_divides_nothing_and_says_so(caplog: pytest.LogCa
     log_once.cache_clear()
     batch = token_batches(1, size=1)[0]
     gradients = []
-    for backward in (lambda engine, loss: engine.backward(loss), lambda engine, loss: loss.backward()):
+    for backward in (Engine.backward, lambda _, loss: torch.autograd.backward([loss])):
         engine = engine_with(gradient_accumulation_steps=2)
         loss = engine(*batch)
         returned = backward(engine, loss)

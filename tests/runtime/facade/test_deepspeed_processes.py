@@ -1,4 +1,4 @@
-"""What scripts for DeepSpeed do on several ranks, and what they print."""
+"""Habits of scripts for DeepSpeed on several ranks, and the lines that they print."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _FLATTENER = Flattener(KEYS)
 _OTHERWISE = {
     "scheduler.type": "Take one of these, or pass one of torch's schedules as lr_scheduler of initialize."
 }
-"""What to do about a value that no choice of the key is near to."""
+"""Advice about a value that no choice of the key is near to."""
 
 _TYPED_BLOCKS = {"optimizer.params": "optimizer.type", "scheduler.params": "scheduler.type"}
 
