@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -27,10 +27,22 @@ def evaluate_before_training(module: ModuleType) -> None:
 
     @around(module.Trainer, "evaluation_loop")
     def evaluation_loop(loop: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_deepspeed_enabled or self.deepspeed is not None:
+        if not self.is_deepspeed_enabled:
             return loop(self, *args, **kwargs)
-        with _lent(self):
+        with _in_precision_of_engine(self.args), nullcontext() if self.deepspeed is not None else _lent(self):
             return loop(self, *args, **kwargs)
+
+
+@contextmanager
+def _in_precision_of_engine(args: Any) -> Iterator[None]:
+    """Leave weights as they are where `bf16_full_eval` or `fp16_full_eval` would cast them for an evaluation:
+    an engine has them, and some are on other ranks."""
+    before = args.bf16_full_eval, args.fp16_full_eval
+    args.bf16_full_eval = args.fp16_full_eval = False
+    try:
+        yield
+    finally:
+        args.bf16_full_eval, args.fp16_full_eval = before
 
 
 @contextmanager
