@@ -47,7 +47,7 @@ def test_evaluations_and_trainings_follow_in_any_order(
 
 @pytest.mark.parametrize("tier", ["2", "3"])
 def test_an_evaluation_in_16_bits_is_one_in_the_precision_of_the_engine(bench: Bench, tier: str) -> None:
-    order = ("--order", "train", "evaluate", "--bf16_full_eval", "true")
+    order = ("--order", "train", "evaluate", "--bf16_full_eval", "true", "--use_cpu", "true")
     reference = bench.run("full eval", CASE, None, *order)
     found = bench.run("full eval", CASE, tier, *order)
     assert found[0].logged["eval_loss"] == pytest.approx(reference[0].logged["eval_loss"], abs=0.02)
