@@ -46,6 +46,7 @@ def gradients(*, recomputes: bool, host: bool = False) -> list[torch.Tensor]:
     for part in parts:
         x = checkpointing.checkpoint(part, x) if recomputes else part(x)
     x.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    # A second recomputation draws the same again.
     x.sum().backward()  # type: ignore[no-untyped-call]
     after = torch.rand(4)
     return [
