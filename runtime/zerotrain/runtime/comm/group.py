@@ -102,6 +102,8 @@ class Comm(Accounts):
         self.nodes = NodeMap.of(self.global_ranks, local_world_size=local_world_size)
         if self.world_size > 1:
             self._make_groups(timeout, is_first=is_first)
+        self.hosts: Any = self._hosts or self.group
+        """The process group of the ranks that takes tensors of the host, where waits block and can fail."""
         self._shared, self.transport_reason = self._share(options.transport, timeout)
         self.memory: Memory = PrivateMemory(device) if self._shared is None else self._shared.memory
         """Allocator of the buffers for collectives."""
@@ -116,11 +118,6 @@ class Comm(Accounts):
         if self._shared is not None:
             return "shared"
         return "gloo" if self.device.type == "cpu" else "nccl"
-
-    @property
-    def hosts(self) -> Any:
-        """The process group of the ranks that takes tensors of the host, where waits block and can fail."""
-        return self._hosts or self.group
 
     @property
     def shares_memory(self) -> bool:
