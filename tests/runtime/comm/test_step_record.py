@@ -74,7 +74,7 @@ def test_no_record_passes_through_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_a_save_agrees_on_does_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's values have no meaning after a failure, and nothing would say so."""
     comm: Any = OnGpu()
-    comm._hosts = "gloo"
+    comm.hosts = "gloo"
     sent: list[tuple[str, str]] = []
 
     def gather(records: list[torch.Tensor], mine: torch.Tensor, *, group: str, async_op: bool) -> Any:

@@ -83,6 +83,8 @@ class Comm(Accounts):
         """The torch.distributed process group of the ranks; None for one rank without a group."""
         self._exchanges: Any = None
         self._gathers: Any = None
+        self.hosts: Any = self.group
+        """The process group of the ranks that takes tensors of the host, where waits block and can fail."""
         self._hosts: Any = None
         """Group beside NCCL's; None = `group` takes tensors of the host itself."""
         self.subgroups: list[Any] = []
@@ -102,8 +104,6 @@ class Comm(Accounts):
         self.nodes = NodeMap.of(self.global_ranks, local_world_size=local_world_size)
         if self.world_size > 1:
             self._make_groups(timeout, is_first=is_first)
-        self.hosts: Any = self._hosts or self.group
-        """The process group of the ranks that takes tensors of the host, where waits block and can fail."""
         self._shared, self.transport_reason = self._share(options.transport, timeout)
         self.memory: Memory = PrivateMemory(device) if self._shared is None else self._shared.memory
         """Allocator of the buffers for collectives."""
@@ -256,11 +256,11 @@ class Comm(Accounts):
         if self._members is None:
             self._exchanges = dist.new_group(timeout=timeout, pg_options=options)
             if backend == "nccl":
-                self._hosts = dist.new_group(timeout=timeout, backend="gloo")
+                self.hosts = self._hosts = dist.new_group(timeout=timeout, backend="gloo")
             if not is_first and self.device.type == "cpu":
                 # In one group with another engine, a rank that uses the engines in another order would
                 # receive that one's values. On a GPU, a communicator would take too much memory for that.
-                self.group = self._gathers = dist.new_group(timeout=timeout)
+                self.group = self.hosts = self._gathers = dist.new_group(timeout=timeout)
             return
         key = tuple(self._members)
         if key not in _SECOND_GROUPS:
@@ -271,6 +271,7 @@ class Comm(Accounts):
             hosts = make(backend="gloo") if backend == "nccl" else None
             _SECOND_GROUPS[key] = make(pg_options=options), hosts
         self._exchanges, self._hosts = _SECOND_GROUPS[key]
+        self.hosts = self._hosts or self.group
 
     def _make_watchdog(self, bound_seconds: float) -> Watchdog | None:
         if self.world_size == 1 or bound_seconds == 0:
