@@ -63,7 +63,8 @@ def state_bytes(engine: Engine) -> dict[str, bytes]:
         f"{unit}/{kind}": whole(stream).cpu().numpy().tobytes()
         for (unit, kind), stream in state.streams.items()
     }
-    scalars = {key: value for key, value in state.scalars.items() if not key.endswith("_steps")}
+    counts = {"global_steps", "skipped_steps", "global_samples"}
+    scalars = {key: value for key, value in state.scalars.items() if key not in counts}
     return {**streams, "scalars": repr(scalars).encode()}
 
 

@@ -109,10 +109,11 @@ def test_a_fixed_scale_equals_plain_torch(world_size: int) -> None:
 
 
 def state_bytes(engine: Engine) -> dict[str, bytes]:
-    """Return everything in a checkpoint except the loss scale and the count of skipped steps."""
+    """Return everything in a checkpoint except the loss scale and the counts of steps and samples."""
     state = engine.checkpoint_state()
     streams = {"/".join(key): whole(stream).cpu().numpy().tobytes() for key, stream in state.streams.items()}
-    kept = {k: v for k, v in state.scalars.items() if not k.endswith("_steps") and k != "loss_scale"}
+    changing = {"global_steps", "skipped_steps", "global_samples", "loss_scale"}
+    kept = {key: value for key, value in state.scalars.items() if key not in changing}
     with zt.full_parameters(engine.module):
         weights = b"".join(p.detach().cpu().numpy().tobytes() for p in engine.module.parameters())
     return {**streams, "scalars": repr(kept).encode(), "weights": weights}
