@@ -39,23 +39,13 @@ class Nesting:
         self.in_string ^= len(parts) % 2 == 0
         return outside.translate(None, _NO_BRACKET)
 
-    def deepest(self, text: bytes) -> int:
-        """Do the same as `feed`, and return the greatest depth within the piece."""
-        before, levels = self.depth, self._levels(text)
-        return before + max(levels, default=0)
-
-    def shallowest(self, text: bytes) -> int:
-        """Do the same as `feed`, and return the smallest depth, from the beginning of the piece to its
-        end."""
-        before, levels = self.depth, self._levels(text)
-        return before + min(0, min(levels, default=0))
-
-    def _levels(self, text: bytes) -> list[int]:
-        """Feed the piece, and return the depth after each bracket, counted from that at its beginning."""
+    def depths(self, text: bytes) -> tuple[int, int]:
+        """Do the same as `feed`, and return the smallest and the greatest depth, those at the beginning and the
+        end of the piece among them."""
         outside = self._brackets(text).translate(_STEPS)
-        levels = list(map(sub, accumulate(outside), count(1)))
-        self.depth += levels[-1] if levels else 0
-        return levels
+        before, levels = self.depth, [0, *map(sub, accumulate(outside), count(1))]
+        self.depth += levels[-1]
+        return before + min(levels), before + max(levels)
 
 
 def depth_of(text: str | bytes | bytearray, *, limit: int = sys.maxsize) -> int:
@@ -66,7 +56,7 @@ def depth_of(text: str | bytes | bytearray, *, limit: int = sys.maxsize) -> int:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     nesting, found = Nesting(), 0
     for piece in pieces(data, 0, len(data)):
-        found = max(found, nesting.deepest(piece))
+        found = max(found, nesting.depths(piece)[1])
         if found > limit:
             break
     return found
@@ -77,7 +67,7 @@ def skip_deep(nesting: Nesting, text: bytes, start: int, end: int, *, level: int
     or up to _STRIDE earlier."""
     for piece in pieces(text, start, end, size=_STRIDE):
         before = nesting.depth, nesting.in_string
-        if is_cut(piece) or nesting.shallowest(piece) <= level:
+        if is_cut(piece) or nesting.depths(piece)[0] <= level:
             nesting.depth, nesting.in_string = before
             break
         start += len(piece)
