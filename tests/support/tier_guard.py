@@ -34,7 +34,7 @@ BUSY_FACTOR = 2.0
 """Factor by which work may take more processor time when caches and cores are shared with other processes."""
 
 FAST_LOOP_S = 0.022
-"""Processor time of `_loop` on a core that it has for itself, of a 2.5 GHz server of 2020."""
+"""Processor time of `_loop` on a core of a 2.5 GHz Xeon that no other virtual machine shares."""
 
 FORBIDDEN = {
     **dict.fromkeys(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"), "starts a process"),
