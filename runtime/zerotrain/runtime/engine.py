@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.contract.config import EngineConfig
-from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.group import Comm, is_device
 from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames, public_names
 from zerotrain.runtime.facade.evaluation import optimizer_of
 from zerotrain.runtime.facade.memory import MemoryStatus, OffloadTotals
@@ -224,11 +224,7 @@ class Engine(Names):
         """Return the engine, which is on its device already. For another device or a dtype the model's own
         `to` is called, after which nothing can be trained."""
         device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        is_here = device is None or (device.type, device.index or 0) == (
-            self.device.type,
-            self.device.index or 0,
-        )
-        if not is_here or dtype is not None:
+        if not (device is None or is_device(device, self.device)) or dtype is not None:
             self.module.to(*args, **kwargs)
         return self
 

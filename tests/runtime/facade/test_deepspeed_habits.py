@@ -15,6 +15,7 @@ from tests.runtime.facade.test_deepspeed_names import engine_with, section, trai
 from tests.support.free_form import config
 from tests.support.tiny_models import TinyGPT, token_batches
 from zerotrain.runtime import deepspeed
+from zerotrain.runtime.comm.group import is_device
 from zerotrain.runtime.facade.missing_names import ABSENT
 from zerotrain.runtime.notices import log_once
 from zerotrain.runtime.zero.layout import LayoutError
@@ -123,6 +124,20 @@ def test_an_engine_that_is_moved_trains_nothing() -> None:
     with pytest.raises(LayoutError, match="replaced or moved after initialize"):
         train(engine, 1)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("named", "own", "expected"),
+    [
+        ("cuda", "cuda:1", True),
+        ("cuda:1", "cuda:1", True),
+        ("cuda:0", "cuda:1", False),
+        ("cpu", "cuda:1", False),
+        ("cpu:0", "cpu", True),
+    ],
+)
+def test_a_device_without_an_index_is_the_ranks_own(named: str, own: str, expected: bool) -> None:
+    assert is_device(torch.device(named), torch.device(own)) is expected
 
 
 def test_the_optimizer_has_none_within() -> None:

@@ -37,7 +37,7 @@ from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.comm.whole_calls import Meetings
 from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Delays, gather_by_broadcasts, sendable
 
-__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "nccl_options", "pick_device", "timeout_of"]
+__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "is_device", "nccl_options", "pick_device", "timeout_of"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """Timeout of a group if the operator does not set one, see `timeout_of`."""
@@ -362,6 +362,12 @@ def pick_device() -> torch.device:
     torch.cuda.set_device(device)
     bind_to_node_of(device)
     return device
+
+
+def is_device(named: torch.device, device: torch.device) -> bool:
+    """Return whether a script that names a device means this rank's; without an index it means the current
+    one, which `pick_device` chose."""
+    return named.type == device.type and named.index in (None, device.index or 0)
 
 
 def _check_for_gpus(num_requested: int) -> None:
