@@ -40,8 +40,8 @@ class Nesting:
         return outside.translate(None, _NO_BRACKET)
 
     def depths(self, text: bytes) -> tuple[int, int]:
-        """Do the same as `feed`, and return the smallest and the greatest depth, those at the beginning and the
-        end of the piece among them."""
+        """Do the same as `feed`, and return the smallest and the greatest depth within the piece, both ends
+        included."""
         outside = self._brackets(text).translate(_STEPS)
         before, levels = self.depth, [0, *map(sub, accumulate(outside), count(1))]
         self.depth += levels[-1]
