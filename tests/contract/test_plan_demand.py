@@ -30,6 +30,7 @@ from zerotrain.contract.planner import (
     summary,
     way_out,
 )
+from zerotrain.contract.planner.activations import activations
 from zerotrain.contract.presets import PRESETS
 
 pytestmark = pytest.mark.unit
@@ -251,13 +252,43 @@ def test_autocasts_copies_of_weights_are_on_every_rank(recompute: dict[str, Any]
 def test_phases() -> None:
     found = demand(workload(zero_optimization=zero(3)))
     by_name = {phase.name: phase for phase in found.phases}
-    assert by_name["between steps"].engine_bytes == found.formulas.gpu.total_bytes
+    sums = found.formulas.freed
+    assert by_name["between steps"].engine_bytes == found.formulas.gpu.total_bytes - sums.total_bytes
     assert by_name["step"].activation_bytes == 0
     assert by_name["forward"].activation_bytes > 0
     peak = max(phase.total_bytes for phase in found.phases)
     gpu = found.tier(Tier.GPU)
     assert gpu is not None
     assert gpu.exact_bytes + gpu.activation_bytes == peak
+
+
+def engine_bytes(**given: Any) -> dict[str, int]:
+    """Return the engine's bytes beyond the persistent ones and those of the phase itself, by phase."""
+    found = demand(workload(**given))
+    own, kept = found.formulas.transient, found.formulas.gpu.total_bytes
+    extra = {"forward": own.forward_bytes, "backward": own.backward_bytes, "step": own.step_bytes}
+    return {phase.name: phase.engine_bytes - kept - extra.get(phase.name, 0) for phase in found.phases}
+
+
+def test_sums_of_gradients_count_when_they_exist() -> None:
+    """An accelerator frees a rank's part of them after the update."""
+    sums = 4 * demand(workload(zero_optimization=zero(3))).formulas.inputs.trainable_numel // 8
+    largest = 4 * LLAMA_8B.vocabulary * LLAMA_8B.width // 8
+    found = engine_bytes(zero_optimization=zero(3))
+    assert found == {"between steps": -sums, "forward": -sums, "backward": largest - sums, "step": 0}
+    again = engine_bytes(zero_optimization=zero(3), gradient_accumulation_steps=2)
+    assert again == {"between steps": -sums, "forward": 0, "backward": 0, "step": 0}
+    assert set(engine_bytes(zero_optimization=zero(2), on_host=True).values()) == {0}
+    assert set(engine_bytes(zero_optimization=zero(0)).values()) == {0}
+
+
+def test_the_last_block_of_backward_counts_where_activations_are_few() -> None:
+    short = replace(LLAMA_8B, context=16)
+    found = demand(workload(short, zero_optimization=zero(2)))
+    backward = next(phase for phase in found.phases if phase.name == "backward")
+    assert backward.engine_bytes == found.formulas.gpu.total_bytes + found.formulas.transient.backward_bytes
+    work = activations(short, found.workload.config)
+    assert work.block_work_bytes < backward.activation_bytes < work.backward_bytes
 
 
 @pytest.mark.parametrize(

@@ -146,15 +146,17 @@ def _phases(console: Console, found: Demand) -> None:
         sizes = (phase.engine_bytes, phase.activation_bytes, phase.total_bytes, phase.host_bytes)
         table.add_row(phase.name, *(_size(size) for size in sizes[: len(columns) - 1]))
     console.print(table, markup=False)
-    gpu = found.formulas.gpu
+    gpu, freed = found.formulas.gpu, found.formulas.freed.total_bytes
     kept = {
         "weights": gpu.param_bytes + gpu.replicated_bytes,
         "frozen": gpu.frozen_bytes,
         "second copy": gpu.secondary_bytes,
-        "gradients": gpu.grad_bytes,
+        "gradients": gpu.grad_bytes - freed,
         "states": gpu.optimizer_bytes,
     }
     text = ", ".join(f"{name} {bytes_text(size)}" for name, size in kept.items() if size)
+    if freed:
+        text += f"; from backward to the update also gradients {bytes_text(freed)}"
     console.print(f"between steps: {text}\n", markup=False)
 
 

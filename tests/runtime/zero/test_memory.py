@@ -18,9 +18,18 @@ from tests.support.ranks import run_ranks
 from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import token_batches
 from tests.support.training import BF16, GLOBAL_BATCH, Case, micro_batches, world
-from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
+from zerotrain.contract.memory import (
+    MemoryInputs,
+    UnitSize,
+    freed_sums,
+    gpu_persistent,
+    gpu_transient,
+    memory_inputs,
+    step_traffic,
+)
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.buffer import return_free_memory
+from zerotrain.runtime.zero.gradient_sum import stays
 from zerotrain.runtime.zero.layout import Segment
 from zerotrain.runtime.zero.ledger import MemoryKind
 
@@ -55,6 +64,11 @@ def unit_sizes(engine: Engine) -> list[UnitSize]:
     ]
 
 
+def freed(engine: Engine, inputs: MemoryInputs) -> int:
+    """Return the bytes of sums of gradients that the engine's device frees after each update."""
+    return 0 if stays(engine.device) else freed_sums(inputs).total_bytes
+
+
 def measure(case: Case) -> dict[str, Any]:
     """Return persistent bytes by kind, the peak of the rest over two steps, and the bytes sent in the second.
 
@@ -72,13 +86,13 @@ def measure(case: Case) -> dict[str, Any]:
             engine.step()
             peak_transient = max(peak_transient, engine.memory.peak_bytes() - engine.memory.persistent_bytes)
         sent = engine.comm.bytes_sent.total() - before
-    memory, expected = engine.memory, gpu_persistent(inputs)
+    memory, expected, sums = engine.memory, gpu_persistent(inputs), freed(engine, inputs)
     engine.close()
     return {
         "params": (memory.live_bytes(MemoryKind.PARAMS), expected.param_bytes + expected.replicated_bytes),
-        "grads": (memory.live_bytes(MemoryKind.GRADS), expected.grad_bytes),
+        "grads": (memory.live_bytes(MemoryKind.GRADS), expected.grad_bytes - sums),
         "states": (memory.live_bytes(MemoryKind.STATES), expected.optimizer_bytes),
-        "transient": (peak_transient, gpu_transient(inputs).peak_bytes),
+        "transient": (peak_transient, gpu_transient(inputs).peak_bytes + sums),
         "left": memory.transient_bytes,
         "sent": (sent - (world_size - 1) * STEP_RECORD_BYTES, step_traffic(inputs).network_bytes),
     }
@@ -195,10 +209,13 @@ def by_phase(name: str, stage: int) -> dict[str, tuple[int, int]]:
     engine.backward(engine(*batches[-1]))
     engine.step()
     peaks = {phase: peak - kept for phase, peak in engine.memory.phase_peaks().items()}
-    bounds = gpu_transient(inputs)
-    found = {"kept": (engine.memory.persistent_bytes, gpu_persistent(inputs).total_bytes)}
-    for phase in ("forward", "backward", "step"):
-        found[phase] = (peaks[phase], getattr(bounds, f"{phase}_bytes"))
+    bounds, sums = gpu_transient(inputs), freed(engine, inputs)
+    found = {
+        "kept": (engine.memory.persistent_bytes, gpu_persistent(inputs).total_bytes - sums),
+        "forward": (peaks["forward"], bounds.forward_bytes),
+        "backward": (peaks["backward"], bounds.backward_bytes + sums),
+        "step": (peaks["step"], bounds.step_bytes + sums),
+    }
     assert engine.memory.transient_bytes == 0
     engine.close()
     return found

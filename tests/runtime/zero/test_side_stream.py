@@ -55,7 +55,8 @@ def started(stage: int, bucket: int = BOUND, **zero: Any) -> Engine:
 
 @contextmanager
 def on_streams(engine: Engine) -> Iterator[FakeCuda]:
-    """Let the engine reduce as on a GPU, and note exchanges, sums, blocks' backward and memory given up."""
+    """Let the engine reduce as on a GPU, and note exchanges, sums, blocks' backward, and memory allocated and
+    given up."""
     cuda, reducer = FakeCuda(), engine.core.reducer
     account, release = engine.comm.account, UnitGradients.release
     comm: Any = engine.comm
@@ -81,6 +82,10 @@ def on_streams(engine: Engine) -> Iterator[FakeCuda]:
         cuda.note("freed", part.unit.name)
         release(part, flat)
 
+    def allocated(*args: Any, **kwargs: Any) -> torch.Tensor:
+        cuda.note("allocated", "")
+        return unfilled(*args, **kwargs)
+
     with pytest.MonkeyPatch.context() as patch:
         cuda.install(patch)
         patch.setattr(reducer, "side", SideStream(CUDA, comm.stopwatch))
@@ -89,14 +94,19 @@ def on_streams(engine: Engine) -> Iterator[FakeCuda]:
         patch.setattr(gradient_sum, "accumulate_", summed)
         patch.setattr(hierarchy, "accumulate_", summed)
         patch.setattr(UnitGradients, "release", released)
+        patch.setattr(gradient_sum, "stays", lambda device: False)
+        patch.setattr(gradient_sum, "unfilled", allocated)
+        for part in engine.core.gradients.values():
+            part.sum.close()
         for name in BLOCKS:
             block = engine.module.get_submodule(name)
             block.register_full_backward_hook(lambda *_, name=name: cuda.note("backward", name))
         yield cuda
 
 
-def check_memory(cuda: FakeCuda, first: str) -> None:
-    """Check that the computation waited for the exchange of what it frees, and frees it in time."""
+def check_memory(cuda: FakeCuda, first: str, *, sums_are_freed: bool = True) -> None:
+    """Check that the computation waited for the exchange of what it frees, and frees it in time; and that
+    memory for sums, which may have had other contents, was free when the other stream went on."""
     flying = 0
     for note in cuda.notes:
         flying += (note.what == "first") - (note.what == "freed")
@@ -105,12 +115,18 @@ def check_memory(cuda: FakeCuda, first: str) -> None:
         (freed,), (done,) = cuda.found("freed", name), cuda.found(first, name)
         assert freed.stream == MAIN
         assert freed.seen.get(SIDE, 0) >= done.place, f"{name} was freed while it was sent"
+    allocated = cuda.found("allocated")
+    assert len(allocated) == (len(BLOCKS) if sums_are_freed else 0)
+    for made, sent in zip(allocated, cuda.found("first"), strict=False):
+        assert sent.seen[MAIN] >= made.place, (
+            f"the sum of {sent.label} is written where others may still read"
+        )
 
 
 def check_streams(cuda: FakeCuda) -> None:
     """Check that nothing of a reduction is on the stream of the computation, and that it waits at the end."""
     for note in cuda.notes:
-        assert note.stream == (MAIN if note.what in ("backward", "freed") else SIDE), note
+        assert note.stream == (MAIN if note.what in ("backward", "freed", "allocated") else SIDE), note
     assert cuda.main.seen[SIDE] == max(note.place for note in cuda.notes if note.stream == SIDE)
 
 
@@ -124,7 +140,7 @@ def one_hop(stage: int) -> bool:
                 with on_streams(engine) as cuda:
                     engine.backward(engine(batch(step).requires_grad_()))
                     check_streams(cuda)
-                    check_memory(cuda, "first done")
+                    check_memory(cuda, "first done", sums_are_freed=stage > 1)
                     assert [note.label for note in cuda.found("first")] == BACKWARD
                     # Before it ended, the exchange of the second unit was freed, without its sum.
                     (last,), second = cuda.found("backward", BACKWARD[-1]), cuda.found("sum")[1]

@@ -15,7 +15,7 @@ formulas, so that a job that will not fit is refused with the numbers that it wo
 """
 
 from .breakdown import MemoryBreakdown, breakdown
-from .gpu import GpuPersistent, GpuTransient, gpu_persistent, gpu_transient
+from .gpu import FreedSums, GpuPersistent, GpuTransient, freed_sums, gpu_persistent, gpu_transient
 from .inputs import ADAM_STATE_BYTES, MemoryInputs, Offloaded, fitting, padded_numel
 from .model import (
     gpt_modules,
@@ -49,6 +49,7 @@ from .tiers import (
 __all__ = [
     "ADAM_STATE_BYTES",
     "MIN_UNIT_NUMEL",
+    "FreedSums",
     "GpuPersistent",
     "GpuTransient",
     "HostBytes",
@@ -64,6 +65,7 @@ __all__ = [
     "breakdown",
     "disk_bytes",
     "fitting",
+    "freed_sums",
     "gpt_modules",
     "gpt_parameter_count",
     "gpt_units",

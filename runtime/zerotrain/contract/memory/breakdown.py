@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .gpu import GpuPersistent, GpuTransient, gpu_persistent, gpu_transient
+from .gpu import FreedSums, GpuPersistent, GpuTransient, freed_sums, gpu_persistent, gpu_transient
 from .inputs import MemoryInputs
 from .tiers import HostBytes, StepTraffic, disk_bytes, host_bytes, step_traffic
 
@@ -15,6 +15,8 @@ class MemoryBreakdown:
 
     inputs: MemoryInputs
     gpu: GpuPersistent
+    freed: FreedSums
+    """Part of `gpu` that does not exist all the time."""
     transient: GpuTransient
     host: HostBytes
     disk_bytes: int
@@ -27,6 +29,7 @@ def breakdown(inputs: MemoryInputs) -> MemoryBreakdown:
     return MemoryBreakdown(
         inputs=inputs,
         gpu=gpu_persistent(inputs),
+        freed=freed_sums(inputs),
         transient=gpu_transient(inputs),
         host=host_bytes(inputs),
         disk_bytes=disk_bytes(inputs),

@@ -24,6 +24,7 @@ class GpuPersistent:
 
     param_bytes: int
     grad_bytes: int
+    """Sums of gradients, which may exist for a part of each step alone; see `FreedSums`."""
     optimizer_bytes: int
     frozen_bytes: int
     replicated_bytes: int
@@ -80,6 +81,32 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
         if inputs.hpz_ranks > 1
         else 0,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreedSums:
+    """Bytes of a rank's own part of the sums of gradients, if it exists from a step's first reduction to its
+    update alone, as on an accelerator. `GpuPersistent` counts them, too."""
+
+    total_bytes: int = 0
+    largest_bytes: int = 0
+    """Those of the largest unit."""
+
+
+def freed_sums(inputs: MemoryInputs) -> FreedSums:
+    """Return the sums that are freed between the update and the next reduction."""
+    is_part = _stage(inputs) >= 2 or (inputs.keeps_own_gradients and inputs.world_size > 1)
+    if inputs.on_host or not is_part:
+        return FreedSums()
+    ranks, moved = inputs.world_size, sum(moved_gradients(inputs))
+    total = max(share(inputs.trainable_numel, ranks) - moved, 0)
+    largest = min(share(inputs.largest_unit_numel, ranks), total)
+    return FreedSums(total_bytes=inputs.grad_bytes * total, largest_bytes=inputs.grad_bytes * largest)
+
+
+def _stage(inputs: MemoryInputs) -> int:
+    """Return the stage that has an effect: one rank has no peers to shard with."""
+    return 0 if inputs.world_size == 1 and inputs.param_tier == "gpu" else inputs.stage
 
 
 def _shares_weights(inputs: MemoryInputs) -> bool:
@@ -139,8 +166,7 @@ def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
     receives.
     """
     n_max, c = inputs.largest_unit_numel, inputs.compute_bytes
-    is_alone = inputs.world_size == 1 and inputs.param_tier == "gpu"
-    stage = 0 if is_alone else inputs.stage  # one rank has no peers to shard with
+    stage = _stage(inputs)
     gathered = _gathered_bytes(inputs, inputs.forward_live_numel) if stage == 3 else 0
     if not inputs.trainable_numel:  # a model that is only evaluated
         return GpuTransient(forward_bytes=gathered, backward_bytes=0, step_bytes=0)

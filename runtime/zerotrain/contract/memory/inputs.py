@@ -282,6 +282,7 @@ def fitting(sizes: Sequence[int], budget: float) -> frozenset[int]:
 
 
 def share(numel: int, ranks: int) -> int:
+    """Return the elements of one rank of several, rounded up."""
     return -(-numel // ranks)
 
 

@@ -44,6 +44,8 @@ class Activations:
     """One checkpointed input, which comes back to a GPU while the block after its own is recomputed."""
     cache_bytes: int = 0
     """Autocast's copies of the weights of recomputed blocks, which are freed at the end of forward."""
+    last_kept_bytes: int = 0
+    """Bytes of `kept_bytes` that are left when backward comes to its last block."""
 
     @property
     def least_bytes(self) -> int:
@@ -59,6 +61,11 @@ class Activations:
     def backward_bytes(self) -> int:
         """Bytes at the start of backward, or in its first block, whichever is more."""
         return self.kept_bytes + max(self.head_bytes + self.head_work_bytes, self.block_work_bytes)
+
+    @property
+    def last_backward_bytes(self) -> int:
+        """Bytes in the last block of backward, when almost all sums of gradients exist."""
+        return self.last_kept_bytes + self.block_work_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +114,8 @@ def activations(shape: ModelShape, config: EngineConfig) -> Activations:
         host_bytes=tokens * kept if in_host else 0,
         moving_bytes=tokens * inputs if in_host else 0,
         cache_bytes=copies if recompute.configured else 0,
+        last_kept_bytes=shared
+        + (0 if in_host else tokens * inputs if recompute.configured else tokens * block + copy),
     )
 
 

@@ -222,19 +222,25 @@ class _Compute:
 def _phases(formulas: MemoryBreakdown, acts: Activations) -> tuple[Phase, ...]:
     kept, extra, sent = formulas.gpu.total_bytes, formulas.transient, formulas.traffic.phases
     host = formulas.host.total_bytes
+    backward, in_backward = _backward(formulas, acts)
     return (
-        Phase(name="between steps", engine_bytes=kept, activation_bytes=0, host_bytes=host),
+        Phase(
+            name="between steps",
+            engine_bytes=kept - formulas.freed.total_bytes,
+            activation_bytes=0,
+            host_bytes=host,
+        ),
         Phase(
             name="forward",
-            engine_bytes=kept + extra.forward_bytes,
+            engine_bytes=_forward_kept(formulas) + extra.forward_bytes,
             activation_bytes=acts.forward_bytes,
             host_bytes=host + acts.host_bytes,
             network_bytes=sent.forward_bytes,
         ),
         Phase(
             name="backward",
-            engine_bytes=kept + extra.backward_bytes,
-            activation_bytes=acts.backward_bytes,
+            engine_bytes=backward,
+            activation_bytes=in_backward,
             host_bytes=host + acts.host_bytes,
             network_bytes=sent.backward_bytes,
         ),
@@ -248,11 +254,25 @@ def _phases(formulas: MemoryBreakdown, acts: Activations) -> tuple[Phase, ...]:
     )
 
 
+def _forward_kept(formulas: MemoryBreakdown) -> int:
+    """Return the persistent bytes in forward. Sums of gradients are there from the second micro-batch on."""
+    freed = formulas.freed.total_bytes if formulas.inputs.micro_steps == 1 else 0
+    return formulas.gpu.total_bytes - freed
+
+
+def _backward(formulas: MemoryBreakdown, acts: Activations) -> tuple[int, int]:
+    """Return the bytes of the engine and of activations at the start of backward, or in its last block,
+    whichever are more together: sums of gradients grow while activations are freed."""
+    kept, extra = formulas.gpu.total_bytes, formulas.transient.backward_bytes
+    start = min(_forward_kept(formulas) + formulas.freed.largest_bytes, kept)
+    return max((start + extra, acts.backward_bytes), (kept + extra, acts.last_backward_bytes), key=sum)
+
+
 def _compute(formulas: MemoryBreakdown, acts: Activations, shape: ModelShape) -> _Compute:
     peak = max(_phases(formulas, acts), key=lambda phase: phase.total_bytes)
-    kept, extra = formulas.gpu.total_bytes, formulas.transient
+    kept, start, extra = formulas.gpu.total_bytes, _forward_kept(formulas), formulas.transient
     # Buffers of a late moment of backward and activations of its start do not exist at the same time.
-    least = kept + max(extra.peak_bytes, extra.forward_bytes + acts.least_bytes)
+    least = max(kept + extra.peak_bytes, start + extra.forward_bytes + acts.least_bytes)
     return _Compute(
         exact_bytes=peak.engine_bytes,
         activation_bytes=peak.activation_bytes,

@@ -55,8 +55,10 @@ class UnitGradients:
         self.download: Callable[[], torch.Tensor] | None = None
         """Copies `shard` to host memory if the states are there and the gradients are not."""
         self._direct_views = unit.views_of(self.sum.values) if self.is_direct else []
-        self._clean_version = self.sum.values._version
+        self._clean_version = 0
+        """Version of the accumulator that autograd writes into, when nothing was added yet."""
         if self.is_direct:
+            self._clean_version = self.sum.values._version
             self.attach()
 
     @property
@@ -209,6 +211,8 @@ class UnitGradients:
             self.slots.empty()
         if self.is_direct:
             self._clean_version = self.sum.values._version
+        else:
+            self.sum.close()
 
     def parts_of(self, index: int) -> list[torch.Tensor]:
         """Return this rank's parts of one parameter's gradient: its part of the sum, and what is not in the

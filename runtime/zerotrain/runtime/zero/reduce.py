@@ -181,6 +181,7 @@ class Reducer:
     def _exchange(self, gradients: UnitGradients, local: torch.Tensor, *, is_whole: bool) -> _Exchange:
         wire = local if self._before == 1.0 else local * self._before
         wire = wire if self._wire_dtype is None else wire.to(self._wire_dtype)
+        gradients.sum.prepare()
         with self.side.running(after=self.side.mark()):
             exchange = self.start_exchange(wire, label=gradients.unit.name)
         self._ledger.add(MemoryKind.REDUCE, exchange.extra_bytes)
