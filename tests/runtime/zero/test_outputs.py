@@ -108,8 +108,20 @@ class InPlaceOnOutput(Chain):
         return hidden
 
 
-def test_outputs_may_be_changed_in_place() -> None:
-    check(InPlaceOnOutput)
+class InPlaceOnView(Chain):
+    """A linear layer's output is a view of its product if the input has three dimensions."""
+
+    def use(self, block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = block(hidden.view(2, 2, WIDTH))
+        assert hidden._base is not None
+        hidden += 1
+        hidden[:, 0] = 0.5
+        return functional.relu_(hidden).view(4, WIDTH)
+
+
+@pytest.mark.parametrize("build", [InPlaceOnOutput, InPlaceOnView])
+def test_outputs_may_be_changed_in_place(build: type[Chain]) -> None:
+    check(build)
 
 
 class AddsInPlace(nn.Module):

@@ -105,6 +105,7 @@ class Inputs:
                 computed.append(whole)
         for container in self._containers:
             computed += [each for each in tensors_with_grad(container) if self._is_new(each)]
+        computed += self._wholes_of(computed)
         for kept in (self._aliases, self._kept, self._containers, self._originals):
             kept.clear()
         return output, computed
@@ -138,6 +139,13 @@ class Inputs:
         """Return the `id` of each tensor whose alias, or a view of it, is among the tensors."""
         found = [self._originals.get(id(each if each._base is None else each._base)) for each in tensors]
         return {id(pair[1]) for pair in found if pair is not None}
+
+    def _wholes_of(self, tensors: Iterable[torch.Tensor]) -> Collection[torch.Tensor]:
+        """Return the tensors that the call computed of which these are views, as a linear layer's output is
+        for an input of three dimensions. Where the caller writes into such a view, gradients go past its
+        hooks, to the whole."""
+        bases = ((id(each._base), each._base) for each in tensors)
+        return {key: whole for key, whole in bases if whole is not None and self._is_new(whole)}.values()
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         """Return whether the call computed the tensor's values."""
