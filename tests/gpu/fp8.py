@@ -8,6 +8,7 @@ of sums, or where the first losses are not bf16's within 2 %. Without a GPU, siz
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -34,9 +35,10 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "rowwise+weight gradient": {"enabled": True, "weight_gradient": "fp8"},
     "tensorwise+weight gradient": {"enabled": True, "recipe": "tensorwise", "weight_gradient": "fp8"},
 }
-SUM_ERROR = {True: 2.0**-6, False: 2.0**-8}
-"""Largest difference of a product from the CPU's, as a share of its largest element: fast sums are kept with
-fewer bits than fp32 has; without them only the rounding to bf16 may differ."""
+SUM_ERROR = {True: 2.0**-5, False: 2.0**-6}
+"""Largest difference of a product from the CPU's, as a share of its largest element. Hopper's FP8 units keep
+about 14 bits of their sums, which without fast sums are added up in fp32. So a rounding to bf16, by up to
+2^-7 of an element, may go the other way."""
 
 
 def main() -> None:
@@ -45,6 +47,7 @@ def main() -> None:
     expected: list[float] | None = None
     for name, fp8 in CONTENDERS.items():
         seconds, losses, amax = train(fp8)
+        gc.collect()  # an engine is in cycles, and five at once do not fit on a GPU
         expected = expected or losses
         off = max(abs(a / b - 1.0) for a, b in zip(losses, expected, strict=True))
         print(json.dumps({"contender": name, "step_ms": seconds * 1e3, "loss_off": off, **amax}), flush=True)
