@@ -53,6 +53,8 @@ def main() -> None:
         print(json.dumps({"contender": name, "step_ms": seconds * 1e3, "loss_off": off, **amax}), flush=True)
         if not off <= 0.02:
             sys.exit(f"{name}: losses {losses}, of bf16 {expected}")
+    for by_row in (True, False):
+        compare_compiled(Scheme(by_row=by_row, weight_gradient=False))
 
 
 def compare(scheme: Scheme, fast_sum: bool) -> None:
@@ -74,6 +76,21 @@ def compare(scheme: Scheme, fast_sum: bool) -> None:
         print(json.dumps({"product": name, "fast_sum": fast_sum, "codes_equal": alike, "off": off}))
         if not alike or not off <= SUM_ERROR[fast_sum]:
             sys.exit(f"{name}: codes equal {alike}, largest difference {off}")
+
+
+def compare_compiled(scheme: Scheme) -> None:
+    """Print the shares of codes and scales that differ where the codes are made by a compiler's kernel, whose
+    division and intermediate roundings may be others."""
+    compiled = torch.compile(scheme.quantize, backend="inductor" if ON_GPU else "aot_eager", dynamic=False)
+    torch.manual_seed(1)
+    values = torch.randn(WIDTH, WIDTH).bfloat16().to(DEVICE)
+    plain, made = scheme.quantize(values, E4M3), compiled(values, E4M3)
+    pairs = {
+        "codes_off": (plain.values_RC.view(torch.uint8), made.values_RC.view(torch.uint8)),
+        "scales_off": (plain.scale, made.scale),
+    }
+    off = {name: float(one.ne(other).float().mean()) for name, (one, other) in pairs.items()}
+    print(json.dumps({"compiled": "rowwise" if scheme.by_row else "tensorwise", **off}), flush=True)
 
 
 def train(fp8: dict[str, Any]) -> tuple[float, list[float], dict[str, float]]:

@@ -60,6 +60,8 @@ def test_products_in_fp8_are_compared_and_timed() -> None:
     timed = [row for row in found if "contender" in row]
     assert [row["contender"] for row in timed][:3] == ["bf16", "rowwise", "tensorwise"]
     assert all(row["step_ms"] > 0.0 for row in timed)
+    compiled = [row for row in found if "compiled" in row]
+    assert [row["codes_off"] + row["scales_off"] for row in compiled] == [0.0, 0.0]
 
 
 def test_small_costs_are_beside_the_way_it_was() -> None:
