@@ -96,8 +96,29 @@ PARTS = [
         limit_s=60,
         command=module("tests.gpu.fake_world", "64", "zerotrain-3", "zerotrain-3+qwz+qgz", "fsdp2"),
     ),
+    Part(
+        name="kinds of steps",
+        half=1,
+        limit_s=100,
+        command=module(
+            "tests.gpu.fake_world",
+            "8",
+            "zerotrain-3",
+            "zerotrain-3+split",
+            "zerotrain-3+fp8",
+            "zerotrain-3+muon",
+        ),
+    ),
     Part(name="small costs", half=1, limit_s=50, command=module("tests.gpu.small_costs")),
-    Part(name="FP8", half=2, limit_s=60, command=module("tests.gpu.fp8")),
+    Part(
+        name="compiled",
+        half=1,
+        limit_s=120,
+        command=module(
+            "tests.gpu.fake_world", "8", "fsdp2", "zerotrain-3+compile", "zerotrain-3+fp8+compile"
+        ),
+    ),
+    Part(name="FP8", half=2, limit_s=80, command=module("tests.gpu.fp8")),
     Part(
         name="two ranks",
         half=2,

@@ -2,8 +2,10 @@
 
     python3 -m tests.gpu.fake_world WORLD CONTENDER...
 
-Contenders are `fsdp2` and `zerotrain-STAGE`, with `+qwz`, `+qgz` and `+hpz` for the parts of ZeRO++, and
-`+free` to free every unit after its forward, as FSDP2 does, where the default keeps up to 1e9 elements.
+Contenders are `fsdp2` and `zerotrain-STAGE`, with `+qwz`, `+qgz` and `+hpz` for the parts of ZeRO++, `+free`
+to free every unit after its forward, as FSDP2 does, where the default keeps up to 1e9 elements, `+fp8`,
+`+muon`, `+split` for masters in halves (`bf16.store_param_remainders`), and `+compile`, for a process of its
+own: once anything is compiled, other engines' steps wait for their gathers.
 torch's fake process group moves nothing, so losses have no meaning, and what is left is what an engine itself
 costs. Its gathers copy the own part once per rank, for all engines alike. All contenders are in one process
 and step in turn; every ratio is within a turn. Without a GPU the same code runs on small sizes. Prints one
@@ -18,8 +20,6 @@ import json
 import os
 import statistics
 import sys
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.gpu.peak import at_peak
+from tests.gpu.waits import host_waits
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
@@ -37,12 +38,19 @@ LAYERS, WIDTH, CONTEXT, VOCABULARY, MICRO = (16, 2048, 1024, 50257, 4) if ON_GPU
 ROUNDS = 7 if ON_GPU else 2
 MIB = 1 << 20
 GAPS_SHOWN = 12
-PLUS: dict[str, dict[str, Any]] = {
-    "qwz": {"zero_quantized_weights": True},
-    "qgz": {"zero_quantized_gradients": True},
-    "hpz": {"zero_hpz_partition_size": 8},
-    "free": {"stage3_max_reuse_distance": 0},
+PLUS: dict[str, dict[str, dict[str, Any]]] = {
+    "qwz": {"zero_optimization": {"zero_quantized_weights": True}},
+    "qgz": {"zero_optimization": {"zero_quantized_gradients": True}},
+    "hpz": {"zero_optimization": {"zero_hpz_partition_size": 8}},
+    "free": {"zero_optimization": {"stage3_max_reuse_distance": 0}},
+    "fp8": {"fp8": {"enabled": True}},
+    "muon": {"optimizer": {"type": "Muon"}},
+    "split": {"bf16": {"store_param_remainders": True}},
+    "compile": {"compile": {"enabled": True, "backend": "inductor" if ON_GPU else "aot_eager"}},
 }
+"""Changes of each addition to the blocks of the configuration."""
+DRIVER_WAITS = ("Synchronize", "cudaMalloc", "cudaFree", "cudaHostAlloc")
+"""Parts of the names of calls of CUDA that wait for the device, or may."""
 
 
 @dataclass(kw_only=True)
@@ -131,16 +139,16 @@ def zerotrain(name: str, model: nn.Module, batch: torch.Tensor) -> Callable[[], 
     import zerotrain.runtime as zt
 
     stage, *plus = name.removeprefix("zerotrain-").split("+")
-    zero: dict[str, Any] = {"stage": int(stage)}
-    for key in plus:
-        zero |= PLUS[key]
-    config = {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": MICRO,
         "bf16": {"enabled": True},
         "gradient_clipping": 1.0,
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": int(stage)},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
     }
+    for key in plus:
+        for block, changes in PLUS[key].items():
+            config[block] = config.get(block, {}) | changes
     engine = zt.initialize(model=model, config=config)[0]
 
     def step() -> None:
@@ -179,9 +187,17 @@ def look_inside(contender: Contender) -> None:
     facts["kernels"] = len(kernels)
     facts["busy_ms"] = round(sum(event.device_time for event in kernels) / 1e3, 2)
     facts["idle"] = gaps_between(kernels)
-    launches = (average for average in profile.key_averages() if average.key.startswith("cudaLaunch"))
-    facts["launches"] = sum(average.count for average in launches)
-    facts["syncs"] = host_waits(contender.step)
+    calls = profile.key_averages()
+    facts["launches"] = sum(call.count for call in calls if call.key.startswith("cudaLaunch"))
+    waits = host_waits(contender.step)
+    facts["host_waits"] = waits.real.total()
+    facts["syncs"] = {**waits.real, **{f"{place}, passed": n for place, n in waits.passed.items()}}
+    # With those of the measurement itself: one for the device, and what the profiler adds.
+    facts["driver_waits"] = [
+        f"{call.count} {call.key}, {call.cpu_time_total / 1e3:.2f} ms"
+        for call in calls
+        if any(name in call.key for name in DRIVER_WAITS)
+    ]
     facts["host"] = host_time(contender.step)
     facts["at_peak"] = at_peak(contender.step)
 
@@ -214,19 +230,6 @@ def name_of(code: Any) -> str:
     if isinstance(code, str):
         return code
     return f"{code.co_filename.split('/')[-1]}:{code.co_firstlineno} {code.co_name}"
-
-
-def host_waits(step: Callable[[], None]) -> dict[str, int]:
-    """Return where the host waits for the device in a step, as file:line, and how often."""
-    cuda: Any = torch.cuda  # without its own annotations
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        cuda.set_sync_debug_mode("warn")
-        step()
-        cuda.set_sync_debug_mode("default")
-    found = [warning for warning in seen if "synchroniz" in str(warning.message)]
-    places = (f"{warning.filename.split('zerotrain/')[-1]}:{warning.lineno}" for warning in found)
-    return dict(Counter(place for place in places if "torch/cuda/__init__" not in place))
 
 
 def summary(contender: Contender, first: Contender, world_size: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ of sums, or where the first losses are not bf16's within 2 %. Without a GPU, siz
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -34,9 +35,10 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "rowwise+weight gradient": {"enabled": True, "weight_gradient": "fp8"},
     "tensorwise+weight gradient": {"enabled": True, "recipe": "tensorwise", "weight_gradient": "fp8"},
 }
-SUM_ERROR = {True: 2.0**-6, False: 2.0**-8}
-"""Largest difference of a product from the CPU's, as a share of its largest element: fast sums are kept with
-fewer bits than fp32 has; without them only the rounding to bf16 may differ."""
+SUM_ERROR = {True: 2.0**-5, False: 2.0**-6}
+"""Largest difference of a product from the CPU's, as a share of its largest element. Hopper's FP8 units keep
+about 14 bits of their sums, which without fast sums are added up in fp32. So a rounding to bf16, by up to
+2^-7 of an element, may go the other way."""
 
 
 def main() -> None:
@@ -45,11 +47,14 @@ def main() -> None:
     expected: list[float] | None = None
     for name, fp8 in CONTENDERS.items():
         seconds, losses, amax = train(fp8)
+        gc.collect()  # an engine is in cycles, and five at once do not fit on a GPU
         expected = expected or losses
         off = max(abs(a / b - 1.0) for a, b in zip(losses, expected, strict=True))
         print(json.dumps({"contender": name, "step_ms": seconds * 1e3, "loss_off": off, **amax}), flush=True)
         if not off <= 0.02:
             sys.exit(f"{name}: losses {losses}, of bf16 {expected}")
+    for by_row in (True, False):
+        compare_compiled(Scheme(by_row=by_row, weight_gradient=False))
 
 
 def compare(scheme: Scheme, fast_sum: bool) -> None:
@@ -71,6 +76,21 @@ def compare(scheme: Scheme, fast_sum: bool) -> None:
         print(json.dumps({"product": name, "fast_sum": fast_sum, "codes_equal": alike, "off": off}))
         if not alike or not off <= SUM_ERROR[fast_sum]:
             sys.exit(f"{name}: codes equal {alike}, largest difference {off}")
+
+
+def compare_compiled(scheme: Scheme) -> None:
+    """Print the shares of codes and scales that differ where the codes are made by a compiler's kernel, whose
+    division and intermediate roundings may be others."""
+    compiled = torch.compile(scheme.quantize, backend="inductor" if ON_GPU else "aot_eager", dynamic=False)
+    torch.manual_seed(1)
+    values = torch.randn(WIDTH, WIDTH).bfloat16().to(DEVICE)
+    plain, made = scheme.quantize(values, E4M3), compiled(values, E4M3)
+    pairs = {
+        "codes_off": (plain.values_RC.view(torch.uint8), made.values_RC.view(torch.uint8)),
+        "scales_off": (plain.scale, made.scale),
+    }
+    off = {name: float(one.ne(other).float().mean()) for name, (one, other) in pairs.items()}
+    print(json.dumps({"compiled": "rowwise" if scheme.by_row else "tensorwise", **off}), flush=True)
 
 
 def train(fp8: dict[str, Any]) -> tuple[float, list[float], dict[str, float]]:

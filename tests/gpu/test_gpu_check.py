@@ -13,6 +13,7 @@ import pytest
 
 from tests.gpu import __main__ as check
 from tests.gpu.__main__ import ROOT, Part, environment_of_parts, run
+from tests.support.tiers import with_slow_rows
 
 pytestmark = pytest.mark.ranks
 
@@ -38,6 +39,15 @@ def test_engines_step_in_a_world_of_eight() -> None:
     assert second["step_ms"] >= second["host_ms"] > 0.0
 
 
+@pytest.mark.parametrize(
+    "kinds", with_slow_rows(["+fp8+split +muon", "+compile"], quick=["+fp8+split +muon"])
+)
+def test_other_kinds_of_steps_are_measured(kinds: str) -> None:
+    names = [f"zerotrain-3{kind}" for kind in ("", *kinds.split())]
+    found = rows("tests.gpu.fake_world", "8", *names)
+    assert [row["contender"] for row in found] == names
+
+
 def test_two_ranks_have_the_losses_of_one() -> None:
     trained, kept = rows("tests.gpu.two_ranks", "zerotrain-2")
     assert trained["largest_difference"] < 1e-3
@@ -50,12 +60,23 @@ def test_products_in_fp8_are_compared_and_timed() -> None:
     timed = [row for row in found if "contender" in row]
     assert [row["contender"] for row in timed][:3] == ["bf16", "rowwise", "tensorwise"]
     assert all(row["step_ms"] > 0.0 for row in timed)
+    compiled = [row for row in found if "compiled" in row]
+    assert [row["codes_off"] + row["scales_off"] for row in compiled] == [0.0, 0.0]
 
 
 def test_small_costs_are_beside_the_way_it_was() -> None:
     found = rows("tests.gpu.small_costs")
     assert [row["row"].split()[0] for row in found] == ["moved", "joined", "save"]
     assert all(row["ms"] > 0.0 and row["spread"][0] <= row["ratio"] <= row["spread"][1] for row in found)
+
+
+def test_tests_of_the_check_need_no_package_of_the_operator() -> None:
+    """A machine with a GPU may have no more than torch and pytest."""
+    hidden = "pydantic", "cryptography", "ruamel", "kubernetes", "kopf", "transformers"
+    collected = ["--collect-only", "-q", "-p", "no:cacheprovider", *check.TESTS]
+    program = f"import sys; sys.modules |= dict.fromkeys({hidden}); import pytest; pytest.main({collected})"
+    done = subprocess.run(python(program), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert " tests collected" in done.stdout, done.stdout + done.stderr
 
 
 def python(program: str) -> list[str]:

@@ -14,6 +14,7 @@ import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.fp8 import product
 from zerotrain.runtime.fp8.layers import Fp8Layers
 from zerotrain.runtime.fp8.product import Operand, Scheme
 from zerotrain.runtime.metrics.worker import RankIdentity, WorkerMetrics
@@ -47,6 +48,24 @@ def start(model: nn.Module, stage: int = 0, **fp8: Any) -> Engine:
 
 def narrow(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize(("recipe", "kind"), [("rowwise", RuntimeError), ("tensorwise", ValueError)])
+def test_a_product_that_a_gpu_refuses_is_named_before_the_first_step(
+    recipe: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blackwell's smaller GPUs have FP8, but torch's library none with scales by rows."""
+
+    def refused(*_: Any, **__: Any) -> torch.Tensor:
+        raise kind("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nmore")
+
+    monkeypatch.setattr(product, "scaled_product", refused)
+    with pytest.raises(ConfigError, match=rf"fp8\.recipe.*NOT_SUPPORTED.*{recipe}") as raised:
+        start(Net(), recipe=recipe)
+    assert "more" not in str(raised.value)
+    monkeypatch.setattr(product, "scaled_product", lambda a, *_, **__: a.bfloat16() * 2)
+    with pytest.raises(ConfigError, match=r"fp8\.recipe.*wrong products"):
+        start(Net(), recipe=recipe)
 
 
 def test_classes_names_and_hooks_stay(caplog: pytest.LogCaptureFixture) -> None:

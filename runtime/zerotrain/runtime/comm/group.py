@@ -268,8 +268,9 @@ class Comm(Accounts):
             # so a group made after another was destroyed would find the old one's addresses. The group is
             # therefore kept.
             make = partial(dist.new_group, self._members, timeout=timeout, use_local_synchronization=True)
-            hosts = make(backend="gloo") if backend == "nccl" else None
-            _SECOND_GROUPS[key] = make(pg_options=options), hosts
+            with without_other_ranks():
+                hosts = make(backend="gloo") if backend == "nccl" else None
+                _SECOND_GROUPS[key] = make(pg_options=options), hosts
         self._exchanges, self._hosts = _SECOND_GROUPS[key]
         self.hosts = self._hosts or self.group
 
@@ -392,6 +393,18 @@ def nccl_options(backend: str, timeout: timedelta) -> Any:
     options.is_high_priority_stream = True
     options._timeout = timeout  # torch warns of another one than the group's
     return options
+
+
+@contextmanager
+def without_other_ranks() -> Iterator[None]:
+    """Let only its members make a process group in the block. If the default group is bound to a GPU, torch
+    splits NCCL's communicator of that, which waits for all ranks of the job."""
+    whole: Any = dist.group.WORLD
+    bound, whole.bound_device_id = whole.bound_device_id, None
+    try:
+        yield
+    finally:
+        whole.bound_device_id = bound
 
 
 @contextmanager

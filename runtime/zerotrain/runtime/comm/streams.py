@@ -32,7 +32,8 @@ class HostCopy:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Start the copy on the current stream. On a CPU there is none, and the tensor must not change."""
-        self._values, self._event = tensor.detach(), None
+        tensor = tensor.detach()  # a copy with a history would keep the graph of what it copies
+        self._values, self._event = tensor, None
         if tensor.device.type == "cuda":
             self._values = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             self._values.copy_(tensor, non_blocking=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zerotrain.runtime.comm.group import Comm, nccl_options
+from zerotrain.runtime.comm.group import Comm, nccl_options, without_other_ranks
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, sendable
 
@@ -97,7 +97,8 @@ def _make(global_ranks: list[int], comm: Comm, *, is_member: bool) -> Any:
         return None
     key = tuple(global_ranks)
     if key not in _LASTING:
-        _LASTING[key] = make(use_local_synchronization=True)
+        with without_other_ranks():
+            _LASTING[key] = make(use_local_synchronization=True)
     return _LASTING[key]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 
 from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.config.schema import Fp8Config
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.fp8.layers import Fp8Layers
-from zerotrain.runtime.fp8.product import SIZE_STEP, Scheme
+from zerotrain.runtime.fp8.product import E4M3, SIZE_STEP, Scheme
 from zerotrain.runtime.matmul_support import fp8_refusal
 from zerotrain.runtime.notices import log_once
 from zerotrain.runtime.zero.names import named_modules
@@ -20,14 +21,19 @@ from zerotrain.runtime.zero.names import named_modules
 def compute_in_fp8(model: nn.Module, config: EngineConfig, comm: Comm) -> Fp8Layers | None:
     """Make the model's linear layers compute as the `fp8` block says; None where it is off.
 
-    Logs once which layers stay in bf16 for their sizes. Raises ConfigError where the device has no FP8, and
-    where no layer is left.
+    Logs once which layers stay in bf16 for their sizes. Raises ConfigError where the device does not compute
+    such products, and where no layer is left.
     """
     wanted = config.fp8
     if not wanted.enabled:
         return None
     if (reason := fp8_refusal(comm.device)) is not None:
         raise ConfigError("fp8.enabled", reason, True, "Set it to false, or train on GPUs that have FP8.")
+    scheme = Scheme(by_row=wanted.recipe == "rowwise", weight_gradient=wanted.weight_gradient == "fp8")
+    if (reason := product_refusal(scheme, comm.device)) is not None:
+        raise ConfigError(
+            "fp8.recipe", reason, wanted.recipe, "Take another recipe, or set fp8.enabled to false."
+        )
     named = _candidates(model, wanted)
     chosen = {name: layer for name, layer in named.items() if _fits(layer)}
     if not chosen:
@@ -44,8 +50,29 @@ def compute_in_fp8(model: nn.Module, config: EngineConfig, comm: Comm) -> Fp8Lay
             f"fp8: {len(others)} of {len(named)} linear layers stay in bf16, as {SIZE_STEP} does not divide "
             f"their sizes: {', '.join(others[:5])}{', ...' if others[5:] else ''}"
         )
-    scheme = Scheme(by_row=wanted.recipe == "rowwise", weight_gradient=wanted.weight_gradient == "fp8")
     return Fp8Layers(list(chosen.values()), scheme, comm.device)
+
+
+@torch.no_grad()
+def product_refusal(scheme: Scheme, device: torch.device) -> str | None:
+    """Return what is wrong with the scheme's products on the device, by trying small ones; None for nothing.
+
+    Not every GPU that has FP8 has each kind: on some, torch's library refuses scales by rows.
+    """
+    ones = torch.ones(_TRIED, _TRIED, dtype=torch.bfloat16, device=device)
+    try:
+        for dtype, fast_sum in ((E4M3, True), (scheme.gradient_dtype, False)):
+            operands = scheme.quantize(ones, dtype), scheme.quantize(ones, E4M3)
+            found = scheme.product(*operands, fast_sum=fast_sum)
+            if not found.eq(_TRIED).all():
+                return f"computes wrong products on {device}: ones give {float(found[0, 0])}, not {_TRIED}"
+    except (RuntimeError, ValueError) as error:  # of cuBLAS, or of torch's checks
+        return f"is not possible on {device}, where torch {torch.__version__} says: {error}".split("\n")[0]
+    return None
+
+
+_TRIED = 64
+"""Rows and columns of the products that are tried."""
 
 
 def _candidates(model: nn.Module, wanted: Fp8Config) -> dict[str, nn.Linear]:

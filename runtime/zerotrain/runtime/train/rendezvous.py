@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.worker_environment import LaunchSpec, RankEnv
-from zerotrain.runtime.comm.group import pick_device
+from zerotrain.runtime.comm.group import nccl_options, pick_device
 
 MEETING_TIMEOUT = timedelta(minutes=30)
 """Timeout for connecting to ranks that are known to be there, and, without an operator, for every later
@@ -29,6 +29,7 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
         return
     seconds, device = launch.rendezvous_timeout_seconds, pick_device()
     bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    backend = "nccl" if device.type == "cuda" else "gloo"
     began = time.monotonic()
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -40,11 +41,12 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
             wait_for_workers=True,
         )
         dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
+            backend=backend,
             store=store,
             rank=rank.rank,
             world_size=launch.world_size,
             timeout=MEETING_TIMEOUT,
+            pg_options=nccl_options(backend, MEETING_TIMEOUT),
             **bound,
         )
         _wait_as_long_as(launch, store)
