@@ -18,18 +18,10 @@ from tests.support.ranks import run_ranks
 from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import token_batches
 from tests.support.training import BF16, GLOBAL_BATCH, Case, micro_batches, world
-from zerotrain.contract.memory import (
-    MemoryInputs,
-    UnitSize,
-    freed_sums,
-    gpu_persistent,
-    gpu_transient,
-    memory_inputs,
-    step_traffic,
-)
+from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero import gradient_sum
 from zerotrain.runtime.zero.buffer import return_free_memory
-from zerotrain.runtime.zero.gradient_sum import stays
 from zerotrain.runtime.zero.layout import Segment
 from zerotrain.runtime.zero.ledger import MemoryKind
 
@@ -64,17 +56,13 @@ def unit_sizes(engine: Engine) -> list[UnitSize]:
     ]
 
 
-def freed(engine: Engine, inputs: MemoryInputs) -> int:
-    """Return the bytes of sums of gradients that the engine's device frees after each update."""
-    return 0 if stays(engine.device) else freed_sums(inputs).total_bytes
-
-
 def measure(case: Case) -> dict[str, Any]:
     """Return persistent bytes by kind, the peak of the rest over two steps, and the bytes sent in the second.
 
     The results of the formulas are returned beside them.
     """
     rank, world_size = world()
+    gradient_sum.stays = lambda device: True  # also between steps, when they are counted here
     engine, *_ = zt.initialize(model=case.model(), config=case.config(world_size))
     inputs = memory_inputs(engine.config, unit_sizes(engine), shares_memory=engine.comm.shares_memory)
     peak_transient = sent = 0
@@ -86,13 +74,13 @@ def measure(case: Case) -> dict[str, Any]:
             engine.step()
             peak_transient = max(peak_transient, engine.memory.peak_bytes() - engine.memory.persistent_bytes)
         sent = engine.comm.bytes_sent.total() - before
-    memory, expected, sums = engine.memory, gpu_persistent(inputs), freed(engine, inputs)
+    memory, expected = engine.memory, gpu_persistent(inputs)
     engine.close()
     return {
         "params": (memory.live_bytes(MemoryKind.PARAMS), expected.param_bytes + expected.replicated_bytes),
-        "grads": (memory.live_bytes(MemoryKind.GRADS), expected.grad_bytes - sums),
+        "grads": (memory.live_bytes(MemoryKind.GRADS), expected.grad_bytes),
         "states": (memory.live_bytes(MemoryKind.STATES), expected.optimizer_bytes),
-        "transient": (peak_transient, gpu_transient(inputs).peak_bytes + sums),
+        "transient": (peak_transient, gpu_transient(inputs).peak_bytes),
         "left": memory.transient_bytes,
         "sent": (sent - (world_size - 1) * STEP_RECORD_BYTES, step_traffic(inputs).network_bytes),
     }
@@ -197,6 +185,7 @@ def of_feature(name: str, stage: int) -> dict[str, Any]:
 
 def by_phase(name: str, stage: int) -> dict[str, tuple[int, int]]:
     """Return (bytes counted, bytes by the formula): what stays, and the peak of the rest in each phase."""
+    gradient_sum.stays = lambda device: True  # also between steps, when they are counted here
     engine, *_ = zt.initialize(model=Case().model(), config=of_feature(name, stage))
     batches = token_batches(3, size=2)
     for batch in batches[:-1]:
@@ -209,13 +198,10 @@ def by_phase(name: str, stage: int) -> dict[str, tuple[int, int]]:
     engine.backward(engine(*batches[-1]))
     engine.step()
     peaks = {phase: peak - kept for phase, peak in engine.memory.phase_peaks().items()}
-    bounds, sums = gpu_transient(inputs), freed(engine, inputs)
-    found = {
-        "kept": (engine.memory.persistent_bytes, gpu_persistent(inputs).total_bytes - sums),
-        "forward": (peaks["forward"], bounds.forward_bytes),
-        "backward": (peaks["backward"], bounds.backward_bytes + sums),
-        "step": (peaks["step"], bounds.step_bytes + sums),
-    }
+    bounds = gpu_transient(inputs)
+    found = {"kept": (engine.memory.persistent_bytes, gpu_persistent(inputs).total_bytes)}
+    for phase in ("forward", "backward", "step"):
+        found[phase] = (peaks[phase], getattr(bounds, f"{phase}_bytes"))
     assert engine.memory.transient_bytes == 0
     engine.close()
     return found

@@ -18,6 +18,7 @@ from tests.support.gradient_scripts import (
 )
 from tests.support.ranks import run_ranks
 from zerotrain.runtime import setup
+from zerotrain.runtime.zero import gradient_sum
 from zerotrain.runtime.zero.ledger import MemoryKind
 
 pytestmark = pytest.mark.ranks
@@ -39,6 +40,7 @@ MORE: tuple[dict[str, Any], ...] = (
 def outcome(script: Script, more: dict[str, Any], *, is_whole: bool) -> list[Any]:
     if is_whole:
         vars(setup)["keeps_own_gradients"] = lambda config: config.zero.stage > 1
+    gradient_sum.stays = lambda device: True  # also between steps, when they are counted here
     engine = started(**more)
     kept = engine.memory.live_bytes(MemoryKind.GRADS)
     seen = seen_by(script, engine)
