@@ -6,7 +6,7 @@ changed, so that a lost event, a restart of the operator or an extra pass cannot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -195,7 +195,21 @@ def _read(
         except ValidationError as error:
             stalled = attempt_checks.unreadable(error)
     view = JobView(identity=identity, spec=spec, status=status)
-    return Draft(job=view, observed=observed, now=now, status=status, plan_job=planner, stalled=stalled)
+    draft = Draft(job=view, observed=observed, now=now, status=status, plan_job=planner, stalled=stalled)
+    if known.unfit:
+        _leave_out(draft, known.unfit)
+    return draft
+
+
+def _leave_out(draft: Draft, unfit: Sequence[str]) -> None:
+    """Report the parts of the stored status that do not fit, and have the status written without them."""
+    draft.rewrites_status = True
+    draft.emit(
+        Reason.STATUS_UNFIT,
+        "parts of the status cannot be read and are decided anew. Another version of the operator or of the "
+        f"custom resource wrote them, or somebody edited them: status.{'; status.'.join(unfit)}",
+        warning=True,
+    )
 
 
 _EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")
