@@ -281,6 +281,6 @@ class Reason(StrEnum):
     API_REFUSED = "ApiRefused"
 
     STATUS_UNFIT = "StatusUnfit"
-    """Parts of the stored status cannot be read, and count as absent."""
+    """Parts of the stored status cannot be read and count as absent, or it is older than the job's pods."""
     INTERNAL_ERROR = "InternalError"
     """The operator cannot process the job because of an error of its own, or of what is stored."""

@@ -131,8 +131,9 @@ _SPEC = {
         "often an admission policy or missing RBAC: correct it; the operator tries again by itself",
     ),
     "StatusUnfit": (
-        "parts of the job's status cannot be read: another version of the operator or of the custom resource "
-        "wrote them, or somebody edited them; the operator leaves them out and decides anew",
+        "parts of the job's status cannot be read, or it is older than the job's pods: another version of "
+        "the operator or of the custom resource wrote it, or somebody edited it; the operator decides those "
+        "parts anew",
         "after an upgrade or a rollback, check that the CustomResourceDefinition and the operator are of one "
         "version",
     ),
