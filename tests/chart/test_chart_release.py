@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,34 @@ def test_another_entry_of_the_key_is_refused(cluster: Cluster, release: Helm) ->
     assert "channelKey.entry" in refused.stderr
     assert first not in refused.stderr + refused.stdout
     assert key(cluster) == first
+
+
+def test_a_second_operator_over_the_same_jobs_is_refused(
+    cluster: Cluster, release: Helm, tmp_path: Path
+) -> None:
+    """Two operators would overwrite each other's objects, with a key each."""
+    second = replace(release, namespace="second", home=tmp_path / "second")
+    values: dict[str, Any] = {"crds": {"enabled": False}}
+    scoped = values | {"watch": {"namespaces": ["default"]}, "rbac": {"userRoles": False}}
+    install = ("install", "other", CHART, "--create-namespace")
+    release.install()
+    refused = second.attempt(*install, values=values)
+    assert refused.returncode != 0
+    assert f"the operator {NAMESPACE}/zerotrain-operator does that" in refused.stderr
+    assert "watch.namespaces" in refused.stderr
+    release.upgrade(values={"operator": {"replicas": 2}})  # it is not a second one of its own
+    try:
+        release.uninstall()
+        second.run(*install, values=scoped)
+        refused = release.attempt("install", RELEASE, CHART)
+        assert refused.returncode != 0
+        assert "second/other-zerotrain-operator" in refused.stderr
+        release.install(
+            values={"watch": {"namespaces": ["kube-public"]}, "admissionPolicy": {"enabled": False}}
+        )
+    finally:
+        second.attempt("uninstall", "other", "--ignore-not-found")
+        cluster.kubectl("delete", "namespace", "second", "--ignore-not-found", "--wait=false")
 
 
 def test_a_typo_changes_nothing(cluster: Cluster, release: Helm) -> None:

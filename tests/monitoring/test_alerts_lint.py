@@ -36,6 +36,7 @@ OPERATOR = frozenset(
         "ZeroTrainOperatorReconcileErrors",
         "ZeroTrainOperatorNoLeader",
         "ZeroTrainOperatorStatusRefused",
+        "ZeroTrainOperatorsOverlap",
         "ZeroTrainWorkersUnreachable",
     }
 )
@@ -47,7 +48,7 @@ GoodputBudgetBurn Straggler AllGatherP99 ReduceScatterP99 NonFinite GradNormSpik
 OptimizerShareHigh DataStarved CheckpointStale CheckpointFailed CheckpointVerifyFailed SpillFillingUp
 SpillIOErrors SpillAuthFailure SpillNotEncrypted SpillBandwidthBelowCalibration ReplicaDivergence
 HostMemoryNearLimit GpuMemoryHeadroomLow GpuFault GpuThrottled OperatorDown OperatorReconcileErrors
-OperatorNoLeader OperatorStatusRefused WorkersUnreachable"""
+OperatorNoLeader OperatorsOverlap OperatorStatusRefused WorkersUnreachable"""
 
 
 def problems(rule: Rule) -> list[str]:

@@ -15,6 +15,34 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Refuse a second operator where one of them is for the whole cluster: both would act on the same jobs. Who installs
+     for single namespaces may not be allowed to ask, and neither may who leaves the rights to others. */}}
+{{- define "zerotrain.alone" -}}
+{{- $own := printf "%s/%s" .Release.Namespace (include "zerotrain.operator" .) -}}
+{{- if and .Values.rbac.create (not .Values.watch.namespaces) -}}
+{{- $spaces := list -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" "").items -}}
+{{- if include "zerotrain.isOperator" . }}{{ range .subjects }}{{ $spaces = append $spaces .namespace }}{{ end }}{{ end -}}
+{{- end -}}
+{{- range $space := $spaces | uniq -}}
+{{- range (lookup "apps/v1" "Deployment" $space "").items -}}
+{{- $found := printf "%s/%s" $space .metadata.name -}}
+{{- if and (include "zerotrain.isOperator" .) (ne $found $own) }}
+{{- fail (printf "watch.namespaces is empty, so this operator would look after the jobs of the whole cluster, and the operator %s does that, or looks after some of them: uninstall that one first, or give watch.namespaces to both, without common names" $found) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the object is part of an operator, of this chart or of deploy/kustomize. */}}
+{{- define "zerotrain.isOperator" -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- if and (eq (get $labels "app.kubernetes.io/name") "zerotrain") (eq (get $labels "app.kubernetes.io/component") "operator") -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* Names. The operator's own labels never depend on them: workers' NetworkPolicies select by the labels.
      What people name is quoted everywhere: namespaces and releases may be called 123, true or null. */}}
 {{- define "zerotrain.fullname" -}}

@@ -280,5 +280,7 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     API_REFUSED = "ApiRefused"
 
+    STATUS_UNFIT = "StatusUnfit"
+    """Parts of the stored status cannot be read and count as absent, or it is older than the job's pods."""
     INTERNAL_ERROR = "InternalError"
     """The operator cannot process the job because of an error of its own, or of what is stored."""

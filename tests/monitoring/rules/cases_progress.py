@@ -292,6 +292,25 @@ def operator() -> tuple[Case, ...]:
             fires=(Firing(labels=here, severity="critical", from_s=810, until_s=990),),
         ),
         Case(
+            alert="ZeroTrainOperatorsOverlap",
+            name="a second operator speaks of one of two jobs, until it is limited to its namespaces",
+            series=merged(
+                job("zerotrain_job_created_timestamp_seconds", flat(5, 90), pod="op-0"),
+                job("zerotrain_job_created_timestamp_seconds", flat(5, 90), job_name="other", pod="op-0"),
+                job("zerotrain_job_created_timestamp_seconds", [*flat(None, 10), *flat(5, 40)], pod="else"),
+            ),
+            fires=(Firing(labels={}, from_s=900, until_s=1770),),
+        ),
+        Case(
+            alert="ZeroTrainOperatorsOverlap",
+            name="a leader that is replaced, and is still remembered for some minutes",
+            series=merged(
+                job("zerotrain_job_created_timestamp_seconds", flat(5, 30), pod="op-0"),
+                job("zerotrain_job_created_timestamp_seconds", [*flat(None, 20), *flat(5, 60)], pod="op-1"),
+            ),
+            quiet_at_s=(600, 900, 1200, 1800),
+        ),
+        Case(
             alert="ZeroTrainWorkersUnreachable",
             name="one replica hears nothing of a job for a while, and the other knows of none",
             series=merged(

@@ -175,14 +175,19 @@ def test_finished(phase: str, reason: str) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("kind", "version", "reason"),
+    ("kind", "version", "reason", "way_out"),
     [
-        ("PodGroup", "scheduling.k8s.io/v1alpha2", "GangMissing"),
-        ("Workload", "kueue.x-k8s.io/v1beta1", "QueueMissing"),
+        (
+            "PodGroup",
+            "scheduling.k8s.io/v1alpha2",
+            "GangMissing",
+            "set spec.suspend to true, choose another spec.scheduling.gang",
+        ),
+        ("Workload", "kueue.x-k8s.io/v1beta1", "QueueMissing", "remove the queue's name"),
     ],
 )
 async def test_an_api_that_went_away_is_reported_and_discovered_again(
-    kind: str, version: str, reason: str
+    kind: str, version: str, reason: str, way_out: str
 ) -> None:
     double = ApiDouble()
     async with served(double) as api:
@@ -191,5 +196,9 @@ async def test_an_api_that_went_away_is_reported_and_discovered_again(
         item = {"apiVersion": version, "kind": kind, "metadata": {"name": "x", "namespace": "ml"}}
         with pytest.raises(ActionRefused) as caught:
             await executor.post(item)
-    assert caught.value.problem.reason == reason
+    problem = caught.value.problem
+    assert problem.reason == reason
+    assert f"no longer serves {kind.lower()}s of {version}" in problem.message
+    assert way_out in problem.message
+    assert problem.lasting
     assert executor.job_states.apis is None

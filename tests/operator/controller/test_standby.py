@@ -65,6 +65,24 @@ async def test_pods_of_a_later_attempt_say_that_the_job_must_be_read_again(is_ol
     assert made == ([] if is_old else ["gpt-3-0", "gpt-3-1"])
 
 
+@pytest.mark.ranks
+async def test_a_status_that_was_reset_starts_no_attempt_beside_the_one_that_has_pods() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    async with served(double) as api:
+        controller = make_controller(api)
+        for index in (0, 1):
+            controller.store.put(of_attempt(4, index, 50 + index), now=NOW)
+        reset = job(status={}, resourceVersion="60")
+        double.on(f"GET {PATH}", (200, reset))
+        double.on(f"PUT {PATH}/status", (200, {"metadata": {**reset["metadata"], "resourceVersion": "61"}}))
+        controller.job_changed(reset)
+        await run_pass(controller)
+    (written,) = double.bodies(f"PUT {PATH}/status")
+    assert written["status"]["attempt"] == 4
+    assert not double.bodies(f"POST {CORE}/pods")
+
+
 @pytest.mark.unit
 def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
     store, job_states = PodStore(), JobStates()

@@ -79,6 +79,39 @@ OTHER_ATTEMPTS = [
         seen=seen(ended(0, 137), ready(0, 2), ready(1, 2)),
         want=Want(phase="Restarting", attempt=1, actions=(DeleteWorkers(attempt=1, grace_s=1),)),
     ),
+    *(
+        Row(
+            id=f"if the status was reset to {phase or 'nothing'}, the attempt that has pods goes on",
+            job=job(status=status(phase, attempt=0) if phase else {}),
+            seen=seen(ready(0, 3), ready(1, 3), lost_attempt=3),
+            want=Want(
+                phase="Running",
+                attempt=3,
+                actions=(),
+                events=("StatusUnfit", "AllRanksJoined"),
+                fields={"shape.workers": 2},
+            ),
+        )
+        for phase in ("", "Pending", "Running")
+    ),
+    Row(
+        id="a forged pod makes such an attempt no larger than the job",
+        job=job(status=status("Pending", attempt=0)),
+        seen=seen(ready(0, 3), ready(1, 3), ready(9**9, 3), lost_attempt=3),
+        want=Want(phase="Running", attempt=3, fields={"shape.workers": 2}),
+    ),
+    Row(
+        id="nor is any attempt believed that no job comes to",
+        job=job(status=status("Pending", attempt=0)),
+        seen=seen(ready(0, 10**6), lost_attempt=10**6),
+        want=Want(phase="Pending", attempt=1),
+    ),
+    Row(
+        id="in a phase without pods, those of the attempt that the status has lost are ended",
+        job=job(spec={"suspend": True}, status=status("Suspended", attempt=0)),
+        seen=seen(ready(0, 3), lost_attempt=3),
+        want=Want(phase="Suspended", attempt=3, actions=(DeleteWorkers(attempt=3, grace_s=1),)),
+    ),
     Row(
         id="an index that the job does not have is taken away",
         job=job(status=status("Running")),

@@ -44,9 +44,13 @@ def test_the_least_level_of_pod_security_that_suffices(level: str, violation: st
             "spec.podTemplate.serviceAccountName",
         ),
         ("failed quota: team: must specify limits.memory for: worker", "spec.resources"),
+        ("maximum memory usage per Container is 4Gi, but limit is 8Gi", "spec.resources"),
+        ("[maximum memory usage per Pod is 5Gi, but limit is 8Gi, and another]", "LimitRange"),
+        ("minimum cpu usage per Container is 100m, but request is 50m", "spec.resources"),
+        ("cpu max limit to request ratio per Container is 2, but provided ratio is 5.0", "spec.podTemplate"),
     ],
 )
-def test_an_object_that_is_missing_is_named_with_the_field_that_names_it(cause: str, field: str) -> None:
+def test_a_refusal_by_admission_is_told_with_the_field_that_it_is_about(cause: str, field: str) -> None:
     item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
     refused = rejection_of(Forbidden(f'pods "gpt-1-0" is forbidden: {cause}', status=403), item)
     assert f"{cause}. " in refused.problem.message

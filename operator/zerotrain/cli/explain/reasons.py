@@ -130,6 +130,13 @@ _SPEC = {
         "the API server refused a request of the operator's; the message quotes it",
         "often an admission policy or missing RBAC: correct it; the operator tries again by itself",
     ),
+    "StatusUnfit": (
+        "parts of the job's status cannot be read, or it is older than the job's pods: another version of "
+        "the operator or of the custom resource wrote it, or somebody edited it; the operator decides those "
+        "parts anew",
+        "after an upgrade or a rollback, check that the CustomResourceDefinition and the operator are of one "
+        "version",
+    ),
     "InternalError": (
         "the operator fails to process the job, and its status may be outdated; pods that run go on",
         "the traceback is in the log of the operator, which tries again by itself: after an upgrade, check "

@@ -1,11 +1,12 @@
 """Lenient reading of JSON that another version of the operator wrote: what fits a model is kept.
 
-The client reads every status so: a job that the cluster shows must not be lost for one field of it.
+The client reads every status so: a job that the cluster shows must not be lost for one field of it. So does
+the operator where it can do without the field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
@@ -41,6 +42,24 @@ def read_leniently(model: type[Model], value: object) -> Model:
             with _unknown_values_kept():
                 return model.model_validate(value)
         except ValidationError as error:
+            value = _mended(value, error)
+
+
+def read_but_for_unfit(
+    model: type[Model], value: object, *, needed: Collection[str]
+) -> tuple[Model, tuple[str, ...]]:
+    """Return the model of `value` without what does not fit, and one text per place that was left out.
+    Unknown values of an enum do not fit. Raises ValidationError if such a place is in one of the fields
+    `needed` (by alias), or is `value` itself."""
+    unfit: list[str] = []
+    while True:
+        try:
+            return model.model_validate(value), tuple(unfit)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+            if any(not item["loc"] or item["loc"][0] in needed for item in found):
+                raise
+            unfit += [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in found]
             value = _mended(value, error)
 
 

@@ -185,10 +185,11 @@ class PodStore:
         pods = self._jobs.get(owner)
         return pods is not None and pods.starting > 0 and not pods.ending and not pods.gone
 
-    def is_ahead(self, owner: str, attempt: int) -> bool:
-        """Return whether pods of a later attempt exist, so that the view of the job is stale."""
+    def newest_attempt(self, owner: str) -> int:
+        """Return the latest attempt that has pods; 0 without pods. If it is later than that of the job, the
+        view of the job is stale."""
         pods = self._jobs.get(owner)
-        return pods is not None and any(entry.view.attempt > attempt for entry in pods.present.values())
+        return max((entry.view.attempt for entry in pods.present.values()), default=0) if pods else 0
 
     def on_node(self, name: str) -> set[JobKey]:
         """Return the keys of the jobs that have a pod on the node."""

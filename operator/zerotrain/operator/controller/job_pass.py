@@ -104,6 +104,8 @@ class JobPass:
     key: JobKey
     job: Json
     """The newest body that the pass knows."""
+    lost_attempt: int = field(default=0, init=False)
+    """Attempt of the job's pods, if its status has none; 0 otherwise."""
 
     @property
     def uid(self) -> str:
@@ -149,17 +151,21 @@ class JobPass:
 
     async def _read_newest(self) -> None:
         """Read the job anew if its pods show that it is old: no decision shall end in a write that
-        conflicts."""
-        attempt = int(self.job.get("status", {}).get("attempt") or 0)
-        if self.context.store.is_ahead(owner_key(self.key.namespace, self.uid), attempt):
+        conflicts. If it has no attempt even then, its status was reset: it is written before the pods are
+        created. An attempt that is only older than its pods is believed, as pods can be forged."""
+        newest = self.context.store.newest_attempt(owner_key(self.key.namespace, self.uid))
+        if newest > _attempt_of(self.job):
             self.context.jobs.put(await self.context.client.get(self.key))
             self.job = self.context.jobs.get(self.key) or self.job
+            self.lost_attempt = newest if _attempt_of(self.job) == 0 else 0
 
     def _observe(self) -> Observed:
         context = self.context
         observed = context.job_states.observe(self.key.namespace, self.uid, context.store)
         if (older := context.jobs.older_in_shortage(self.job)) is not None:
             observed = replace(observed, older_in_shortage=older)
+        if self.lost_attempt:
+            observed = replace(observed, lost_attempt=self.lost_attempt)
         if observed.problem is None and context.starts.quiet_s(self.key) == 0.0:
             observed = replace(observed, in_start_queue=True)
         return observed
@@ -272,6 +278,10 @@ class JobPass:
         if is_held:
             queue.add_after(self.key, held_s)
             raise ActionHeld(f"an action was rejected and is tried again in {held_s:.0f} s")
+
+
+def _attempt_of(job: Json) -> int:
+    return int(job.get("status", {}).get("attempt") or 0)
 
 
 HEAVY_BYTES = 4096

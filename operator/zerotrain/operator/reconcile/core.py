@@ -6,13 +6,13 @@ changed, so that a lost event, a restart of the operator or an extra pass cannot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
-from zerotrain.operator.api import Phase, YieldReason, ZeroTrainingJobSpec
+from zerotrain.operator.api import AttemptShape, Phase, YieldReason, ZeroTrainingJobSpec
 from zerotrain.operator.api.job_text import UNREAD
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
@@ -55,6 +55,10 @@ from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import NOTHING, CreateWorkers, Plan
 from zerotrain.operator.reconcile.pods import WorkerState
 
+MAX_LOST_ATTEMPT = 999_999
+"""Latest attempt that pods can tell of a job whose status was reset: pods can be forged, and the number is
+part of the names of all that follow."""
+
 
 def reconcile(
     job: Mapping[str, Any],
@@ -73,6 +77,8 @@ def reconcile(
         return NOTHING
     if draft.stalled is not None:
         return _unreadable(draft)
+
+    _find_lost_attempt(draft)  # before all else: whatever is decided is about the attempt that has pods
 
     # What was observed is stored while the attempt is still the one that it was observed of.
     queueing.take_label(draft)  # before the phases: a job that begins now begins in the queue of its label
@@ -195,7 +201,41 @@ def _read(
         except ValidationError as error:
             stalled = attempt_checks.unreadable(error)
     view = JobView(identity=identity, spec=spec, status=status)
-    return Draft(job=view, observed=observed, now=now, status=status, plan_job=planner, stalled=stalled)
+    draft = Draft(job=view, observed=observed, now=now, status=status, plan_job=planner, stalled=stalled)
+    if known.unfit:
+        _leave_out(draft, known.unfit)
+    return draft
+
+
+def _find_lost_attempt(draft: Draft) -> None:
+    """Go on with the attempt that has pods if the status was reset: another one would begin beside it."""
+    lost, spec = draft.observed.lost_attempt, draft.job.spec
+    if not 0 < lost <= MAX_LOST_ATTEMPT or draft.status.attempt:
+        return
+    workers = 1 + max((pod.index for pod in draft.observed.pods if pod.attempt == lost), default=0)
+    shape = AttemptShape(
+        workers=spec.workers if spec.elastic is None else min(workers, spec.elastic.max_workers)
+    )
+    if draft.phase in ACTIVE:
+        draft.set(phase=Phase.PENDING)
+    draft.set(attempt=lost, shape=shape, pods_created=True, attempt_start_time=draft.stamp)
+    draft.emit(
+        Reason.STATUS_UNFIT,
+        f"the status names no attempt, and there are pods of attempt {lost}: somebody reset the status. "
+        f"Attempt {lost} goes on, and earlier restarts and failures are forgotten",
+        warning=True,
+    )
+
+
+def _leave_out(draft: Draft, unfit: Sequence[str]) -> None:
+    """Report the parts of the stored status that do not fit, and have the status written without them."""
+    draft.rewrites_status = True
+    draft.emit(
+        Reason.STATUS_UNFIT,
+        "parts of the status cannot be read and are decided anew. Another version of the operator or of the "
+        f"custom resource wrote them, or somebody edited them: status.{'; status.'.join(unfit)}",
+        warning=True,
+    )
 
 
 _EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")

@@ -16,6 +16,7 @@ from typing import Any
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.text import one_line
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec, ZeroTrainingJobStatus
+from zerotrain.operator.api.lenient import read_but_for_unfit
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, LABEL_JOB, LABEL_JOB_UID, QUEUE_LABEL
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
@@ -62,6 +63,11 @@ class JobView:
     status: ZeroTrainingJobStatus
 
 
+INDISPENSABLE = frozenset({"phase", "attempt", "shape", "podsCreated"})
+"""Fields of a status without which an attempt could begin beside the pods of another one. What another
+version of the operator wrote elsewhere may be left out: it is decided anew, or forgotten."""
+
+
 @dataclass(slots=True)
 class Known:
     """The parsed models of a job's last pass; parsing them again is most of the cost of a pass without
@@ -75,6 +81,8 @@ class Known:
     spec: ZeroTrainingJobSpec | None = None
     version: str | None = None
     status: ZeroTrainingJobStatus | None = None
+    unfit: tuple[str, ...] = ()
+    """Parts of the stored status that do not fit its model, and count as absent: each with the reason."""
 
     def has_read(self, job: Mapping[str, Any]) -> bool:
         """Return whether the spec is cached."""
@@ -88,15 +96,19 @@ class Known:
         return self.spec
 
     def read_status(self, job: Mapping[str, Any]) -> ZeroTrainingJobStatus:
+        """Return the status, from the cache if possible. Raises pydantic.ValidationError."""
         status, version = self.status, job["metadata"].get("resourceVersion")
         if status is None or version is None or version != self.version:
-            status = ZeroTrainingJobStatus.model_validate(job.get("status", {}))
+            stored_status = job.get("status", {})
+            status, unfit = read_but_for_unfit(ZeroTrainingJobStatus, stored_status, needed=INDISPENSABLE)
             self.keep_status(job, status)
+            self.unfit = unfit
         return status
 
     def keep_status(self, job: Mapping[str, Any], status: ZeroTrainingJobStatus) -> None:
         """Cache the status; `job` is the API server's response to the write of `status`."""
         self.status, self.version = status, job["metadata"].get("resourceVersion")
+        self.unfit = ()
 
 
 def identity_of(job: Mapping[str, Any]) -> JobIdentity:
@@ -128,6 +140,8 @@ class Draft:
     """Reason and message of what the next attempt waits for."""
     failed: tuple[str, str] | None = None
     """Reason and message of the job's failure, in the pass that decides it."""
+    rewrites_status: bool = False
+    """Whether the status is written even if nothing of it has changed."""
     progress_is_news: bool = True
     """Whether the progress that the ranks reported is worth a status write of its own."""
     events: list[Event] = field(default_factory=list)
@@ -254,7 +268,7 @@ class Draft:
         before, after = self.job.status, self.status
         if not self.progress_is_news:
             after = after.model_copy(update={"progress": before.progress})
-        return after != before
+        return after != before or self.rewrites_status
 
 
 def stored(text: str, limit: int = MAX_TEXT) -> str:

@@ -176,6 +176,9 @@ class Observed:
 
     pods: tuple[PodView, ...] = ()
     """All pods that this job's UID owns, of any attempt."""
+    lost_attempt: int = 0
+    """Attempt of pods that existed before the job was read, if its status has none: it was reset. 0
+    otherwise."""
     gone: tuple[PodView, ...] = ()
     """Last views of pods that were deleted while this operator watched."""
     helpers: tuple[PodView, ...] = ()

@@ -30,9 +30,19 @@ PATHS = {
 }
 
 
-_OF_OTHERS = {"PodGroup": Reason.GANG_MISSING, "Workload": Reason.QUEUE_MISSING}
-"""Kinds whose APIs are installed and removed with other software, and the reason to give when they are
-missing."""
+_OF_OTHERS = {
+    "PodGroup": (
+        Reason.GANG_MISSING,
+        "Install its scheduler again, or set spec.suspend to true, choose another spec.scheduling.gang, and "
+        "resume: the next attempt takes what is served then",
+    ),
+    "Workload": (
+        Reason.QUEUE_MISSING,
+        "Install Kueue again, or set spec.suspend to true, remove the queue's name, and resume",
+    ),
+}
+"""Kinds whose APIs are installed and removed with other software: the reason to give when they are missing,
+and the ways out."""
 
 
 class Unfinished(Exception):
@@ -199,7 +209,9 @@ class ActionContext:
                 raise
             # It was served before, so its API was removed or upgraded. The next pass repeats the discovery.
             self.job_states.apis = None
-            raise ActionRefused(_OF_OTHERS[item["kind"]], f"{item['apiVersion']} is gone: {error}") from error
+            reason, way_out = _OF_OTHERS[item["kind"]]
+            message = f"the cluster no longer serves {kind_of(item)} of {item['apiVersion']}. {way_out}"
+            raise ActionRefused(reason, message, lasting=True) from error
         except ApiError as error:
             if error.status in (400, 422):
                 raise ActionRefused(Reason.API_REFUSED, str(error), lasting=True) from error

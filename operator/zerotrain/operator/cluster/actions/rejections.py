@@ -37,6 +37,9 @@ _PASSING = ("status unknown for quota", 'serviceaccount "default" not found')
 _DEMANDS_DISK = ("minimum ephemeral-storage usage", "ephemeral-storage max limit to request ratio")
 """Rejections for a request that is too small, in the wording of LimitRange."""
 
+_OF_LIMIT_RANGE = (" per Container is ", " per Pod is ")
+"""Parts of all rejections by a LimitRange, in its wording."""
+
 _BEYOND_BASELINE = (
     IPC_LOCK,
     "host namespaces",
@@ -81,6 +84,11 @@ def rejection_of(error: Forbidden, item: Json) -> ActionRefused:
         )
     elif "ephemeral-storage" in message:
         message += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
+    elif any(text in message for text in _OF_LIMIT_RANGE):
+        message += (
+            ". Create the job again with other spec.resources (of other containers in spec.podTemplate), or "
+            "change the namespace's LimitRange"
+        )
     message += "".join(f". {way_out}" for cause, way_out in _WAYS_OUT if cause in message)
     if _EXCEEDED in message:
         return ActionRefused(Reason.QUOTA_EXCEEDED, message[message.index(_EXCEEDED) :])
