@@ -85,6 +85,33 @@ SURFACES: tuple[Surface, ...] = (
         mend="accelerate.keep_prepared_optimizers",
     ),
     Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.backward",
+        why="a step would be taken in `backward` of the first model, whatever the script does",
+        mend="accelerate_steps.step_by_optimizers",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="DeepSpeedOptimizerWrapper",
+        why="`optimizer.step()` would do nothing",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.clip_grad_norm_",
+        why="the norm would be that of the step before",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.free_memory",
+        why="the second of two models would stay in memory",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.prepare",
+        why="several models in one call would be refused",
+        mend="accelerate_models.prepare_several_models",
+    ),
+    Surface(
         module="transformers.modeling_utils",
         symbol="PreTrainedModel._load_pretrained_model",
         why="under stage 3 rank 0 would load weights into tensors without memory",
