@@ -101,6 +101,7 @@ OWN_CASES: Mapping[str, Case] = {
     **{
         f"peft, {method}": Case(script="peft_clm.py", arguments=(*CLM, "--method", method), tier=tier)
         for method, tier in {
+            "parameters": "3",
             "ia3": "2",
             "vera": "3",
             "loha": "3 nvme",

@@ -186,6 +186,12 @@ SURFACES: tuple[Surface, ...] = (
         why="trainable tokens of a model under stage 3 would be sent between GPUs, where there may be none",
         mend="peft.read_rows_on_every_rank",
     ),
+    Surface(
+        module="peft.tuners.lora.layer",
+        symbol="ParamWrapper._activate_lora",
+        why="adapters of parameters (`target_parameters`) would be refused as writes under stage 3",
+        mend="peft.add_to_parameters_without_writes",
+    ),
     *OF_LIGHTNING,
     *IN_A_JOB,
 )
