@@ -45,7 +45,7 @@ def saves(folder: str, source: str) -> tuple[list[list[str]], set[str]]:
         devices.update(value.device.type for value in state.values())
         return state
 
-    saving.whole_state = gathered
+    vars(saving)["whole_state"] = gathered
 
     def compare(engine: Any, saved: Any, name: str, prefix: str = "", **options: Any) -> None:
         there = Path(folder) / name

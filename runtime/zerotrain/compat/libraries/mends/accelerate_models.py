@@ -53,6 +53,6 @@ def _groups(args: Sequence[Any], models: Sequence[nn.Module]) -> list[list[Any]]
 
 def _parameters_of(optimizer: Any) -> Iterator[nn.Parameter]:
     """Yield the parameters of an optimizer, or of Accelerate's stand-in for one; nothing for other values."""
-    given = getattr(optimizer, "param_groups", None) or getattr(optimizer, "params", ())
+    given: Any = getattr(optimizer, "param_groups", None) or getattr(optimizer, "params", ())
     for each in [given] if isinstance(given, nn.Parameter) else given:
         yield from each["params"] if isinstance(each, dict) else [each]

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate.utils.deepspeed import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper
-from torch import nn
 
 from zerotrain.compat.libraries.mends.around import Function, around
 from zerotrain.runtime.engine import Engine
@@ -25,7 +24,7 @@ PASSES_WITHOUT_A_STEP = 32
 """Backward passes after which a script that has never called `optimizer.step()` is told."""
 
 
-class SteppingOptimizer(DeepSpeedOptimizerWrapper):
+class SteppingOptimizer(DeepSpeedOptimizerWrapper):  # type: ignore[misc]
     """Optimizer of one engine, which steps and drops gradients where the script calls it."""
 
     engine: Engine | None = None
@@ -45,7 +44,7 @@ class SteppingOptimizer(DeepSpeedOptimizerWrapper):
             self.engine.zero_grad()
 
 
-class TrainedEngines(DeepSpeedEngineWrapper):
+class TrainedEngines(DeepSpeedEngineWrapper):  # type: ignore[misc]
     """The engines that one Accelerator trains, each with the optimizer that the script steps it by."""
 
     def __init__(self, engine: Engine) -> None:
@@ -78,7 +77,7 @@ class TrainedEngines(DeepSpeedEngineWrapper):
                 each.step()
         self._tell_of_missing_steps()
 
-    def norm_of(self, parameters: Iterable[nn.Parameter]) -> float | None:
+    def norm_of(self, parameters: Iterable[Any]) -> float | None:
         """Step the engine that has the parameters, if it is due; return the norm of its last step."""
         owner = next((owner_of(parameter) for parameter in parameters), None)
         engine = next((each for each in self._optimizers if each.core is owner), self.engine)
