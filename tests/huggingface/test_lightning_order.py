@@ -86,10 +86,11 @@ def test_a_schedule_that_follows_a_metric_is_stepped_by_lightning(tmp_path: Path
     assert difference(engine, ddp) <= TOLERANCE
 
 
-def test_a_training_step_may_call_backward_and_step_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--manual", "--accumulate"])
+def test_steps_are_where_the_script_or_its_callback_wants_them(tmp_path: Path, option: str) -> None:
     sharded = ["--deepspeed", str(write_config(tmp_path, "3")), "--zero", SHARDED]
     ddp, engine = (
-        run_script(OWN / "lightning_order.py", tmp_path / name, "--order", "fit", "--manual", *more)
+        run_script(OWN / "lightning_order.py", tmp_path / name, "--order", "fit", option, *more)
         for name, more in {"ddp": [], "engine": sharded}.items()
     )
     assert difference(engine, ddp) <= TOLERANCE

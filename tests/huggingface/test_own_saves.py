@@ -12,6 +12,7 @@ import zerotrain.runtime as zt
 from tests.support import hf_families
 from tests.support.ranks import run_ranks
 from tests.support.training import world
+from zerotrain.runtime.weights.whole import whole_state
 
 pytestmark = pytest.mark.ranks
 
@@ -26,14 +27,25 @@ def trained(model: Any) -> Any:
     return engine
 
 
-def saves(folder: str, source: str) -> list[list[str]]:
-    """Save a model, a part of it and an adapter; return the names in each folder that differ in value."""
+def saves(folder: str, source: str) -> tuple[list[list[str]], set[str]]:
+    """Save a model, a part of it and an adapter; return the names in each folder that differ in value, and
+    the devices of what this rank gathered."""
     hf_families.use_stage_3()
     import peft
     from safetensors.torch import load_file
 
+    from zerotrain.compat.libraries.mends import saving
+
     is_first = world()[0] == 0
     found: list[list[str]] = []
+    devices: set[str] = set()
+
+    def gathered(*args: Any, **options: Any) -> dict[str, Any]:
+        state = whole_state(*args, **options)
+        devices.update(value.device.type for value in state.values())
+        return state
+
+    vars(saving)["whole_state"] = gathered
 
     def compare(engine: Any, saved: Any, name: str, prefix: str = "", **options: Any) -> None:
         there = Path(folder) / name
@@ -64,13 +76,15 @@ def saves(folder: str, source: str) -> list[list[str]]:
         engine = trained(adapted)
         compare(engine, adapted, "adapter", exclude_frozen_parameters=True)
         engine.close()
-    return found
+    return found, devices
 
 
 def test_a_model_saved_by_its_own_method_is_whole(tmp_path: Path) -> None:
     hf_families.save(FAMILY, tmp_path / "source")
-    found, _ = run_ranks(2, saves, str(tmp_path), str(tmp_path / "source"))
+    (found, devices), (_, others) = run_ranks(2, saves, str(tmp_path), str(tmp_path / "source"))
     assert found == [[], [], []]
+    assert devices == {"cpu"}
+    assert others == {"meta"}, "a rank that writes nothing held the weights"
     import transformers
 
     for name in ("model", "gathered"):

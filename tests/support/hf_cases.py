@@ -94,12 +94,14 @@ OWN_CASES: Mapping[str, Case] = {
         arguments=("--model", "{models}/classifier", "--data", "{data}/labels", "--output_dir", "out"),
         tier="3 cpu",
     ),
+    "accelerate, two models": Case(script="accelerate_models.py", arguments=(), tier="3 cpu"),
     "lora": Case(script="peft_clm.py", arguments=CLM, tier="3"),
     "lora, trained tokens": Case(script="peft_clm.py", arguments=(*CLM, "--tokens", "5", "9"), tier="3"),
     "dora": Case(script="peft_clm.py", arguments=(*CLM, "--method", "dora"), tier="3 cpu"),
     **{
         f"peft, {method}": Case(script="peft_clm.py", arguments=(*CLM, "--method", method), tier=tier)
         for method, tier in {
+            "parameters": "3",
             "ia3": "2",
             "vera": "3",
             "loha": "3 nvme",

@@ -539,8 +539,11 @@ class Engine(Names):
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
         """Return `module_state_dict` on rank 0, None elsewhere. Collective."""
-        state = self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)
-        return state if self.rank == 0 else None
+        is_first = self.rank == 0
+        state = self._parts.exports.module_state_dict(
+            exclude_frozen_parameters=exclude_frozen_parameters, keeps_values=is_first
+        )
+        return state if is_first else None
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raise for copies and pickles: the engine holds process groups and memory that ranks share."""

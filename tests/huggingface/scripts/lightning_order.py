@@ -15,6 +15,7 @@ parser.add_argument("--deepspeed")
 parser.add_argument("--zero", default="{}", help="changes of the JSON's block")
 parser.add_argument("--plateau", action="store_true")
 parser.add_argument("--manual", action="store_true")
+parser.add_argument("--accumulate", action="store_true", help="more micro-batches from the second epoch on")
 parser.add_argument("--objects", action="store_true", help="a hyperparameter is no plain value")
 args = parser.parse_args()
 
@@ -31,6 +32,7 @@ class Net(lightning.LightningModule):
         self.log("loss", loss, sync_dist=True)
         if args.manual:
             self.manual_backward(loss)
+            self.clip_gradients(self.optimizers(), gradient_clip_val=0.1, gradient_clip_algorithm="norm")
             self.optimizers().step()
             self.optimizers().zero_grad()
         return loss
@@ -55,9 +57,19 @@ def new_trainer():
         with open(args.deepspeed) as file:
             zero = {**json.load(file)["zero_optimization"], **json.loads(args.zero)}
         strategy = DeepSpeedStrategy(config={"zero_optimization": zero})
+    options = {}
+    if args.accumulate:
+        schedule = lightning.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 1: 3})
+        options = {"callbacks": [schedule], "limit_train_batches": 4}
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
     return lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_steps=0, num_sanity_val_steps=0, **quiet
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_steps=0,
+        num_sanity_val_steps=0,
+        **quiet,
+        **options,
     )
 
 

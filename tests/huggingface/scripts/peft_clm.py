@@ -21,6 +21,9 @@ lora = {"r": 4, "lora_alpha": 8, "trainable_token_indices": more.tokens, **layer
 config = {
     "lora": lambda: peft.LoraConfig(**lora),
     "dora": lambda: peft.LoraConfig(use_dora=True, **lora),
+    "parameters": lambda: peft.LoraConfig(
+        r=4, target_modules=["q_proj"], target_parameters=["up_proj.weight"], task_type="CAUSAL_LM"
+    ),
     "ia3": lambda: peft.IA3Config(feedforward_modules=["up_proj"], **layers),
     "vera": lambda: peft.VeraConfig(r=8, **(layers | {"target_modules": ["q_proj", "o_proj"]})),
     "loha": lambda: peft.LoHaConfig(r=4, alpha=8, **layers),

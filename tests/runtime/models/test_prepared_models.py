@@ -95,6 +95,11 @@ def adapted_with_head(model: Any) -> Any:
     return adapted(model, modules_to_save=["lm_head"])
 
 
+def adapted_at_the_same_size(model: Any) -> Any:
+    model.resize_token_embeddings(96)
+    return adapted(model)
+
+
 CHANGES: dict[Callable[[Any], Any], int | None] = {
     resized: 2,
     resized_by_means: 2,
@@ -108,6 +113,7 @@ CHANGES: dict[Callable[[Any], Any], int | None] = {
     adapted: 0,
     adapted_by_norms: 0,
     adapted_with_head: 0,
+    adapted_at_the_same_size: 0,
 }
 """Number of the folder's parameters that are in memory afterwards; None = all."""
 

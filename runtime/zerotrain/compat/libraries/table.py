@@ -85,6 +85,33 @@ SURFACES: tuple[Surface, ...] = (
         mend="accelerate.keep_prepared_optimizers",
     ),
     Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.backward",
+        why="a step would be taken in `backward` of the first model, whatever the script does",
+        mend="accelerate_steps.step_by_optimizers",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="DeepSpeedOptimizerWrapper",
+        why="`optimizer.step()` would do nothing",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.clip_grad_norm_",
+        why="the norm would be that of the step before",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.free_memory",
+        why="the second of two models would stay in memory",
+    ),
+    Surface(
+        module="accelerate.accelerator",
+        symbol="Accelerator.prepare",
+        why="several models in one call would be refused",
+        mend="accelerate_models.prepare_several_models",
+    ),
+    Surface(
         module="transformers.modeling_utils",
         symbol="PreTrainedModel._load_pretrained_model",
         why="under stage 3 rank 0 would load weights into tensors without memory",
@@ -158,6 +185,12 @@ SURFACES: tuple[Surface, ...] = (
         symbol="TrainableTokensLayer._collect_token_weights",
         why="trainable tokens of a model under stage 3 would be sent between GPUs, where there may be none",
         mend="peft.read_rows_on_every_rank",
+    ),
+    Surface(
+        module="peft.tuners.lora.layer",
+        symbol="ParamWrapper._activate_lora",
+        why="adapters of parameters (`target_parameters`) would be refused as writes under stage 3",
+        mend="peft.add_to_parameters_without_writes",
     ),
     *OF_LIGHTNING,
     *IN_A_JOB,

@@ -85,6 +85,18 @@ _TRAINER: tuple[Surface, ...] = (
     ),
     Surface(
         module="pytorch.plugins.precision.deepspeed",
+        symbol="DeepSpeedPrecision.clip_gradients",
+        why="`clip_gradients` of a LightningModule would do nothing",
+        mend="lightning_steps.clip_as_asked",
+    ),
+    Surface(
+        module="pytorch.callbacks.gradient_accumulation_scheduler",
+        symbol="GradientAccumulationScheduler.on_train_start",
+        why="accumulation that changes between epochs would be refused",
+        mend="lightning_steps.change_accumulation",
+    ),
+    Surface(
+        module="pytorch.plugins.precision.deepspeed",
         symbol="DeepSpeedPrecision.convert_module",
         why="a test after a fit would convert parameters that are on other ranks",
         mend="lightning.leave_sharded_models",

@@ -26,8 +26,10 @@ class Exports:
         self._optimizer = optimizer
         self._compute_dtype = compute_dtype
 
-    def module_state_dict(self, *, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
-        """Return the model's state dict; see `Engine.module_state_dict`. Collective."""
+    def module_state_dict(
+        self, *, exclude_frozen_parameters: bool = False, keeps_values: bool = True
+    ) -> dict[str, Any]:
+        """Return the state dict, or its names and shapes; see `Engine.module_state_dict`. Collective."""
         from zerotrain.runtime.weights.adapters import warn_of_wrapped_adapters
         from zerotrain.runtime.weights.whole import whole_state
 
@@ -35,9 +37,9 @@ class Exports:
         self._core.check_idle("a whole state dict")
         self._core.meet_and_settle("module_state_dict")
         if not exclude_frozen_parameters:
-            return whole_state(self._core)
+            return whole_state(self._core, keeps_values=keeps_values)
         warn_of_wrapped_adapters(self._module)
-        return whole_state(self._core, without=self._base_parameters())
+        return whole_state(self._core, without=self._base_parameters(), keeps_values=keeps_values)
 
     def _base_parameters(self) -> set[int]:
         """Return the ids of parameters that are neither trained nor a part of an adapter."""

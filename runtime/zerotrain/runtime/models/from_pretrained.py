@@ -28,16 +28,18 @@ from zerotrain.runtime.construct.unread import UnreadTensor
 from zerotrain.runtime.weights.errors import WeightsError
 from zerotrain.runtime.weights.files import WeightFiles
 from zerotrain.runtime.zero.names import named_parameters
+from zerotrain.runtime.zero.placeholder import owner_of
 
 SURFACES = (
     "transformers.modeling_utils.PreTrainedModel.from_pretrained",
     "transformers.modeling_utils.PreTrainedModel._from_config",
-    "transformers.modeling_utils.PreTrainedModel._load_pretrained_model",
+    "transformers.modeling_utils.PreTrainedModel.resize_token_embeddings",
     "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref",
 )
-"""Names that are replaced: the first three for good, and `_hf_deepspeed_config_weak_ref`, from which every
-module of the library reads whether stage 3 is on, while a model is built. The last three are private:
-tested with transformers 5.24, where the third takes model, state dict, files, options and expected keys."""
+"""Names that are replaced: the first four for good, and `_hf_deepspeed_config_weak_ref`, from which every
+module of the library reads whether stage 3 is on, while a model is built or resized. Those with an underscore
+are private: tested with transformers 5.24, where the third takes model, state dict, files, options and
+expected keys."""
 
 _is_building: ContextVar[bool] = ContextVar("is_building", default=False)
 
@@ -63,7 +65,7 @@ def take_over(modeling: ModuleType) -> None:
     settings = importlib.import_module("transformers.integrations.deepspeed")
     settings._hf_deepspeed_config_weak_ref  # noqa: B018 - raises where a version has no such name
     from_pretrained, from_config = base.from_pretrained.__func__, base._from_config.__func__
-    load = base._load_pretrained_model
+    load, resize = base._load_pretrained_model, base.resize_token_embeddings
 
     @functools.wraps(from_pretrained)
     def loads(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +94,15 @@ def take_over(modeling: ModuleType) -> None:
         postpone_unread(model)
         return found
 
+    @functools.wraps(resize)
+    def resizes(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if any(each.is_meta or owner_of(each) is not None for each in model.parameters()):
+            return resize(model, *args, **kwargs)  # made within zero.Init, or driven by an engine
+        with _without_stage_3(settings):  # else a table of the same size is drawn anew
+            return resize(model, *args, **kwargs)
+
     base.from_pretrained = classmethod(loads)
+    base.resize_token_embeddings = resizes
     base._from_config = classmethod(builds)
     base._load_pretrained_model = staticmethod(loads_later)
 

@@ -25,14 +25,16 @@ def whole_state(
     part: nn.Module | None = None,
     without: Collection[int] = (),
     dtype: torch.dtype | None = None,
+    keeps_values: bool = True,
 ) -> dict[str, Any]:
     """Return `model.state_dict()` with the plain model's names; shared tensors are one tensor under several
-    names. Collective, the same on every rank.
+    names. Collective, with the same names on every rank.
 
     Args:
         part: module of the model, in place of all of it.
         without: ids of parameters to leave out; units without any other parameter are not gathered.
         dtype: of floating-point parameters, from the masters where those are closer; None = compute dtype.
+        keeps_values: False = names and shapes alone, as meta tensors, on a rank that writes nothing.
 
     Raises RuntimeError while the model is in forward or backward.
     """
@@ -43,19 +45,19 @@ def whole_state(
         state = model.state_dict(keep_vars=True)
     except ParameterSharded:  # a module or hook of the model's reads weights for its state dict
         with full_parameters(model):
-            state = {key: _on_host(value) for key, value in model.state_dict().items()}
+            state = {key: _copy(value, keeps_values) for key, value in model.state_dict().items()}
     left_out = {name for name, each in named_parameters(model, remove_duplicate=False) if id(each) in without}
     wanted = {plain_key(model, key): value for key, value in state.items() if id(value) not in without}
     wanted = {key: value for key, value in wanted.items() if key not in left_out}
-    copies = _gathered(core, {id(value) for value in wanted.values()}, dtype)
+    copies = _gathered(core, {id(value) for value in wanted.values()}, dtype, keeps_values)
     for value in wanted.values():
         if id(value) not in copies:
-            copies[id(value)] = _on_host(value)
+            copies[id(value)] = _copy(value, keeps_values)
     return {key: copies[id(value)] for key, value in wanted.items()}
 
 
 def _gathered(
-    core: ShardedModel, wanted: Collection[int], dtype: torch.dtype | None
+    core: ShardedModel, wanted: Collection[int], dtype: torch.dtype | None, keeps_values: bool
 ) -> dict[int, torch.Tensor]:
     """Return copies of the units' parameters with these ids, by id."""
     copies: dict[int, torch.Tensor] = {}
@@ -65,18 +67,23 @@ def _gathered(
             continue
         casts = dtype not in (None, unit.dtype) and unit.dtype.is_floating_point
         if casts and unit.layout.trainable:
-            copies.update((id(each), get_full_fp32(each).to("cpu", dtype, copy=True)) for each in members)
+            copies.update((id(each), _copy(get_full_fp32(each), keeps_values, dtype)) for each in members)
             continue
         with full_parameters(members):  # gathers this unit alone
             for parameter in members:
-                values = parameter.detach()
-                copies[id(parameter)] = values.to("cpu", dtype if casts else values.dtype, copy=True)
+                copies[id(parameter)] = _copy(parameter, keeps_values, dtype if casts else None)
     return copies
 
 
-def _on_host(value: Any) -> Any:
-    """Return a copy in host memory; a deep copy of a value that is not a tensor (extra state)."""
-    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+def _copy(value: Any, keeps_values: bool, dtype: torch.dtype | None = None) -> Any:
+    """Return a copy of a tensor in host memory, or without memory; a deep copy of another value (extra
+    state)."""
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    dtype = value.dtype if dtype is None else dtype
+    if not keeps_values:
+        return torch.empty(value.shape, dtype=dtype, device="meta")
+    return value.detach().to("cpu", dtype, copy=True)
 
 
 def frozen_parameters(model: nn.Module, *, but: Collection[int] = ()) -> set[int]:

@@ -33,7 +33,7 @@ def gather_models(module: ModuleType) -> None:
         **kwargs: Any,
     ) -> Any:
         if state_dict is None and (core := _holder(self, self.parameters(), is_main_process)):
-            state_dict = whole_state(core, part=self)
+            state_dict = whole_state(core, part=self, keeps_values=bool(is_main_process))
         return save(self, save_directory, is_main_process is not False, state_dict, *args, **kwargs)
 
 
@@ -47,7 +47,8 @@ def gather_adapters(module: ModuleType) -> None:
         if kwargs.get("state_dict") is None and (
             core := _holder(self, parameters, kwargs.get("is_main_process"))
         ):
-            kwargs["state_dict"] = whole_state(core, part=self, without=frozen_parameters(self, but=own))
+            frozen, writes = frozen_parameters(self, but=own), bool(kwargs["is_main_process"])
+            kwargs["state_dict"] = whole_state(core, part=self, without=frozen, keeps_values=writes)
         return save(self, *args, **kwargs)
 
 

@@ -7,8 +7,7 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
-
+from zerotrain.compat.libraries.mends.accelerate_steps import TrainedEngines
 from zerotrain.compat.libraries.mends.around import Function, around
 from zerotrain.compat.libraries.mends.lending import common_uses, give_back, is_driven, lend_for_evaluation
 from zerotrain.compat.libraries.mends.transformers import load_checkpoint
@@ -140,7 +139,8 @@ def _engine_in_use(trainer: Any) -> Engine | None:
 def _go_on(trainer: Any, engine: Engine, num_training_steps: int) -> tuple[Any, Any]:
     """Return optimizer and schedule of the next training with the same engine."""
     accelerator = trainer.accelerator
-    accelerator.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engine)
+    accelerator.deepspeed_engine_wrapped = TrainedEngines(engine)
+    accelerator.deepspeed_engine_wrapped.add(engine, trainer.optimizer)
     accelerator._models.append(engine)
     accelerator._optimizers.append(trainer.optimizer)
     if engine.lr_scheduler is None:  # the Trainer steps its schedule, or that of its caller, itself
