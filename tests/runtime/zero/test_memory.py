@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
-from tests.support.device import worlds
+from tests.support.device import DEVICE, worlds
 from tests.support.ranks import run_ranks
 from tests.support.tiers import with_slow_rows
 from tests.support.tiny_models import token_batches
@@ -274,6 +274,7 @@ def resident(case: Case) -> tuple[int, int]:
     return grown, engine.memory.persistent_bytes + idle
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="the engine's memory is the GPU's: offload/test_gpu_memory.py")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_resident_memory_is_what_the_counters_say(stage: int) -> None:
     for grown, counted in run_ranks(2, resident, Case(stage=stage)):
