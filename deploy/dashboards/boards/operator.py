@@ -131,6 +131,24 @@ _HEALTH = Row(
             alerts=("OperatorStatusRefused",),
         ),
         Panel(
+            title="Jobs of two operators",
+            description="""Jobs that more than one operator looks after. Healthy is 0: two operators overwrite
+            each other's statuses. After a change of leaders both are counted until the next scrapes.""",
+            kind=PanelKind.STAT,
+            unit=Unit.COUNT,
+            width=4,
+            height=4,
+            thresholds=at_least(1, Level.WARNING),
+            queries=(
+                Query(
+                    expr="""count(count by (namespace, job_name) (zerotrain_job_phase{OPERATOR} == 1) > 1)
+                    or vector(0)""",
+                    legend="jobs",
+                ),
+            ),
+            alerts=("OperatorsOverlap",),
+        ),
+        Panel(
             title="Version",
             description="""Versions of the replicas that run. Two at once only while an upgrade rolls.""",
             kind=PanelKind.STAT,
