@@ -163,6 +163,7 @@ class Relayout:
                 "took the model over, so this engine is for evaluation only and has no optimizer for them; "
                 "set requires_grad on what should be trained before initialize (after close() of this engine)"
             )
+        self._check_names()
         self._core.updates.settle_all()  # also those of now frozen units: the step came before
         if self._agree(changed):
             self._core.writes.settle()  # no pass is running any more
@@ -184,6 +185,22 @@ class Relayout:
             for part in self._core.gradients.values():
                 part.settle()
         self._rebuild(layout, keeps_gradients=at_step)
+
+    def _check_names(self) -> None:
+        """Raise LayoutError unless every parameter has the name that it had before."""
+        found = parameters_by_fqn(self._core.model)
+        moved = [
+            segment.fqn
+            for unit in self._core.units
+            for segment, parameter in zip(unit.layout.segments, unit.parameters, strict=True)
+            if found.get(segment.fqn) is not parameter
+        ]
+        if moved:
+            raise LayoutError(
+                f"requires_grad was changed in a model whose parameters {moved[:5]}{_and_more(moved)} are no "
+                "longer under the names that they had in initialize; move or replace modules before "
+                "initialize, or change requires_grad before they are moved"
+            )
 
     def _agree(self, changed: list[str]) -> bool:
         """Check that all ranks changed the same parameters; return whether any wrote into weights. The record

@@ -243,7 +243,18 @@ def all_frozen() -> None:
     engine.step()
 
 
+def moved() -> None:
+    model = build()
+    set_trained(model, PHASES[0])
+    engine, *_ = zt.initialize(model=model, config=configuration(0))
+    model.blocks = nn.ModuleList(reversed(model.blocks))
+    set_trained(model, PHASES[1])
+    engine(*token_batches(1, size=1)[0])
+
+
 def test_what_cannot_be_followed_is_named() -> None:
+    with pytest.raises(RankFailed, match=r"blocks\.0\..* no longer under the names that they had"):
+        run_ranks(1, moved)
     with pytest.raises(RankFailed, match="in no parameter group"):
         run_ranks(1, outside_the_groups)
     with pytest.raises(RankFailed, match=r"every parameter is frozen.* leave step\(\) out"):
