@@ -50,7 +50,7 @@ def test_the_least_level_of_pod_security_that_suffices(level: str, violation: st
         ("cpu max limit to request ratio per Container is 2, but provided ratio is 5.0", "spec.podTemplate"),
     ],
 )
-def test_a_refusal_by_admission_is_told_with_the_field_that_it_is_about(cause: str, field: str) -> None:
+def test_a_refusal_by_admission_names_the_field_that_it_is_about(cause: str, field: str) -> None:
     item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
     refused = rejection_of(Forbidden(f'pods "gpt-1-0" is forbidden: {cause}', status=403), item)
     assert f"{cause}. " in refused.problem.message

@@ -67,10 +67,10 @@ def sums_in_a_step(case: Case) -> dict[str, int]:
     engine = make_engine(case.stage, case.accumulation)
     found = {}
     for batch in token_batches(2, size=2):
-        for turn in range(case.accumulation):
-            found[f"forward {turn}"] = engine.memory.live_bytes(MemoryKind.GRADS)
+        for micro in range(case.accumulation):
+            found[f"forward {micro}"] = engine.memory.live_bytes(MemoryKind.GRADS)
             engine.backward(engine(*batch))
-            found[f"backward {turn}"] = engine.memory.live_bytes(MemoryKind.GRADS)
+            found[f"backward {micro}"] = engine.memory.live_bytes(MemoryKind.GRADS)
             engine.step()
     found["after"] = engine.memory.live_bytes(MemoryKind.GRADS)
     found["formula"] = freed_sums(memory_inputs(engine.config, unit_sizes(engine.core.layout))).total_bytes

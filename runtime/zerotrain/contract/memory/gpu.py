@@ -90,7 +90,7 @@ class FreedSums:
 
     total_bytes: int = 0
     largest_bytes: int = 0
-    """Those of the largest unit."""
+    """Bytes of the largest unit's sum."""
 
 
 def freed_sums(inputs: MemoryInputs) -> FreedSums:
